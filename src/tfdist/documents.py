@@ -1,0 +1,273 @@
+"""Read YAML and JSON written by people or by strangers, and remember where each value stood.
+
+Both readers end in plain values or in a `ConfigError` of one line, quickly, whatever the bytes are.
+
+YAML is read with the scalar rules of YAML 1.2's core schema, so that `1e-3` is a number and `no` or `12:30`
+is a text (PyYAML's own rules are those of 1.1). Anchors, tags and merge keys are refused: a configuration has
+no use for them, and without aliases a short file cannot unfold into a large value.
+"""
+
+import json
+import math
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from tfdist.errors import ConfigError, did_you_mean, shown
+
+__all__ = ["Document", "Source", "decode", "read_json", "read_yaml", "read_yaml_file"]
+
+# A configuration is a page or two; ten thousand host names fit. What is larger is not one.
+_MOST_BYTES = 256 * 1024
+_MOST_DEPTH = 32
+
+Path = tuple[str | int, ...]
+T = TypeVar("T")
+
+# libyaml's parser is some ten times faster than PyYAML's own, which a platform without wheels falls back to.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tell where values were written: a file, a variable, or a call."""
+
+    name: str
+    within: Path = ()
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+    def at(self, *path: str | int) -> str:
+        """Name the place of a value: `cluster.yaml:7: cluster.worker[1]`.
+
+        Where the value has no line of its own (it is missing), the nearest one around it is named.
+        """
+        full = self.within + path
+        line = next((self.lines[full[:n]] for n in range(len(full), -1, -1) if full[:n] in self.lines), 0)
+        place = f"{self.name}:{line}" if line else self.name
+        return f"{place}: {_dotted(full)}" if full else place
+
+    def inside(self, *path: str | int) -> "Source":
+        """Give the source of a part, whose paths start there."""
+        return Source(self.name, self.within + path, self.lines)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Hold plain values, and the source that knows their places."""
+
+    value: Any
+    source: Source
+
+    def part(self, key: str) -> "Document":
+        """Give the document below one key of a mapping."""
+        return Document(self.value[key], self.source.inside(key))
+
+
+def read_yaml_file(path: str | PathLike[str]) -> Document:
+    """Read a YAML file that holds one mapping."""
+    name = str(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(name, f"cannot be read: {reason}", remedy="Name a YAML file") from None
+    return read_yaml(data, name)
+
+
+def read_yaml(data: bytes, name: str) -> Document:
+    """Read one YAML mapping from bytes; `name` stands for the file in messages."""
+    text = _decoded(data, name)
+    lines: dict[Path, int] = {}
+    try:
+        value = _Builder(yaml.parse(text, Loader=_Loader), name, lines).document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = name if mark is None else f"{name}:{mark.line + 1}:{mark.column + 1}"
+        raise ConfigError(place, f"malformed YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(name, f"malformed YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(name, expected="a mapping (key: value)", received=shown(value))
+    return Document(value, Source(name, (), lines))
+
+
+def read_json(text: str, name: str) -> Document:
+    """Read one JSON object from text; `name` stands for the variable in messages."""
+    try:
+        data = text.encode("utf-8", "surrogateescape")  # as os.environ holds bytes that are not UTF-8
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: column {error.start + 1}", "malformed JSON: a lone surrogate") from None
+    text = _decoded(data, name)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError(name, f"key {shown(twice)} stands twice in one object", remedy="Remove one")
+        return value
+
+    def refused(word: str) -> float:
+        raise ConfigError(name, f"{word} is not JSON")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
+        raise ConfigError(f"{name}: {place}", f"malformed JSON: {error.msg}") from None
+    except RecursionError:
+        raise ConfigError(name, "nested too deeply", remedy=f"At most {_MOST_DEPTH} levels") from None
+    except ValueError:  # an integer of more digits than Python converts
+        raise ConfigError(name, "malformed JSON: a number is too long") from None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            name, expected='a JSON object like {"cluster": …, "task": …}', received=shown(value)
+        )
+    return Document(value, Source(name))
+
+
+def decode(document: Document, type_: type[T]) -> T:
+    """Turn a document into a typed value, strictly: no unknown key, no silent conversion."""
+    try:
+        return msgspec.convert(document.value, type_, strict=True)
+    except msgspec.ValidationError as error:
+        problem, _, dotted = str(error).partition(" - at ")
+        path = tuple(_steps(dotted.strip("`")))
+        unknown = re.match(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
+        if unknown:
+            known = _keys_at(type_, path)
+            where = document.source.at(*path, unknown[1])
+            raise ConfigError(where, "unknown key", remedy=did_you_mean(unknown[1], known)) from None
+        if problem.startswith("Expected"):
+            expected = problem.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
+            received = shown(_value_at(document.value, path))
+            raise ConfigError(document.source.at(*path), expected=expected, received=received) from None
+        raise ConfigError(document.source.at(*path), problem.replace("`", "'")) from None
+
+
+class _Builder:
+    """Build plain values from YAML events, noting the line of each path."""
+
+    def __init__(self, events: Iterator[Any], name: str, lines: dict[Path, int]) -> None:
+        self._events = events
+        self._name = name
+        self._lines = lines
+
+    def document(self) -> Any:
+        """Build the only document of the stream."""
+        next(self._events)  # StreamStart
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            raise ConfigError(self._name, "is empty")
+        value = self._value(next(self._events), ())
+        next(self._events)  # DocumentEnd
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise self._error(after, "a second document starts here", "Keep one document in the file")
+        return value
+
+    def _value(self, event: Any, path: Path) -> Any:
+        if len(path) > _MOST_DEPTH:
+            raise self._error(event, "nested too deeply", f"At most {_MOST_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent) or event.anchor:
+            raise self._error(event, "anchors and aliases are not supported", "Write the value out")
+        if event.tag and event.tag != "!":
+            raise self._error(event, f"the tag {shown(event.tag)} is not supported", "Remove it")
+        self._note(event, path)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event) if event.implicit[0] else event.value
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Any] = []
+            while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._value(event, (*path, len(items))))
+            return items
+        return self._mapping(path)
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor or event.tag:
+                raise self._error(event, "a key must be a plain word", "Write key: value")
+            key, place = event.value, (*path, event.value)
+            if key in mapping:
+                problem = f"key {shown(key)} stands in line {self._lines[place]} too"
+                raise self._error(event, problem, "Remove one")
+            self._note(event, place)
+            mapping[key] = self._value(next(self._events), place)
+        return mapping
+
+    def _note(self, event: Any, path: Path) -> None:
+        self._lines.setdefault(path, event.start_mark.line + 1)
+
+    def _scalar(self, event: Any) -> Any:
+        text: str = event.value
+        if text in ("", "~", "null", "Null", "NULL"):
+            return None
+        if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+            return text[0] in "tT"
+        if re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+            return int(text)
+        if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
+            if math.isinf(number := float(text)):
+                raise self._error(event, f"the number {shown(text)} is too large")
+            return number
+        return text
+
+    def _error(self, event: Any, problem: str, remedy: str = "") -> ConfigError:
+        mark = event.start_mark
+        return ConfigError(f"{self._name}:{mark.line + 1}:{mark.column + 1}", problem, remedy=remedy)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(name, expected=f"at most {_MOST_BYTES // 1024} KiB", received="more")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            name, f"is not UTF-8: byte {error.start + 1} is 0x{data[error.start]:02x}"
+        ) from None
+
+
+def _dotted(path: Path) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _steps(dotted: str) -> Iterator[str | int]:
+    # msgspec writes `$.data.classes[2]`, and [...] for a key that it does not name.
+    for name, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", dotted):
+        yield name or int(index)
+
+
+def _value_at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _keys_at(type_: Any, path: Path) -> list[str]:
+    """List the keys that the struct at a path knows."""
+    structs = _structs_in(type_)
+    for step in path:
+        if isinstance(step, str):
+            found = [
+                s
+                for struct in structs
+                for f in msgspec.structs.fields(struct)
+                if f.encode_name == step
+                for s in _structs_in(f.type)
+            ]
+            structs = found or structs
+    return sorted({f.encode_name for struct in structs for f in msgspec.structs.fields(struct)})
+
+
+def _structs_in(type_: Any) -> list[Any]:
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return [type_]
+    return [struct for argument in typing.get_args(type_) for struct in _structs_in(argument)]
