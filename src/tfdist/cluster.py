@@ -20,7 +20,7 @@ import msgspec
 from tfdist.addresses import LocalPorts, split_address
 from tfdist.documents import Document, Source, decode, read_yaml_file
 from tfdist.environments import PRECEDENCE, ROLES, Claim, Environment, OpenMPI, Sizes, Slurm, TfConfig
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, is_near, shown
 from tfdist.validation import (
     check_cluster,
     check_role,
@@ -140,6 +140,11 @@ class ClusterConfig:
             return False
         return self.task.type in ("chief", "evaluator") or (self.task == ("worker", 0) and not self.chief)
 
+    @property
+    def is_on_ports_of_ours(self) -> bool:
+        """Say whether `local` chose the addresses, for a cluster that starts on this machine."""
+        return self._ports is not None
+
     # -- changing --
 
     def with_task(self, task: str | tuple[str, int], index: int = 0) -> "ClusterConfig":
@@ -187,8 +192,13 @@ class ClusterConfig:
         import tensorflow as tf
 
         task_type, task_id = self.task or (None, None)
+        is_called = self.task in self.training().tasks()
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
-            self.cluster_spec(), task_type=task_type, task_id=task_id, rpc_layer="grpc"
+            self.cluster_spec(),
+            master=self.address(self.task) if self.task and is_called else "",
+            task_type=task_type,
+            task_id=task_id,
+            rpc_layer="grpc",
         )
 
     # -- reading --
@@ -210,8 +220,11 @@ class ClusterConfig:
         """Read a TF_CONFIG, of this process's environment where none is given."""
         if text is None:
             text = os.environ.get("TF_CONFIG", "")
-        elif isinstance(text, bytes):
+        if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
+        if not isinstance(text, str):
+            remedy = "Give json.dumps(…) of it"
+            raise ConfigError("TF_CONFIG", expected="JSON text", received=shown(text), remedy=remedy)
         found = TfConfig({"TF_CONFIG": text})
         return cls._from_claim(found.claim()) if found.present else cls(source=Source("TF_CONFIG"))
 
@@ -252,8 +265,8 @@ class ClusterConfig:
         """
         document = read_yaml_file(path)
         if "cluster" not in document.value:
-            near = did_you_mean("cluster", document.value) if document.value else ""
-            remedy = "Write its section" if "Known" in near else near
+            near = [key for key in document.value if is_near(key, "cluster")]
+            remedy = f"Is it {shown(near[0])}?" if near else "Say at least `cluster: {worker: 2}`"
             raise ConfigError(document.source.at("cluster"), "is missing", remedy=remedy)
         return cls.from_section(document.part("cluster"), task=task, environ=environ)
 
@@ -314,9 +327,7 @@ class ClusterConfig:
         environ = os.environ if environ is None else environ
         present = [each for each in (kind(environ) for kind in PRECEDENCE) if each.present]
         if not present:
-            _log.info(
-                "no scheduler's variables are set: this is a single process, or a cluster on this machine"
-            )
+            _log.debug("no scheduler's variables are set")
             return cls(source=Source("the environment")), None
         taken = present[0]
         claim = taken.claim(wanted, port)

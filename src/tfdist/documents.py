@@ -26,6 +26,8 @@ __all__ = ["Document", "Source", "decode", "read_json", "read_yaml", "read_yaml_
 # A configuration is a page or two; ten thousand host names fit. What is larger is not one.
 _MOST_BYTES = 256 * 1024
 _MOST_DEPTH = 32
+_MOST_DIGITS = 18
+_LONGEST_KEY = 60
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
@@ -65,8 +67,8 @@ class Document:
     source: Source
 
     def part(self, key: str) -> "Document":
-        """Give the document below one key of a mapping."""
-        return Document(self.value[key], self.source.inside(key))
+        """Give the document below one key of a mapping; a missing key is an empty mapping."""
+        return Document(self.value.get(key, {}), self.source.inside(key))
 
 
 def read_yaml_file(path: str | PathLike[str]) -> Document:
@@ -107,25 +109,28 @@ def read_json(text: str, name: str) -> Document:
     text = _decoded(data, name)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ConfigError(name, f"key {shown(twice)} stands twice in one object", remedy="Remove one")
+        value: dict[str, Any] = {}
+        for key, each in pairs:
+            if key in value:
+                raise ConfigError(name, f"key {shown(key)} stands twice in one object", remedy="Remove one")
+            value[key] = each
         return value
 
     def refused(word: str) -> float:
         raise ConfigError(name, f"{word} is not JSON")
 
+    def integer(digits: str) -> int:
+        if len(digits) > _MOST_DIGITS:
+            raise ConfigError(name, "a number is too long", remedy=f"At most {_MOST_DIGITS} digits")
+        return int(digits)
+
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=refused, parse_int=integer)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
         raise ConfigError(f"{name}: {place}", f"malformed JSON: {error.msg}") from None
     except RecursionError:
         raise ConfigError(name, "nested too deeply", remedy=f"At most {_MOST_DEPTH} levels") from None
-    except ValueError:  # an integer of more digits than Python converts
-        raise ConfigError(name, "malformed JSON: a number is too long") from None
     if not isinstance(value, dict):
         raise ConfigError(
             name, expected='a JSON object like {"cluster": …, "task": …}', received=shown(value)
@@ -211,7 +216,7 @@ class _Builder:
             return None
         if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
             return text[0] in "tT"
-        if re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        if re.fullmatch(rf"[-+]?[0-9]{{1,{_MOST_DIGITS}}}", text):
             return int(text)
         if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
             if math.isinf(number := float(text)):
@@ -236,7 +241,9 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def _dotted(path: Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    # A key may be a stranger's, and as long as the whole file.
+    words = (f"[{step}]" if isinstance(step, int) else f".{step[:_LONGEST_KEY]}" for step in path)
+    return "".join(words).removeprefix(".")
 
 
 def _steps(dotted: str) -> Iterator[str | int]:

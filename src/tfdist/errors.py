@@ -13,9 +13,10 @@ Each is also the builtin that a caller would catch without knowing tfdist.
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "TaskLost", "TfdistError", "did_you_mean", "shown"]
+__all__ = ["ConfigError", "DataError", "TaskLost", "TfdistError", "did_you_mean", "is_near", "shown"]
 
 _LONGEST_SHOWN = 80
+_NEAR = 0.6  # difflib's own cutoff
 
 
 class TfdistError(Exception):
@@ -84,8 +85,16 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     "Did you mean 'worker'?"
     """
     choices = list(known)
-    near = difflib.get_close_matches(str(word)[:_LONGEST_SHOWN], choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(word)[:_LONGEST_SHOWN], choices, n=1, cutoff=_NEAR)
     return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(choices)}"
+
+
+def is_near(word: str, known: str) -> bool:
+    """Say whether a word may be a slip for a known one."""
+    # Lengths first: a stranger's file may hold very many words, or a very long one.
+    if not len(known) // 2 <= len(word) <= 2 * len(known):
+        return False
+    return difflib.SequenceMatcher(None, word, known).ratio() >= _NEAR
 
 
 def _one_line(text: str) -> str:

@@ -1,0 +1,47 @@
+"""Dispatch `tfdist <verb>` to `python -m tfdist.<verb>`: both are the same program."""
+
+import runpy
+import sys
+
+from tfdist import __version__
+from tfdist.errors import did_you_mean
+
+__all__ = ["main"]
+
+_VERBS = {
+    "train": "Train on the cluster that a config file describes, and export the model.",
+    "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
+    "schema": "Print the JSON Schema of the config file.",
+}
+
+
+def main() -> None:
+    """Run the verb that the command line names."""
+    verb, *rest = sys.argv[1:] or [""]
+    if verb in _VERBS:
+        sys.argv = [f"tfdist {verb}", *rest]
+        runpy.run_module(f"tfdist.{verb}", run_name="__main__", alter_sys=True)
+    elif verb in ("--version", "version"):
+        print(f"tfdist {__version__}")
+    elif verb in ("-h", "--help", "help"):
+        print(_usage())
+    elif verb:
+        sys.exit(_mistake(f"tfdist: unknown verb {verb!r}. {did_you_mean(verb, _VERBS)}"))
+    else:
+        sys.exit(_mistake(_usage()))
+
+
+def _mistake(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2
+
+
+def _usage() -> str:
+    verbs = [f"  {verb:<8} {text}" for verb, text in _VERBS.items()]
+    return "\n".join(
+        ["usage: tfdist <verb> [--flags]      (the same as python -m tfdist.<verb>)", "", *verbs]
+    )
+
+
+if __name__ == "__main__":
+    main()

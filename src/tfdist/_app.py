@@ -1,0 +1,88 @@
+"""Run a verb of the command line: flags in, plain arguments to its main, errors out as exit statuses.
+
+This is the one place that knows absl. A verb defines its flags and calls `run` inside its
+`if __name__ == "__main__"` guard, so that importing two verbs never defines a flag twice:
+
+    if __name__ == "__main__":
+        flags.DEFINE_string("config", None, "The file to read.")
+        run(main)
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+from tfdist.errors import ConfigError, TfdistError
+
+__all__ = ["run"]
+
+_HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
+
+
+def run(main: Callable[..., int | None]) -> None:
+    """Parse the command line, call `main` with the flags of the verb as keyword arguments, and exit.
+
+    Exit statuses: what `main` returns (None is 0), 2 for a mistake of the user's, 138 where starting again
+    may help, 130 on Ctrl-C, 1 otherwise. What a user can cause is one line on standard error, never a
+    traceback.
+    """
+    sys.exit(_status(lambda: app.run(lambda _: _call(main), flags_parser=_parsed)))
+
+
+def _call(main: Callable[..., int | None]) -> None:
+    logging.getLogger("tfdist").setLevel(logging.INFO)
+    absl_logging.get_absl_handler().setFormatter(logging.Formatter("tfdist: %(message)s"))
+    sys.exit(main(**{flag.name: flag.value for flag in _own_flags()}))
+
+
+def _status(call: Callable[[], None]) -> str | int | None:
+    """Turn how a call ends into an exit status."""
+    try:
+        call()
+        sys.stdout.flush()
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def _parsed(argv: list[str]) -> list[str]:
+    """Parse the flags; absl's own parser would end with status 1, and answer --help with it too."""
+    if _HELP.intersection(argv):
+        print(_help())
+        sys.exit(0)
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        problem = str(error).rstrip(" .?").replace("\n", " ")
+        raise ConfigError("command line", problem, remedy="See --help") from None
+    if rest[1:]:
+        problem = f"unexpected argument {rest[1]!r}"
+        raise ConfigError("command line", problem, remedy="Flags are --name=value; see --help")
+    return rest
+
+
+def _own_flags() -> list[flags.Flag[Any]]:
+    own: list[flags.Flag[Any]] = flags.FLAGS.get_flags_for_module(sys.modules["__main__"])
+    return own
+
+
+def _help() -> str:
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
+    for flag in sorted(_own_flags(), key=lambda flag: str(flag.name)):
+        default = "" if flag.default in (None, [], False) else f" Default: {flag.default}."
+        lines.append(f"  --{flag.name:<12} {flag.help}{default}")
+    return "\n".join(lines)

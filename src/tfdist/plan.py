@@ -1,0 +1,92 @@
+"""Print, for every task of a cluster, its TF_CONFIG and the command to type on its host.
+
+    python -m tfdist.plan --config cluster.yaml
+    eval "$(python -m tfdist.plan --config cluster.yaml --task worker:1 --format export)"
+
+TensorFlow is not loaded.
+"""
+
+import json
+import shlex
+from typing import Any
+
+from tfdist.addresses import split_address
+from tfdist.cluster import ClusterConfig, Task
+from tfdist.config import read_config
+from tfdist.errors import ConfigError
+
+__all__ = ["main"]
+
+FORMATS = ("text", "json", "export")
+
+
+def main(config: str | None, task: str | None = None, format: str = "text") -> None:
+    """Print the plan of the cluster in a config file, or of one of its tasks."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
+    settings = read_config(config)
+    cluster = settings.find_cluster(task=task)
+    tasks = (
+        cluster.tasks() if task is None else tuple(each for each in cluster.tasks() if each == cluster.task)
+    )
+    if format == "export":
+        print(_export(cluster, config))
+    elif format == "json":
+        print(json.dumps([_entry(cluster, each, config) for each in tasks], indent=2))
+    else:
+        print(_text(cluster, tasks, config))
+
+
+def command(config: str, task: Task | None = None) -> str:
+    """Give the command that starts one task, or where none is named, the whole cluster on this machine."""
+    words = ["python", "-m", "tfdist.train", "--config", config]
+    return shlex.join(words if task is None else [*words, "--task", str(task)])
+
+
+def _export(cluster: ClusterConfig, config: str) -> str:
+    if cluster.task is None:
+        raise ConfigError("--format export", "needs one task", remedy="Add --task worker:0")
+    if cluster.is_on_ports_of_ours:
+        problem = "says how many tasks, not where: each start takes other ports"
+        remedy = f"Give addresses, or start all of it with `{command(config)}`"
+        raise ConfigError(cluster.source.at(), problem, remedy=remedy)
+    return f"export TF_CONFIG={shlex.quote(cluster.tf_config_json())}"
+
+
+def _entry(cluster: ClusterConfig, task: Task, config: str) -> dict[str, Any]:
+    return {
+        "task": str(task),
+        "address": cluster.address(task),
+        "command": command(config) if cluster.is_on_ports_of_ours else command(config, task),
+        "tf_config": cluster.tf_config(*task),
+    }
+
+
+def _text(cluster: ClusterConfig, tasks: tuple[Task, ...], config: str) -> str:
+    if not cluster:
+        return f"One process, no TF_CONFIG:\n\n    {command(config)}"
+    lines = [f"{len(cluster.tasks())} tasks, from {cluster.source.at()}."]
+    if cluster.is_on_ports_of_ours:
+        lines += [
+            "All on this machine, on ports that are chosen anew at each start. One command starts them all:"
+        ]
+        lines += ["", f"    {command(config)}"]
+    for task in tasks:
+        host, port = split_address(cluster.address(task))
+        lines += ["", f"{task} on {host}, port {port}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
+        if not cluster.is_on_ports_of_ours:
+            lines.append(f"    {command(config, task)}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist._app import run
+
+    flags.DEFINE_string("config", None, "The YAML file whose cluster is planned.")
+    flags.DEFINE_string("task", None, "Only this task, e.g. worker:1.")
+    flags.DEFINE_enum(
+        "format", "text", FORMATS, f"One of {', '.join(FORMATS)}; export is for a shell's eval."
+    )
+    run(main)

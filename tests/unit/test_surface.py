@@ -1,0 +1,45 @@
+"""Keep the public surface, and what importing it costs, as they are on purpose."""
+
+import subprocess
+import sys
+
+import tfdist
+
+PUBLIC = ["ClusterConfig", "Task"]
+LIGHT = [
+    "tfdist",
+    "tfdist.config",
+    "tfdist.cluster",
+    "tfdist.plan",
+    "tfdist.schema",
+    "tfdist._app",
+    "tfdist.__main__",
+]
+
+
+def test_the_public_names_are_these():
+    assert sorted(tfdist.__all__) == PUBLIC
+    assert set(PUBLIC) <= set(dir(tfdist))
+    for name in PUBLIC:
+        assert getattr(tfdist, name).__doc__
+
+
+def test_importing_it_loads_no_tensorflow():
+    code = f"""
+import sys
+for name in {LIGHT}:
+    __import__(name)
+heavy = {{"tensorflow", "keras", "numpy", "tensorflow_datasets", "rich"}} & {{name.split(".")[0] for name in sys.modules}}
+sys.exit(f"loaded: {{heavy}}" if heavy else 0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_modules_can_be_imported_together():
+    # Two that define the same absl flag at import could not.
+    code = "import tfdist.plan, tfdist.schema; from absl import flags; assert 'config' not in flags.FLAGS"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
