@@ -16,6 +16,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from tfdist.addresses import LocalPorts, split_address
 from tfdist.documents import Document, Source, decode, read_yaml_file
@@ -57,14 +58,23 @@ class Task(NamedTuple):
         return cls(match[1], int(match[2] or 0))
 
 
-class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the `cluster:` section of a config file: addresses, or how many tasks of each role."""
+_Alone = Annotated[int, Meta(ge=0, le=1)] | tuple[str, ...] | None
+_Many = Annotated[int, Meta(ge=0, le=1000)] | tuple[str, ...] | None
 
-    chief: int | tuple[str, ...] | None = None
-    worker: int | tuple[str, ...] | None = None
-    ps: int | tuple[str, ...] | None = None
-    evaluator: int | tuple[str, ...] | None = None
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+
+class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say who is in the cluster: the addresses (host:port) of each role, or how many tasks it has."""
+
+    chief: Annotated[_Alone, Meta(description="Coordinates and writes; numbers: 1 where there is a ps.")] = (
+        None
+    )
+    worker: Annotated[_Many, Meta(description="Compute. Without a chief, worker 0 is it.")] = None
+    ps: Annotated[_Many, Meta(description="Hold the variables, for parameter-server training.")] = None
+    evaluator: Annotated[_Alone, Meta(description="Evaluates checkpoints beside the training.")] = None
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="The first port, where a scheduler names hosts only."),
+    ] = None
 
     def roles(self) -> dict[str, int | tuple[str, ...]]:
         """Give what is said of each role that is named."""

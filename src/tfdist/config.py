@@ -20,25 +20,68 @@ __all__ = ["Config", "Settings", "json_schema", "read_config"]
 Strategy = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
 ]
+Positive = Annotated[int, Meta(ge=1)]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Make sections strict: an unknown key is an error."""
-
-
-class StrategySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say how the tasks share the work."""
 
     name: Annotated[Strategy, Meta(description="auto takes one that fits the cluster and the devices.")] = (
         "auto"
     )
+    logical_devices: Annotated[
+        Positive | None, Meta(description="Make so many devices of this machine's CPU, to try mirrored out.")
+    ] = None
 
 
-class Config(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say what is trained on."""
+
+    name: Annotated[
+        str,
+        Meta(description="mnist, cifar10, another image set of tensorflow-datasets, digits or shapes."),
+    ] = "mnist"
+    dir: Annotated[
+        str | None, Meta(description="Where tensorflow-datasets keeps its files; else TFDS_DATA_DIR.")
+    ] = None
+    if_unavailable: Annotated[
+        Literal["fail", "digits", "shapes"],
+        Meta(description="What to train on where the data cannot be had: drawn by tfdist, and said so."),
+    ] = "fail"
+    batch_size: Annotated[Positive, Meta(description="Examples of one step, over all workers together.")] = (
+        128
+    )
+
+
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say which model is trained."""
+
+    name: Annotated[
+        str, Meta(description="mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")
+    ] = "mnist_cnn"
+
+
+class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say how long and how it is trained."""
+
+    epochs: Positive = 1
+    steps_per_epoch: Annotated[
+        Positive | None, Meta(description="Stop an epoch after so many steps; else it is all the data.")
+    ] = None
+    optimizer: Literal["sgd", "momentum", "adam"] = "adam"
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hold a whole config file."""
 
     cluster: ClusterSection = ClusterSection()
     strategy: StrategySection = StrategySection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def decode(document: Document, type_: type[T]) -> T:
             where = document.source.at(*path, unknown[1])
             raise ConfigError(where, "unknown key", remedy=did_you_mean(unknown[1], known)) from None
         if problem.startswith("Expected"):
-            expected = problem.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
+            expected = _in_words(problem.removeprefix("Expected ").partition(", got ")[0])
             received = shown(_value_at(document.value, path))
             raise ConfigError(document.source.at(*path), expected=expected, received=received) from None
         raise ConfigError(document.source.at(*path), problem.replace("`", "'")) from None
@@ -250,6 +250,22 @@ def _steps(dotted: str) -> Iterator[str | int]:
     # msgspec writes `$.data.classes[2]`, and [...] for a key that it does not name.
     for name, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", dotted):
         yield name or int(index)
+
+
+def _in_words(types: str) -> str:
+    """Say msgspec's names of types, such as `int | array | null`, as the reader of a YAML file would."""
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "str": "a text",
+        "array": "a list",
+        "object": "a mapping",
+        "null": "nothing",
+    }
+    names, _, bound = types.partition("` ")
+    said = [words.get(name, name) for name in names.strip("`").split(" | ") if name != "null"]
+    return " ".join(filter(None, [" or ".join(said or ["nothing"]), bound]))
 
 
 def _value_at(value: Any, path: Path) -> Any:

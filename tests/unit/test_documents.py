@@ -126,10 +126,10 @@ def test_malformed_json_is_one_line_with_its_column(text, message):
     [
         ("train:\n  rats: 1", "x.yaml:2: train.rats: unknown key. Did you mean 'rate'?"),
         ("a: 1\nzzzz: 1", "x.yaml:1: a: unknown key. Known: steps, train"),
-        ("train:\n  rate: fast", "x.yaml:2: train.rate: expected float, received 'fast'"),
-        ("steps: true", "x.yaml:1: steps: expected int, received True"),
-        ("train:\n  names:\n    - a\n    - 7", "x.yaml:4: train.names[1]: expected str, received 7"),
-        ("train: 3", "x.yaml:1: train: expected object, received 3"),
+        ("train:\n  rate: fast", "x.yaml:2: train.rate: expected a number, received 'fast'"),
+        ("steps: true", "x.yaml:1: steps: expected a whole number, received True"),
+        ("train:\n  names:\n    - a\n    - 7", "x.yaml:4: train.names[1]: expected a text, received 7"),
+        ("train: 3", "x.yaml:1: train: expected a mapping, received 3"),
     ],
 )
 def test_decoding_is_strict_and_names_the_line(text, message):
