@@ -1,0 +1,16 @@
+"""Run a cluster on this machine: one process per task, watched, shown, and ended to the last descendant.
+
+    cluster = ClusterConfig.local(workers=2, ps=1)
+    report = launch(cluster, [sys.executable, "train.py"], run_dir=Path("runs/x"))
+
+The tasks belong to a small process in between, the warden (see `warden`), which ends them also when this
+process is killed. What a task prints goes straight into its log file, so that neither a slow terminal nor the
+end of this process can block it; what is shown is read from there.
+"""
+
+from tfdist.launcher.cores import Cores, share_cores
+from tfdist.launcher.local import launch
+from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.progress import report_progress
+
+__all__ = ["Cores", "LaunchError", "LaunchReport", "TaskExit", "launch", "report_progress", "share_cores"]

@@ -1,0 +1,223 @@
+"""Follow the tasks of one launch, from what the warden tells to the verdict."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TextIO
+
+from tfdist.cluster import ClusterConfig, Task
+from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.launcher import warden
+from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.progress import last_report
+from tfdist.launcher.screen import LogTail, Screen, last_lines
+
+__all__ = ["LAUNCH", "Job", "TaskLog", "lead_of"]
+
+LAUNCH = "TFDIST_LAUNCH"  # the variable by which every descendant of a task can be told
+_TAIL_LINES = 20
+_SECONDS_TO_FIND_ALL = 10.0
+_PATIENCE_MS = 100
+
+
+class TaskLog(NamedTuple):
+    """Hold a task's open log file, and where this launch begins in it."""
+
+    path: Path
+    fd: int
+    start: int
+
+
+def lead_of(cluster: ClusterConfig) -> Task:
+    """Name the task whose success is the job's: the chief, or worker 0 where there is none."""
+    return Task("chief" if cluster.size("chief") else "worker", 0)
+
+
+class Job:
+    """Listen to the warden, show what happens, and pass on what the user wants."""
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        logs: Mapping[Task, TaskLog],
+        control: socket.socket,
+        reports: int,
+        stream: TextIO,
+        grace: float,
+        mark: str,
+    ) -> None:
+        self._cluster, self._logs, self._control, self._reports = cluster, logs, control, reports
+        self._grace = f"SIGTERM, and SIGKILL after {grace:g} s"
+        self._lead_grace = f"{grace:g} s"
+        self._mark = mark
+        self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
+        self._screen = Screen(stream, self._tails)
+        self._began = time.monotonic()
+        self._heard = b""
+        self._signals: list[int] = []
+        self._signals_said = 0
+        self._pids: dict[Task, int] = {}  # of those that run
+        self._exits: list[TaskExit] = []
+        self._error: TfdistError | None = None
+        self._is_private = False
+        self._is_over = False
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.close()
+        for tail in self._tails:
+            tail.close()
+
+    def stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Have all tasks ended, the second time at once; this is a signal handler."""
+        self._signals.append(number)
+        with contextlib.suppress(OSError):  # the warden has ended already
+            self._control.send(b'"end"\n' if len(self._signals) == 1 else b'"kill"\n')
+
+    def follow(self) -> LaunchReport:
+        """Show what happens until everything has ended; then give the report, or raise what went wrong."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._reports, select.POLLIN)
+        while not self._is_over:
+            more = self._screen.refresh()
+            with self._screen.room_wakes(poll):
+                ready = {fd for fd, _ in poll.poll(0 if more else _PATIENCE_MS)}
+            if self._reports in ready and (report := last_report(os.read(self._reports, 1 << 20))):
+                self._screen.progress(report)
+            if self._control.fileno() in ready:
+                self._listen()
+            if len(self._signals) > self._signals_said:
+                self._say_signal()
+        return self._verdict()
+
+    def say(self, text: str) -> None:
+        """Show a line of the launcher's own."""
+        self._screen.say(text)
+
+    def warn_of_exposure(self, reason: str) -> None:
+        """Warn that others can reach the tasks."""
+        addresses = (self._cluster.address(task) for task in self._cluster.tasks())
+        ports = ", ".join(address.rpartition(":")[2] for address in addresses)
+        self.say(
+            f"WARNING: no private network ({reason}): whoever reaches port {ports} of this machine can run"
+            " code in TensorFlow's servers. Close them to others (docs/security.md)"
+        )
+
+    def _verdict(self) -> LaunchReport:
+        failures = [each for each in self._exits if each.failed]
+        tail: list[str] = []
+        if failures:
+            tail = last_lines(failures[0].log, self._logs[failures[0].task].start, _TAIL_LINES)
+            self._show_rest()
+            self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
+        self._show_rest()
+        if self._error is not None:
+            raise self._error
+        if failures:
+            raise LaunchError.of_failures(self._exits, tail)
+        lead = lead_of(self._cluster)
+        if any(each.task == lead and each.code == 0 for each in self._exits):
+            return LaunchReport(tuple(self._exits), self._is_private, time.monotonic() - self._began)
+        if self._signals:
+            raise LaunchError.of_signal(self._signals[0], self._exits)
+        raise LaunchError("launcher", "somebody told its warden to end", exits=self._exits)
+
+    def _show_rest(self) -> None:
+        """Show all, however long the terminal or pipe takes for it, or until the next signal."""
+        signals = len(self._signals)
+        poll = select.poll()
+        while len(self._signals) == signals:
+            if not self._screen.refresh(to_the_end=True):
+                if not self._screen.has_unwritten:
+                    return
+                with self._screen.room_wakes(poll):
+                    poll.poll(_PATIENCE_MS)
+
+    def _listen(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            data = b""
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            self._learn(json.loads(line))
+        if not data and not self._is_over:
+            self._lose_warden()
+
+    def _learn(self, event: dict[str, Any]) -> None:
+        match event:
+            case {"network": ""}:
+                self._is_private = True
+                self.say("the tasks live in a private network: they reach each other and nobody else")
+            case {"network": reason, "required": True}:
+                self._error = ConfigError("isolate", f"no private network: {reason}", remedy="Say 'auto'")
+            case {"network": reason}:
+                self.warn_of_exposure(reason)
+            case {"unstartable": name, "error": reason, "program": program}:
+                self._error = ConfigError("command", f"{name} cannot start {shown(program)}: {reason}")
+            case {"started": name, "pid": pid}:
+                self._pids[Task.parse(name)] = pid
+            case {"exited": name, "code": code, "asked": asked}:
+                self._note_exit(Task.parse(name), code, asked)
+            case {"asked": names}:
+                self._say_asked(", ".join(names))
+            case {"ended": left, "orphans": orphans}:
+                self._is_over = True
+                if orphans:
+                    what = "1 process" if orphans == 1 else f"{orphans} processes"
+                    self.say(f"killed {what} that the tasks had started")
+                if left:
+                    problem = f"SIGKILL has not ended the processes {left}; see their state with ps"
+                    self._error = LaunchError("launcher", problem, exits=self._exits)
+
+    def _note_exit(self, task: Task, code: int, asked: bool) -> None:
+        ended = TaskExit(task, self._pids.pop(task), code, asked, self._logs[task].path)
+        self._exits.append(ended)
+        if ended.failed:
+            self.say(f"{task} {ended}")
+        elif code == -signal.SIGKILL:
+            self.say(f"{task} had to be killed (SIGKILL, pid {ended.pid})")
+
+    def _say_asked(self, names: str) -> None:
+        if self._signals:
+            return  # said already
+        if any(each.failed for each in self._exits):
+            self.say(f"ending {names} ({self._grace})")
+        else:
+            lead = lead_of(self._cluster)
+            self.say(f"{lead} is done; {names} did not end within {self._lead_grace}: ending ({self._grace})")
+
+    def _say_signal(self) -> None:
+        self._signals_said = len(self._signals)
+        name = signal.Signals(self._signals[-1]).name
+        how = f"ending the tasks ({self._grace} or a second {name})"
+        self.say(f"{name}: {how if self._signals_said == 1 else 'killing the tasks'}")
+
+    def _lose_warden(self) -> None:
+        """End what is left where somebody has killed the warden: the kernel has killed the tasks alone."""
+        self._is_over = True
+        give_up = time.monotonic() + _SECONDS_TO_FIND_ALL
+        while (left := self._strays()) and time.monotonic() < give_up:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        names = ", ".join(map(str, self._pids)) or "no task"
+        self._error = LaunchError(
+            "launcher", f"its warden was killed, and {names} with it", exits=self._exits
+        )
+
+    def _strays(self) -> list[int]:
+        if sys.platform != "linux":
+            return []
+        return warden.with_variable(f"{LAUNCH}={self._mark}")

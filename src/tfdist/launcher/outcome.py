@@ -1,0 +1,107 @@
+"""Say what came of a launch: how each task ended, and which one is to blame."""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster import Task
+from tfdist.errors import TfdistError
+
+__all__ = ["LaunchError", "LaunchReport", "TaskExit"]
+
+_OF_ENDING = (0, 138, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class TaskExit:
+    """Hold how one task ended.
+
+    Attributes:
+        task: Which one.
+        pid: The process that it was.
+        code: Its exit status, or minus the number of the signal that ended it.
+        asked: Whether the launcher had told it to end; what it ended with is then no failure.
+        log: What it printed.
+    """
+
+    task: Task
+    pid: int
+    code: int
+    asked: bool
+    log: Path
+
+    @property
+    def failed(self) -> bool:
+        """Say whether it failed by itself."""
+        return self.code != 0 and not self.asked
+
+    def __str__(self) -> str:
+        return f"exited with {self.code} ({self._signal()}pid {self.pid})"
+
+    def _signal(self) -> str:
+        if self.code >= 0:
+            return ""
+        try:
+            return f"{signal.Signals(-self.code).name}, "
+        except ValueError:  # a real-time signal has no name
+            return f"signal {-self.code}, "
+
+
+@dataclass(frozen=True)
+class LaunchReport:
+    """Hold what came of a launch that went well.
+
+    Attributes:
+        exits: How each task ended, the first to end first.
+        is_private: Whether the tasks lived in a private network.
+        seconds: How long it took.
+    """
+
+    exits: tuple[TaskExit, ...]
+    is_private: bool
+    seconds: float
+
+
+class LaunchError(TfdistError, RuntimeError):
+    """Report a cluster that did not reach its end: the first failure, or the signal that stopped it.
+
+    Attributes:
+        exit_code: 2 or 138 where the first task to fail ended with that, or where a task saved its work after
+            a signal (138); 128 + n after signal n; else 1.
+        exits: How each task ended, the first to end first.
+        tail: The last lines of the log of the task to blame.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        problem: str,
+        *,
+        exit_code: int = 1,
+        exits: Sequence[TaskExit] = (),
+        tail: Sequence[str] = (),
+    ) -> None:
+        super().__init__(where, problem)
+        self.exit_code = exit_code
+        self.exits = tuple(exits)
+        self.tail = tuple(tail)
+
+    @classmethod
+    def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str]) -> "LaunchError":
+        """Blame the first task that failed by itself."""
+        first = next(each for each in exits if each.failed)
+        # Others may have failed before they took notice of being told to end.
+        count = sum(each.failed or each.code not in _OF_ENDING for each in exits)
+        among = f", the first of {count} failures" if count > 1 else ""
+        code = first.code if first.code in (2, 138) else 1
+        problem = f"{first}{among}; log: {os.fspath(first.log)}"
+        return cls(str(first.task), problem, exit_code=code, exits=exits, tail=tail)
+
+    @classmethod
+    def of_signal(cls, number: int, exits: Sequence[TaskExit]) -> "LaunchError":
+        """Name the signal that stopped the job."""
+        saved = any(each.code == 138 for each in exits)
+        problem = f"stopped by {signal.Signals(number).name}; every task has ended"
+        return cls("launcher", problem, exit_code=138 if saved else 128 + number, exits=exits)

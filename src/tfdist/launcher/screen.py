@@ -1,0 +1,253 @@
+"""Show people a running cluster: what its tasks print, each line under its task's name, and how it gets on.
+
+Nothing here waits. Text goes out as far as the terminal, file or pipe takes it; what it does not take stays
+in the tasks' log files, and is read from there when there is room again. So a paused terminal delays no task.
+"""
+
+import contextlib
+import io
+import os
+import re
+import select
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from tfdist.launcher.progress import Progress
+
+__all__ = ["LogTail", "Screen", "last_lines"]
+
+_CHUNK = 64 * 1024
+_PIPE_BUF = 4096  # what a pipe that is said to be writable takes at once
+_PLAIN_SECONDS, _BAR_SECONDS = 1.0, 0.2
+_RATE_SECONDS = 30.0
+# Colours and cursor movements of one task would spoil the lines of the others; its log file keeps them.
+_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class LogTail:
+    """Read what is added to a log file, in whole lines."""
+
+    def __init__(self, name: str, path: Path, start: int) -> None:
+        self.name = name
+        self._path = path
+        self._start = start
+        self._file = open(path, "rb")  # noqa: SIM115  # closed by close()
+        self._file.seek(start)
+        self._rest = b""
+
+    def read(self, *, to_the_end: bool = False) -> str:
+        """Give the lines that have come, about 64 KiB at most; at the end, also one that has no end."""
+        while data := self._file.read(_CHUNK):
+            lines, end, self._rest = (self._rest + data).rpartition(b"\n")
+            if len(self._rest) > _CHUNK:  # a line without an end is shown in parts
+                lines, end, self._rest = lines + end + self._rest, b"\n", b""
+            if end:
+                return _readable(lines + end)
+        if to_the_end and self._rest:
+            lines, self._rest = self._rest + b"\n", b""
+            return _readable(lines)
+        return ""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def last_lines(path: Path, start: int, count: int) -> list[str]:
+    """Give the last lines that were added to a log file after a place in it."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(start, end - _CHUNK))
+        lines = _readable(file.read()).rstrip().split("\n")
+    return [line[:500] for line in lines[-count:]]
+
+
+def _readable(data: bytes) -> str:
+    text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
+    if "\r" in text:  # of a line that was written over and over, the last is meant
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _CONTROLS.sub("", text)
+
+
+class Screen:
+    """Write to a terminal, file or pipe: tasks' lines, the launcher's own, and the progress.
+
+    On a terminal, progress is a bar that stays on the last line; elsewhere it is a line a second at most.
+    """
+
+    def __init__(self, stream: TextIO, tails: Sequence[LogTail]) -> None:
+        self._out = _Output(stream)
+        self._tails = tails
+        self._live = self._out.is_terminal
+        coloured = self._live and not os.environ.get("NO_COLOR")
+        self._prefixes = {
+            tail.name: _coloured(f"[{tail.name}]", i) + " " if coloured else f"[{tail.name}] "
+            for i, tail in enumerate(tails)
+        }
+        self._bar = ""
+        self._reports: deque[tuple[float, Progress]] = deque()
+        self._is_new = False
+        self._shown_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own."""
+        self._print("".join(f"[launcher] {line}\n" for line in text.splitlines()))
+
+    def progress(self, report: Progress) -> None:
+        """Take a report, to be shown when its time has come."""
+        now = time.monotonic()
+        if self._reports and report.step < self._reports[-1][1].step:
+            self._reports.clear()  # started again from a checkpoint
+        if not self._reports or report.step > self._reports[-1][1].step:
+            self._reports.append((now, report))
+        while len(self._reports) > 2 and now - self._reports[0][0] > _RATE_SECONDS:
+            self._reports.popleft()
+        self._reports[-1] = (self._reports[-1][0], report)
+        self._is_new = True
+
+    def refresh(self, *, to_the_end: bool = False) -> bool:
+        """Show what has come and is due, without waiting; say whether there is more to show at once."""
+        self._out.flush()
+        more = False
+        for tail in self._tails:
+            if self._out.is_full:
+                return False
+            if text := tail.read(to_the_end=to_the_end):
+                more = True
+                prefix = self._prefixes[tail.name]
+                self._print(prefix + text[:-1].replace("\n", f"\n{prefix}") + "\n")
+                self._out.flush()
+        self._show_progress(at_once=to_the_end)
+        self._out.flush()
+        return more and not self._out.is_full
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Say whether the terminal, file or pipe has yet to take some text."""
+        return self._out.is_full
+
+    @contextlib.contextmanager
+    def room_wakes(self, poll: select.poll) -> Iterator[None]:
+        """Have a poll wake up as soon as there is room for text that is yet unwritten."""
+        # Only then: poll tells of a pipe that nobody reads any more at every call, asked or not.
+        if self._out.fileno is None or not self.has_unwritten:
+            yield
+            return
+        poll.register(self._out.fileno, select.POLLOUT)
+        try:
+            yield
+        finally:
+            poll.unregister(self._out.fileno)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._live, self._bar = False, ""
+        if self._out.is_terminal:
+            self._out.add("\r\x1b[2K")
+            self._out.flush()
+
+    def _print(self, text: str) -> None:
+        self._out.add(f"\r\x1b[2K{text}{self._bar}" if self._live and self._bar else text)
+
+    def _show_progress(self, *, at_once: bool) -> None:
+        now = time.monotonic()
+        wait = _BAR_SECONDS if self._live else _PLAIN_SECONDS
+        if not self._is_new or self._out.is_full or (now - self._shown_at < wait and not at_once):
+            return
+        self._is_new, self._shown_at = False, now
+        line = _sentence(self._reports)
+        if not self._live:
+            self.say(line)
+            return
+        last = self._reports[-1][1]
+        bar = _drawn_bar(last.step / last.steps, self._out.encoding) if last.steps else ""
+        self._bar = f"{bar}{line}"[: self._out.columns - 1]
+        self._out.add(f"\r\x1b[2K{self._bar}")
+
+
+class _Output:
+    """Hand text to a stream as far as it takes it without making us wait."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._unwritten = bytearray()
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        # A stream that only looks like a file (a notebook's, a test's) is written to by its own method.
+        self.fileno = stream.fileno() if type(stream) is io.TextIOWrapper else None
+        self.is_terminal = self.fileno is not None and os.isatty(self.fileno)
+        self._poll = select.poll()
+        if self.fileno is not None:
+            stream.flush()
+            self._poll.register(self.fileno, select.POLLOUT)
+        self._is_gone = False
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._unwritten)
+
+    @property
+    def columns(self) -> int:
+        # A terminal that nobody has given a size says 0.
+        return (os.get_terminal_size(self.fileno).columns if self.fileno is not None else 0) or 80
+
+    def add(self, text: str) -> None:
+        if self._is_gone:
+            return
+        if self.fileno is None:
+            self._stream.write(text)
+        else:
+            self._unwritten += text.encode(self.encoding, "backslashreplace")
+
+    def flush(self) -> None:
+        while self._unwritten and self.fileno is not None and self._poll.poll(0):
+            try:
+                written = os.write(self.fileno, self._unwritten[:_PIPE_BUF])
+            except BlockingIOError:  # somebody else's non-blocking pipe, filled up in between
+                return
+            except OSError:  # closed at the other side: the job goes on, its log files tell the rest
+                self._is_gone = True
+                self._unwritten.clear()
+                return
+            del self._unwritten[:written]
+
+
+def _coloured(text: str, number: int) -> str:
+    return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
+
+
+def _sentence(reports: Sequence[tuple[float, Progress]]) -> str:
+    """Say how far it has come, in words that people read.
+
+    >>> _sentence([(0.0, Progress(100, 1000)), (10.0, Progress(200, 1000, 5321.7, 0.12345))])
+    'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, 1 min 20 s left'
+    """
+    (began, first), (now, last) = reports[0], reports[-1]
+    of_all = f" of {last.steps:,} ({100 * last.step // last.steps} %)" if last.steps else ""
+    parts = [f"step {last.step:,}{of_all}"]
+    if last.examples_per_second is not None:
+        rate = last.examples_per_second
+        parts.append(f"{rate:,.0f} examples/s" if rate >= 10 else f"{rate:.2g} examples/s")
+    if last.loss is not None:
+        parts.append(f"loss {last.loss:.4g}")
+    if last.steps and last.step > first.step and last.step < last.steps:
+        left = (last.steps - last.step) * (now - began) / (last.step - first.step)
+        parts.append(f"{_duration(left)} left")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _drawn_bar(part: float, encoding: str, width: int = 24) -> str:
+    full, empty = ("━", "─") if "utf" in encoding.lower() else ("#", "-")
+    done = round(max(0.0, min(part, 1.0)) * width)
+    return f"{full * done}{empty * (width - done)} "
