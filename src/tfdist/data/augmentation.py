@@ -1,0 +1,72 @@
+"""Alter whole batches at random, each example by random numbers that belong to its position alone.
+
+So an example is altered in the same way whichever shard of whatever batch size brings it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["AUGMENTATIONS", "draws"]
+
+_DRAWS = 5  # random numbers an example: window's row and column, mirror, brightness, contrast
+_PAGE = 1024
+
+
+def draws(first: Any, batch: int, seed: int) -> Any:
+    """Give the random numbers, from 0 to 1, of consecutive positions: [batch, 5]."""
+    # TensorFlow's stateless random numbers take one seed a call: they are drawn in pages of fixed places.
+    page = first // _PAGE
+    pages = [
+        tf.random.stateless_uniform(
+            [_PAGE, _DRAWS], tf.stack([tf.constant(seed, tf.int64), page + k]), alg="philox"
+        )
+        for k in range((batch + _PAGE - 2) // _PAGE + 1)
+    ]
+    return tf.slice(tf.concat(pages, axis=0), tf.stack([first % _PAGE, 0]), [batch, _DRAWS])
+
+
+def _crop_flip(images: Any, drawn: Any) -> Any:
+    """Pad by 4 mirrored pixels, cut out the original size somewhere, mirror half of the images."""
+    _, height, width, _ = images.shape
+    return _cut(tf.pad(images, [[0, 0], [4, 4], [4, 4], [0, 0]], "REFLECT"), height, width, drawn, flip=True)
+
+
+def _shift(images: Any, drawn: Any) -> Any:
+    """Move by up to 2 pixels, over black."""
+    _, height, width, _ = images.shape
+    return _cut(tf.pad(images, [[0, 0], [2, 2], [2, 2], [0, 0]]), height, width, drawn, flip=False)
+
+
+def _cifar10_2016(images: Any, drawn: Any) -> Any:
+    """Cut out 24 by 24, mirror half, change brightness and contrast: what TensorFlow's CIFAR-10 tutorial did.
+
+    Its last part, the standardisation of each image, is the model's first layer.
+    """
+    images = tf.cast(_cut(images, 24, 24, drawn, flip=True), tf.float32)
+    brightness, contrast = (drawn[:, k, None, None, None] for k in (3, 4))
+    images += 126.0 * brightness - 63.0
+    mean = tf.reduce_mean(images, axis=[1, 2], keepdims=True)
+    return (images - mean) * (0.2 + 1.6 * contrast) + mean
+
+
+def _cut(images: Any, height: int, width: int, drawn: Any, *, flip: bool) -> Any:
+    """Cut one random window out of each image, mirroring half of them if asked, in a single gather."""
+    count, full_height, full_width, channels = images.shape
+    choices = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
+    top, left = tf.unstack(tf.cast(drawn[:, :2] * choices, tf.int32)[:, :, None], axis=1)
+    rows, columns = top + tf.range(height), tf.range(width)[None, :]
+    if flip:
+        columns = tf.where(drawn[:, 2, None] < 0.5, width - 1 - columns, columns)
+    rows += tf.range(count)[:, None] * full_height
+    pixels = rows[:, :, None] * full_width + (left + columns)[:, None, :]
+    return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+AUGMENTATIONS: dict[str, Callable[[Any, Any], Any] | None] = {
+    "none": None,
+    "shift": _shift,
+    "crop_flip": _crop_flip,
+    "cifar10_2016": _cifar10_2016,
+}

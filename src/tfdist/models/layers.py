@@ -1,0 +1,155 @@
+"""Give the layers that Keras lacks: preprocessing inside the model, and local response normalisation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["CenterCrop", "LocalResponseNormalization", "Rescale", "Standardize", "exact_dtype"]
+
+keras: Any = tf.keras
+_register = keras.utils.register_keras_serializable(package="tfdist")
+
+
+def exact_dtype() -> str:
+    """Give the number type for what must not be rounded to 16 bits: pixels' statistics, and logits."""
+    name = str(keras.mixed_precision.global_policy().compute_dtype)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+@_register
+class CenterCrop(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Cut a window out of the middle of images; those of just its size go through as they are."""
+
+    def __init__(self, height: int, width: int, **options: Any) -> None:
+        super().__init__(**{"dtype": exact_dtype(), **options})
+        self.height = height
+        self.width = width
+
+    def call(self, images: Any) -> Any:
+        """Cut the window out."""
+        size = tf.shape(images)
+        top, left = (size[1] - self.height) // 2, (size[2] - self.width) // 2
+        window = images[:, top : top + self.height, left : left + self.width]
+        return tf.ensure_shape(window, self.compute_output_shape(images.shape))
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Give the window's shape."""
+        return (input_shape[0], self.height, self.width, input_shape[3])
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this layer again."""
+        return {**super().get_config(), "height": self.height, "width": self.width}
+
+
+@_register
+class Rescale(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Multiply pixels by a number."""
+
+    def __init__(self, scale: float, **options: Any) -> None:
+        super().__init__(**{"dtype": exact_dtype(), **options})
+        self.scale = scale
+
+    def call(self, images: Any) -> Any:
+        """Multiply."""
+        return tf.cast(images, self.compute_dtype) * self.scale
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Give the shape of the images."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this layer again."""
+        return {**super().get_config(), "scale": self.scale}
+
+
+@_register
+class Standardize(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Give each image mean 0 and deviation 1, as tf.image.per_image_standardization does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"dtype": exact_dtype(), **options})
+
+    def call(self, images: Any) -> Any:
+        """Standardise."""
+        return tf.image.per_image_standardization(tf.cast(images, self.compute_dtype))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Give the shape of the images."""
+        return input_shape
+
+
+@_register
+class LocalResponseNormalization(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Divide each channel by a power of the energy in its neighbours, as AlexNet did.
+
+    The sums over neighbours are a product with a banded matrix, and the gradient is written out. On CPUs this
+    takes about a quarter of the time of TensorFlow's own op, and differs from it by rounding only.
+
+    Args:
+        radius: how many channels on each side count as neighbours.
+        bias: added to the energy.
+        alpha: multiplies the energy.
+        beta: the power.
+        fused: use the matrix product; otherwise TensorFlow's op, which has no float64.
+        **options: go to the Keras layer.
+    """
+
+    def __init__(
+        self,
+        radius: int = 5,
+        *,
+        bias: float = 1.0,
+        alpha: float = 1.0,
+        beta: float = 0.5,
+        fused: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.radius, self.bias, self.alpha, self.beta, self.fused = radius, bias, alpha, beta, fused
+
+    def call(self, x: Any) -> Any:
+        """Normalise."""
+        if not self.fused:
+            return tf.nn.local_response_normalization(x, self.radius, self.bias, self.alpha, self.beta)
+        return _normalized(x, self.radius, self.bias, self.alpha, self.beta)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Give the shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this layer again."""
+        names = ("radius", "bias", "alpha", "beta", "fused")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _normalized(x: Any, radius: int, bias: float, alpha: float, beta: float) -> Any:
+    channels = x.shape[-1]
+    band = tf.linalg.band_part(tf.ones([channels, channels], x.dtype), radius, radius)
+
+    def around(values: Any) -> Any:
+        """Sum over the neighbouring channels; the band is symmetric, so its gradient is itself."""
+        return tf.reshape(tf.reshape(values, [-1, channels]) @ band, tf.shape(values))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def normalize(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        scale = bias + alpha * around(tf.square(x))
+        factor = _inverse_power(scale, beta)
+        y = x * factor
+
+        def gradient(upstream: Any) -> Any:
+            return upstream * factor - (2 * alpha * beta) * x * around(upstream * y / scale)
+
+        return y, gradient
+
+    return normalize(x)
+
+
+def _inverse_power(scale: Any, beta: float) -> Any:
+    if beta == 0.5:
+        return tf.math.rsqrt(scale)
+    if beta == 0.75:  # two roots take a fraction of the time of a general power
+        root = tf.math.rsqrt(scale)
+        return root * tf.sqrt(root)
+    return tf.pow(scale, -beta)
