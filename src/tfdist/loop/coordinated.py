@@ -1,0 +1,90 @@
+"""Run the steps of an epoch on workers that go each at its own pace."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.loop.executions import Totals
+from tfdist.loop.workers import worker_index
+
+__all__ = ["CoordinatedRunner"]
+
+# Enough that no worker waits for the coordinator, few enough that they end soon when training is stopped.
+_SCHEDULED_PER_WORKER = 4
+_SECONDS_BEFORE_ASKING_AGAIN = 0.01
+
+
+class CoordinatedRunner:
+    """Run an execution, of K steps, on whichever worker is free."""
+
+    def __init__(
+        self, execution: Callable[[Any, tf.Tensor], Any], dataset: Any, coordinator: Any, workers: int
+    ) -> None:
+        self._execute = tf.function(
+            lambda iterator, steps: (worker_index(), *execution(iterator, steps)), autograph=False
+        )
+        self._dataset = dataset
+        self._iterator: Any = None
+        self._coordinator = coordinator
+        self._workers = workers
+        self._scheduled: deque[tuple[int, Any]] = deque()
+
+    def epoch(
+        self, steps: int | None, steps_per_execution: int, totals: Totals
+    ) -> Generator[tuple[int, Totals], None, None]:
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+        with contextlib.closing(self.parts(steps, steps_per_execution)) as parts:
+            for ran, added in parts:
+                totals = tuple(total + part for total, part in zip(totals, added, strict=True))
+                yield ran, totals
+
+    def parts(self, steps: int | None, steps_per_execution: int) -> Generator[tuple[int, Any], None, None]:
+        """Run one epoch; yield of each execution how many steps it took, and what it gave.
+
+        With a number of steps, the data are gone on with where the last epoch left them, and begun anew as
+        often as needed. Without, an epoch is the data set: every worker's part of it.
+        """
+        if steps is None or self._iterator is None:
+            self._iterator = iter(self._dataset)
+        exhausted: set[int] = set()
+        done = promised = since_begun = 0
+        try:
+            while steps is None or done < steps:
+                while len(exhausted) < self._workers and self._has_room(steps, promised):
+                    wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
+                    self._schedule(wanted)
+                    promised += wanted
+                if not self._scheduled:  # all workers' data have ended
+                    if steps is None or not since_begun:
+                        return
+                    self._iterator, exhausted, since_begun = iter(self._dataset), set(), 0
+                    continue
+                wanted, worker, ran, given = self._fetch()
+                promised -= wanted - ran
+                done, since_begun = done + ran, since_begun + ran
+                if ran:
+                    yield ran, given
+                if ran < wanted:
+                    exhausted.add(worker)
+                    # It is free at once to take what the others should.
+                    time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+        finally:
+            self._scheduled.clear()
+            self._coordinator.join()
+
+    def _has_room(self, steps: int | None, promised: int) -> bool:
+        is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
+        return not is_full and (steps is None or promised < steps)
+
+    def _schedule(self, wanted: int) -> None:
+        closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))
+        self._scheduled.append((wanted, closure))
+
+    def _fetch(self) -> tuple[int, int, int, Any]:
+        wanted, closure = self._scheduled.popleft()
+        worker, ran, given = closure.fetch()
+        return wanted, int(worker), int(ran), given

@@ -1,0 +1,39 @@
+"""Run K steps in one graph call, and add up what the metrics counted in them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Totals", "make_execution"]
+
+Totals = tuple[tf.Tensor, ...]
+
+
+def make_execution(step: Callable[[Any], Totals]) -> Callable[..., tuple[tf.Tensor, Totals]]:
+    """Make a function that takes up to so many steps on an iterator.
+
+    It gives how many steps there was data for, and the totals with what they add.
+    """
+
+    def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
+        def is_unfinished(done: tf.Tensor, has_more: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return tf.logical_and(done < steps, has_more)
+
+        def body(done: tf.Tensor, _: tf.Tensor, *totals: tf.Tensor) -> Any:
+            batch = iterator.get_next_as_optional()
+            has_value = batch.has_value()
+
+            def add() -> Totals:
+                added = step(batch.get_value())
+                return tuple(total + part for total, part in zip(totals, added, strict=True))
+
+            totals = tf.cond(has_value, add, lambda: totals)
+            return done + tf.cast(has_value, tf.int32), has_value, *totals
+
+        done, _, *totals_after = tf.while_loop(
+            is_unfinished, body, (tf.constant(0), tf.constant(True), *totals), parallel_iterations=1
+        )
+        return done, tuple(totals_after)
+
+    return execution

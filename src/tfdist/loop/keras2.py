@@ -1,0 +1,83 @@
+"""Do one step with a Keras 2 model."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.loop.checks import reductions
+from tfdist.loop.generations import keras_of
+from tfdist.loop.sharing import batch_size, shared_mean, unpacked
+
+__all__ = ["Keras2Step"]
+
+
+class Keras2Step:
+    """Train, test and predict on one batch; the metrics count for themselves.
+
+    Keras 2 makes metrics and moving averages for tf.distribute: each replica writes its own copy, reading puts
+    the copies together, and on a parameter server the additions are TensorFlow's own, atomic ones.
+    """
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
+        self._keras = keras_of(model)
+        self._model = model
+        self._strategy = strategy
+        self._sums_loss = reductions(model) == {"sum"}
+        # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
+        self._forward = tf.autograph.to_graph(_forward)
+        del element_spec
+
+    def no_totals(self) -> tuple[tf.Tensor, ...]:
+        """Give no sums: they are in the metrics' own variables."""
+        return ()
+
+    def results(self, totals: tuple[tf.Tensor, ...]) -> dict[str, Any]:
+        """Give the metrics' results."""
+        del totals
+        with self._strategy.scope():
+            return {each.name: each.result() for each in self._model.metrics}
+
+    def reset(self) -> None:
+        """Start the metrics anew."""
+        with self._strategy.scope():
+            self._model.reset_metrics()
+
+    def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
+        """Train on a batch, each replica on its part."""
+        self._strategy.run(self._train_on_part, args=(batch,))
+        return ()
+
+    def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
+        """Test on a batch, each replica on its part."""
+        self._strategy.run(self._test_on_part, args=(batch,))
+        return ()
+
+    # -- in replica context --
+
+    def _train_on_part(self, data: Any) -> None:
+        model, optimizer = self._model, self._model.optimizer
+        x, y, sample_weight = unpacked(data)
+        scales = hasattr(optimizer, "get_scaled_loss")
+        with tf.GradientTape() as tape:
+            y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
+            scaled = optimizer.get_scaled_loss(loss) if scales else loss
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        if scales:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        gradients, _, _ = shared_mean(
+            gradients, [], [], batch_size(x), sums_loss=self._sums_loss
+        )
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True), experimental_aggregate_gradients=False
+        )
+        model.compute_metrics(x, y, y_pred, sample_weight)
+
+    def _test_on_part(self, data: Any) -> None:
+        x, y, sample_weight = unpacked(data)
+        y_pred, _ = self._forward(self._model, x, y, sample_weight, training=False)
+        self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+
+def _forward(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
+    y_pred = model(x, training=training)
+    return y_pred, model.compute_loss(x, y, y_pred, sample_weight)

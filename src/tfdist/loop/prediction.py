@@ -1,0 +1,91 @@
+"""Predict in parallel, in the order of the data."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.loop.coordinated import CoordinatedRunner
+from tfdist.loop.feeding import known_steps
+from tfdist.loop.session import Cluster, replica_spec
+from tfdist.loop.generations import is_keras_2
+from tfdist.loop.sharing import batch_size, unpacked
+
+__all__ = ["predict"]
+
+
+def predict(model: Any, data: tf.data.Dataset, *, strategy: tf.distribute.Strategy | None = None) -> Any:
+    """Predict in parallel for a data set of global batches; give the outputs in its order, on every worker.
+
+    Args:
+        model: The model, made in the strategy's scope.
+        data: Batches of x, (x, y) or (x, y, sample_weight); only x is used.
+        strategy: The strategy; the current one where None.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        remedy = "A function's data have no order that the predictions could be in"
+        raise DataError("predict", expected="a tf.data.Dataset", received=type(data).__name__, remedy=remedy)
+    known_steps(data, "predict")
+    strategy = strategy or tf.distribute.get_strategy()
+    cluster = Cluster(strategy)
+    dataset, spec = cluster.distribute(_numbered(data))
+    one = replica_spec(spec)
+    if not is_keras_2(model) and not model.built:
+        with strategy.scope():
+            model._symbolic_build(data_batch=(one[1],))
+
+    def outputs(batch: Any) -> tuple[tf.Tensor, Any]:
+        return batch[0], model(batch[1], training=False)
+
+    if cluster.coordinator is None:
+        parts = _predicted_in_step(strategy, dataset, outputs)
+    else:
+        parts = _predicted_by_workers(cluster, dataset, one, outputs)
+    if not parts:
+        raise DataError("the data", "hold no batch")
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]), kind="stable")
+    return tf.nest.map_structure(
+        lambda *values: np.concatenate(values)[order], *[values for _, values in parts]
+    )
+
+
+def _numbered(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Number the examples, so that their order can be found again however they were handed out."""
+
+    def number(start: tf.Tensor, *data: Any) -> tuple[tf.Tensor, Any]:
+        x, _, _ = unpacked(data)
+        end = start + tf.cast(batch_size(x), tf.int64)
+        return end, (tf.range(start, end), x)
+
+    if not isinstance(dataset.element_spec, tuple):
+        dataset = dataset.map(lambda x: (x,))
+    return dataset.scan(tf.constant(0, tf.int64), number)
+
+
+def _predicted_in_step(strategy: tf.distribute.Strategy, dataset: Any, outputs: Any) -> list[Any]:
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(batch: Any) -> Any:
+        # The structure may hold values of all replicas, or, where there is one, its tensors.
+        return tf.nest.map_structure(
+            lambda value: strategy.gather(value, axis=0), strategy.run(outputs, args=(batch,))
+        )
+
+    return [tf.nest.map_structure(lambda value: value.numpy(), step(batch)) for batch in dataset]
+
+
+def _predicted_by_workers(cluster: Cluster, dataset: Any, spec: Any, outputs: Any) -> list[Any]:
+    def nothing() -> Any:
+        return tf.nest.map_structure(
+            lambda part: tf.zeros([0, *(size or 0 for size in part.shape[1:])], part.dtype), spec
+        )
+
+    def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        del steps  # one batch at a time: their sizes differ
+        batch = iterator.get_next_as_optional()
+        has_value = batch.has_value()
+        found = tf.cond(has_value, batch.get_value, nothing)
+        return tf.cast(has_value, tf.int32), cluster.strategy.run(outputs, args=(found,))
+
+    runner = CoordinatedRunner(execution, dataset, cluster.coordinator, cluster.workers)
+    return [added for _, added in runner.parts(None, 1)]

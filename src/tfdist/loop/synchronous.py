@@ -1,0 +1,44 @@
+"""Run the steps of an epoch on replicas that work in step."""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.loop.executions import Totals
+
+__all__ = ["SynchronousRunner"]
+
+
+class SynchronousRunner:
+    """Run an execution, of K steps, over a distributed data set."""
+
+    def __init__(self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool) -> None:
+        self._execute = execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
+        self._dataset = dataset
+        self._iterator: Any = None
+
+    def epoch(
+        self, steps: int | None, steps_per_execution: int, totals: Totals
+    ) -> Generator[tuple[int, Totals], None, None]:
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far.
+
+        With a number of steps, the data are gone on with where the last epoch left them, and begun anew as
+        often as needed. Without, an epoch is the data set.
+        """
+        if steps is None or self._iterator is None:
+            self._iterator = iter(self._dataset)
+        done, is_fresh = 0, steps is None
+        while steps is None or done < steps:
+            wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
+            ran, totals = self._execute(self._iterator, tf.constant(wanted), totals)
+            ran = int(ran)
+            if ran:
+                done += ran
+                yield ran, totals
+            if ran == wanted:
+                is_fresh = False
+                continue
+            if steps is None or (is_fresh and not ran):  # the data have ended, or there are none
+                return
+            self._iterator, is_fresh = iter(self._dataset), True

@@ -1,0 +1,106 @@
+"""Serve as a ps task, or as a worker of a parameter-server cluster, for as long as the chief lives."""
+
+import errno
+import logging
+import socket
+import time
+
+import tensorflow as tf
+
+from tfdist.addresses import split_address
+from tfdist.cluster import ClusterConfig
+from tfdist.errors import ConfigError, TaskLost
+
+__all__ = ["serve"]
+
+_log = logging.getLogger("tfdist")
+
+_SECONDS_BETWEEN_PROBES = 1.0
+_SECONDS_FOR_AN_ANSWER = 2.0
+# What an HTTP/2 client says first (RFC 9113, 3.4), and its empty SETTINGS frame. Every gRPC server answers
+# with a SETTINGS frame of its own, from a thread of its own: a live process answers, and a stopped one, for
+# which the kernel alone goes on accepting connections, does not.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
+
+
+def serve(cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeout: float = 60.0) -> None:
+    """Run this task's server until the chief has ended, then return.
+
+    The chief is asked once a second whether it is there. When its process is gone, however it went, this
+    returns within about 5 seconds: whether the training succeeded is told by the chief's own exit status.
+    End the script then; TensorFlow's server stops with the process.
+
+    Args:
+        cluster: The cluster; its task is a ps, or a worker beside ps tasks.
+        start_timeout: Seconds that the chief may take to come up.
+        silence_timeout: Seconds that the chief, or its machine, may be silent.
+
+    Raises:
+        ConfigError: This task serves nobody, or its port is taken.
+        TaskLost: The chief did not come up, or fell silent, for longer than it may.
+    """
+    _check_task(cluster)
+    server = _start(cluster)
+    _log.info("%s serves at %s", cluster.task, server.target)
+    chief = cluster.address(("chief", 0))
+    last_seen: float | None = None
+    started = time.monotonic()
+    refusals = 0
+    while refusals < 2:  # twice, because a listener with a full queue refuses too
+        is_there = _answers(chief)
+        now = time.monotonic()
+        if is_there:
+            last_seen = now
+        refusals = refusals + 1 if is_there is False and last_seen is not None else 0
+        silent, allowed = (
+            (now - started, start_timeout) if last_seen is None else (now - last_seen, silence_timeout)
+        )
+        if silent > allowed:
+            problem = "did not come up" if last_seen is None else "has been silent"
+            raise TaskLost(f"chief at {chief}", f"{problem} for {allowed:g} s", remedy="See the chief's log")
+        time.sleep(_SECONDS_BETWEEN_PROBES)
+    _log.info("the chief has ended, and so does %s", cluster.task)
+
+
+def _check_task(cluster: ClusterConfig) -> None:
+    task = cluster.task
+    if task is None:
+        remedy = "Give the cluster a task: cluster.with_task('ps', 0)"
+        raise ConfigError("serve", "needs to know which task of the cluster this is", remedy=remedy)
+    for role in ("chief", "ps"):
+        if not cluster.size(role):
+            problem = f"is missing: serve is for clusters of a chief, workers and ps, and {task} has no chief"
+            if role == "ps":
+                problem = f"is missing: without ps, {task} trains and does not serve"
+            raise ConfigError(cluster.source.at(role), problem, remedy=f"Add a {role}, or call make_strategy")
+    if task.type not in ("ps", "worker"):
+        remedy = "Call make_strategy on it" if task.type == "chief" else "It reads checkpoints; see fit"
+        raise ConfigError("serve", f"is for ps and worker tasks, but this is {task}", remedy=remedy)
+
+
+def _start(cluster: ClusterConfig) -> tf.distribute.Server:
+    task_type, index = cluster.task or ("", 0)
+    # One more thread than cores could hold up: closures that wait for each other's variables would starve.
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=max(8, tf.config.threading.get_inter_op_parallelism_threads())
+    )
+    try:
+        return tf.distribute.Server(
+            cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config
+        )
+    except tf.errors.OpError as error:
+        where = f"{cluster.task} at {cluster.address((task_type, index))}"
+        raise ConfigError(
+            where, "cannot be listened on: the port is taken", remedy="See `ss -lntp` for whose it is"
+        ) from error
+
+
+def _answers(address: str) -> bool | None:
+    """Say whether a gRPC server is at the address: yes, no, or None where there is no telling."""
+    try:
+        with socket.create_connection(split_address(address), timeout=_SECONDS_FOR_AN_ANSWER) as probe:
+            probe.sendall(_GREETING)
+            return True if probe.recv(9) else False
+    except OSError as error:  # timeouts and unreachable hosts too: they may come back
+        return False if error.errno in _GONE else None

@@ -1,0 +1,258 @@
+"""What the tasks of the tests' clusters do: each case trains under a strategy and says what came out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.loop import evaluate, fit, predict
+
+keras = tf.keras
+EXAMPLES, BATCH = 101, 12  # the last of the 9 batches has 5 examples, and the replicas' parts differ
+
+
+def points(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, 5)).astype(dtype)
+    return x, np.exp(x[:, :1])
+
+
+def batches(*arrays: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
+
+
+def local_copies(strategy: tf.distribute.Strategy, variable: Any) -> list[Any]:
+    value = getattr(variable, "value", variable)
+    value = value() if callable(value) else value
+    return [each.numpy().tolist() for each in strategy.experimental_local_results(value)]
+
+
+def compute_in(dtype: str) -> None:
+    keras.backend.set_floatx(dtype)
+    keras.mixed_precision.set_global_policy(dtype)
+
+
+class EveryStep(keras.callbacks.Callback):
+    """Keep losses and weights of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.weights: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+        self.weights.append([each.tolist() for each in self.model.get_weights()])
+
+
+def smoke(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """A model with what goes wrong most: moving averages, random numbers, slots, a last batch that is short."""
+    keras.utils.set_random_seed(1)
+    data = batches(*points())
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                keras.layers.Dense(8, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.1),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"], steps_per_execution=3)
+    history = fit(model, data, strategy=strategy, epochs=3, validation=data, verbose=0)
+    found = predict(model, data, strategy=strategy)
+    x, y = points()
+    moving = model.layers[1].moving_mean
+    return {
+        "history": history.history,
+        "evaluated": evaluate(model, data, strategy=strategy),
+        "errors": {"loss": float(np.mean((found - y) ** 2)), "mae": float(np.mean(np.abs(found - y)))},
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "moving_mean": local_copies(strategy, moving),
+        "weights": [each.tolist() for each in model.get_weights()],
+        "predicted_as_called": bool(np.allclose(found, model(x, training=False).numpy(), atol=1e-5)),
+    }
+
+
+def counting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """A weight that grows by exactly one for every example whose gradient arrives."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+
+        class Minus(keras.losses.Loss):
+            def call(self, y_true: Any, y_pred: Any) -> Any:
+                return -y_pred[:, 0]
+
+        model.compile(keras.optimizers.SGD(1.0), Minus(reduction="sum"))
+    ones = np.ones((EXAMPLES, 1), "float32")
+    history = fit(model, batches(ones, ones), strategy=strategy, epochs=3, verbose=0)
+    return {
+        "weight": float(model.get_weights()[0][0, 0]),
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "epochs": len(history.epoch),
+    }
+
+
+def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Each pipeline makes its own part; the parts differ in size, so that some replicas end before others."""
+    seen_sizes = []
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        part = np.ones((EXAMPLES, 1), "float32")[context.input_pipeline_id :: context.num_input_pipelines]
+        if context.input_pipeline_id == 0:
+            part = part[: len(part) // 2]
+        seen_sizes.append(len(part))
+        return tf.data.Dataset.from_tensor_slices((part, part)).batch(6)
+
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"), keras.layers.BatchNormalization()]
+        )
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[_Examples()])
+    history = fit(model, make, strategy=strategy, epochs=2, verbose=0)
+    return {"examples": history.history["examples"], "moving": [each.tolist() for each in model.get_weights()]}
+
+
+class _Examples(keras.metrics.Metric):
+    def __init__(self, name: str = "examples", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], self.count.dtype))
+
+    def result(self) -> Any:
+        return self.count + 0.0
+
+
+def rich_model(keras: Any) -> Any:
+    """Several inputs and outputs, a shared embedding, a penalty on weights and an added loss."""
+    number, word = keras.Input((5,), name="number"), keras.Input((3,), dtype="int32", name="word")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(word))
+    both = keras.layers.Concatenate()([keras.layers.Dense(6, "tanh", kernel_regularizer="l2")(number), embedded])
+    both = keras.layers.ActivityRegularization(l2=0.01)(both)
+    return keras.Model([number, word], [keras.layers.Dense(1, name="a")(both), keras.layers.Dense(2, name="b")(both)])
+
+
+def rich_data() -> tf.data.Dataset:
+    x, y = points("float64")
+    rng = np.random.default_rng(5)
+    words = rng.integers(0, 50, size=(EXAMPLES, 3)).astype("int32")
+    weights = rng.uniform(0.5, 2.0, size=EXAMPLES)
+    return batches((x, words), (y, np.hstack([y, -y])), (weights, weights[::-1].copy()))
+
+
+def compiled(model: Any, optimizer: str) -> Any:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 5, 0.9)
+    made = {
+        "sgd": lambda: keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True),
+        "adam": lambda: keras.optimizers.Adam(schedule, global_clipnorm=0.5),
+        "clipped": lambda: keras.optimizers.SGD(0.05, clipnorm=0.1, weight_decay=0.01),
+        "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5),
+    }[optimizer]()
+    model.compile(made, ["mse", "mae"], loss_weights=[1.0, 0.3], weighted_metrics=[["mae"], ["mse"]])
+    return model
+
+
+def _equivalent(strategy: Any, optimizer: str) -> dict[str, Any]:
+    compute_in("float64")
+    try:
+        keras.utils.set_random_seed(3)
+        steps = EveryStep()
+        with strategy.scope():
+            model = compiled(rich_model(keras), optimizer)
+        history = fit(model, rich_data(), strategy=strategy, epochs=2, callbacks=[steps], verbose=0)
+        evaluated = evaluate(model, rich_data(), strategy=strategy)
+        return {"losses": steps.losses, "weights": steps.weights, "history": history.history, "evaluated": evaluated}
+    finally:
+        compute_in("float32")
+
+
+def equivalent_sgd(strategy: Any, folder: Path) -> dict[str, Any]:
+    return _equivalent(strategy, "sgd")
+
+
+def equivalent_adam(strategy: Any, folder: Path) -> dict[str, Any]:
+    return _equivalent(strategy, "adam")
+
+
+def equivalent_clipped(strategy: Any, folder: Path) -> dict[str, Any]:
+    return _equivalent(strategy, "clipped")
+
+
+def equivalent_averaged(strategy: Any, folder: Path) -> dict[str, Any]:
+    return _equivalent(strategy, "averaged")
+
+
+def keras_itself(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Keras's own fit in one process: what all others are compared with."""
+    del strategy
+    found = {}
+    for optimizer in ("sgd", "adam", "clipped", "averaged"):
+        compute_in("float64")
+        keras.utils.set_random_seed(3)
+        steps = EveryStep()
+        model = compiled(rich_model(keras), optimizer)
+        history = model.fit(rich_data(), epochs=2, callbacks=[steps], verbose=0)
+        evaluated = model.evaluate(rich_data(), verbose=0, return_dict=True)
+        found[optimizer] = {
+            "losses": steps.losses, "weights": steps.weights, "history": history.history, "evaluated": evaluated,
+        }  # fmt: skip
+    compute_in("float32")
+    return found
+
+
+def writing(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Callbacks that write files, and some that decide."""
+    own = folder / "written"
+    suffix = ".weights.h5" if keras.__version__ >= "3" else ""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(own / ("best" + suffix)), save_weights_only=True, save_best_only=True),
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.TensorBoard(str(own / "board"), profile_batch=0),
+        keras.callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=1),
+        keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, min_delta=1e9, patience=1),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    ]
+    own.mkdir(exist_ok=True)
+    data = batches(*points())
+    history = fit(model, data, strategy=strategy, epochs=9, validation=data, callbacks=callbacks, verbose=0)
+    return {
+        "epochs": len(history.epoch),
+        "rate": float(tf.convert_to_tensor(model.optimizer.learning_rate)),
+        "csv": (folder / "log.csv").read_text().splitlines() if (folder / "log.csv").exists() else [],
+        "written": sorted(each.name for each in own.rglob("*") if each.is_file()),
+    }
+
+
+def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
+    """A user's own loop, as in TensorFlow's guides, with a layer that writes variables as it is called."""
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0)
+        layer.build((None, 5))
+    data = strategy.experimental_distribute_dataset(batches(*points()).take(1))
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        return strategy.run(lambda x, y: tf.reduce_sum(layer(x, training=True)), args=batch)
+
+    for batch in data:
+        total = strategy.reduce("SUM", step(batch), axis=None)
+    return {"total": float(total), "moving": local_copies(strategy, layer.moving_mean)}
+
+
+def waiting(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Say that the cluster is connected, and stay."""
+    import time
+
+    (folder / "connected").touch()
+    time.sleep(600)
+    return {}
+
+
+def failing(strategy: Any, folder: Path) -> dict[str, Any]:
+    raise RuntimeError("the chief's own mistake")

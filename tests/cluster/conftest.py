@@ -1,0 +1,137 @@
+"""Start one process per task of a cluster, wait for all of them, and show where each stands if one hangs."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist.cluster import ClusterConfig, Task
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SECONDS_TO_SHOW_STACKS = 3
+
+
+@dataclass
+class Finished:
+    """What became of a cluster's processes."""
+
+    exit_codes: dict[str, int | None]
+    results: dict[str, dict[str, Any]]
+    logs: dict[str, str]
+
+    @property
+    def chief(self) -> dict[str, Any]:
+        """What the chief found, or worker 0 where there is none, or the only process."""
+        return next(self.results[name] for name in ("chief:0", "worker:0", "alone") if name in self.results)
+
+
+@dataclass
+class Running:
+    """A cluster's processes while they run; every one is ended with the block."""
+
+    folder: Path
+    cluster: ClusterConfig
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, task: Task | None, order: dict[str, Any]) -> None:
+        name = "alone" if task is None else str(task)
+        environ = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+        environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{HERE}"
+        environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+        if task is not None:
+            environ["TF_CONFIG"] = self.cluster.tf_config_json(*task)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, str(HERE / "task.py"), json.dumps(order), str(self.folder / f"{name}.json")],
+                env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self, limit: float, *, failures_expected: bool = False) -> Finished:
+        end = time.monotonic() + limit
+        while time.monotonic() < end and any(each.poll() is None for each in self.processes.values()):
+            if not failures_expected and any(each.poll() not in (None, 0) for each in self.processes.values()):
+                end = min(end, time.monotonic() + 20)  # the first failure is the root cause: do not wait long
+            time.sleep(0.05)
+        hanging = [name for name, each in self.processes.items() if each.poll() is None]
+        for name in hanging:  # faulthandler in the task then writes every thread's stack to its log
+            self.processes[name].send_signal(signal.SIGABRT)
+        if hanging:
+            time.sleep(SECONDS_TO_SHOW_STACKS)
+        codes = {name: each.poll() for name, each in self.processes.items()}
+        logs = {name: (self.folder / f"{name}.log").read_text(errors="replace") for name in self.processes}
+        if hanging or (any(codes.values()) and not failures_expected):
+            shown = "\n".join(f"--- {name}, exit {codes[name]} ---\n{logs[name][-6000:]}" for name in codes)
+            pytest.fail(f"still running after {limit:g} s: {hanging}; exit codes: {codes}\n{shown}", pytrace=False)
+        found = {name: self.folder / f"{name}.json" for name in self.processes}
+        results = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
+        return Finished(codes, results, logs)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run_cluster(
+    folder: Path,
+    strategy: str,
+    cases: list[str],
+    *,
+    options: dict[str, Any] | None = None,
+    limit: float = 120,
+    **shape: int,
+) -> Finished:
+    """Run the cases under a strategy, in a cluster of the given shape, each process with the same script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = ClusterConfig.local(**shape) if shape else ClusterConfig()
+    order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(folder)}
+    with Running(folder, cluster) as running:
+        for task in cluster.tasks() or (None,):
+            running.start(task, order)
+        return running.wait(limit)
+
+
+SETUPS: dict[str, dict[str, Any]] = {
+    "one_device": {},
+    "mirrored": {"options": {"logical_devices": 2}},
+    "multi_worker_mirrored": {"workers": 2},
+    "parameter_server": {"workers": 2, "ps": 1},
+    "parameter_server_sync": {"workers": 3, "ps": 2},
+}
+IN_STEP = ["one_device", "mirrored", "multi_worker_mirrored", "parameter_server_sync"]
+ANYWHERE = ["smoke", "counting", "from_function", "writing"]
+IN_STEP_ONLY = ["equivalent_sgd", "equivalent_adam", "equivalent_clipped", "equivalent_averaged", "custom_loop"]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """Give what came of all cases under a strategy; they share one cluster, which runs when first asked for."""
+
+    @functools.cache
+    def run(strategy: str) -> Finished:
+        cases = ANYWHERE + (IN_STEP_ONLY if strategy in IN_STEP else [])
+        return run_cluster(tmp_path_factory.mktemp(strategy), strategy, cases, limit=200, **SETUPS[strategy])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def keras_itself(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Give what Keras's own fit makes of the equivalence cases, in one process without a strategy."""
+    finished = run_cluster(tmp_path_factory.mktemp("keras"), "one_device", ["keras_itself"])
+    return finished.chief["keras_itself"]

@@ -1,0 +1,82 @@
+"""ps tasks and workers end when the chief does, however it goes, and say so when it is merely silent."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+import pytest
+from conftest import Running
+
+from tfdist.cluster import ClusterConfig, Task
+
+
+@contextlib.contextmanager
+def running(tmp_path, case, **more):
+    cluster = ClusterConfig.local(workers=1, ps=1)
+    order = {"strategy": "parameter_server", "options": {}, "cases": [case], "folder": str(tmp_path), **more}
+    with Running(tmp_path, cluster) as started:
+        for task in cluster.tasks():
+            started.start(task, order)
+        yield started
+
+
+def wait_until_connected(tmp_path):
+    end = time.monotonic() + 90
+    while not (tmp_path / "connected").exists():
+        assert time.monotonic() < end, "the chief did not connect to its cluster"
+        time.sleep(0.05)
+
+
+def test_ends_when_the_chief_is_killed(tmp_path):
+    with running(tmp_path, "waiting") as started:
+        wait_until_connected(tmp_path)
+        os.kill(started.processes["chief:0"].pid, signal.SIGKILL)
+        finished = started.wait(30, failures_expected=True)
+
+    assert finished.exit_codes == {"chief:0": -9, "worker:0": 0, "ps:0": 0}
+
+
+def test_ends_when_the_chief_fails(tmp_path):
+    with running(tmp_path, "failing") as started:
+        finished = started.wait(90, failures_expected=True)
+
+    assert finished.exit_codes == {"chief:0": 1, "worker:0": 0, "ps:0": 0}
+
+
+def test_reports_a_chief_that_is_silent(tmp_path):
+    with running(tmp_path, "waiting", serve={"silence_timeout": 4.0}) as started:
+        wait_until_connected(tmp_path)
+        chief = started.processes.pop("chief:0")
+        os.kill(chief.pid, signal.SIGSTOP)
+        try:
+            finished = started.wait(40, failures_expected=True)
+        finally:
+            os.killpg(chief.pid, signal.SIGKILL)
+            chief.wait()
+
+    assert finished.exit_codes == {"worker:0": 138, "ps:0": 138}
+    assert "TaskLost: chief at" in finished.logs["ps:0"]
+    assert "silent" in finished.logs["ps:0"]
+
+
+def test_reports_a_chief_that_never_comes(tmp_path):
+    cluster = ClusterConfig.local(workers=1, ps=1)
+    with Running(tmp_path, cluster) as started:
+        started.start(Task("ps", 0), {"serve": {"start_timeout": 2.0}})
+        finished = started.wait(40, failures_expected=True)
+
+    assert finished.exit_codes == {"ps:0": 138}
+    assert "did not come up for 2 s" in finished.logs["ps:0"]
+
+
+@pytest.mark.parametrize("task", [Task("ps", 0), Task("chief", 0)])
+def test_a_taken_port_is_the_users_to_free(tmp_path, task):
+    cluster = ClusterConfig.local(workers=1, ps=1)
+    with socket.create_server(("", int(cluster.address(task).rpartition(":")[2]))), Running(tmp_path, cluster) as started:
+        started.start(task, {"strategy": "parameter_server", "options": {}, "cases": [], "folder": ""})
+        finished = started.wait(40, failures_expected=True)
+
+    assert finished.exit_codes == {str(task): 2}
+    assert f"ConfigError: {task} at {cluster.address(task)}: cannot be listened on" in finished.logs[str(task)]

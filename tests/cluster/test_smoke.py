@@ -1,0 +1,20 @@
+"""Every strategy trains, in real processes, and every process ends by itself with exit status 0."""
+
+import pytest
+from conftest import SETUPS
+
+ALL = list(SETUPS)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_every_process_ends_by_itself(strategy, finished):
+    assert set(finished(strategy).exit_codes.values()) == {0}
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_training_lowers_the_loss(strategy, finished):
+    history = finished(strategy).chief["smoke"]["history"]
+
+    assert len(history["loss"]) == len(history["val_loss"]) == 3
+    assert history["loss"][-1] < history["loss"][0]
+    assert history["val_mae"][-1] == pytest.approx(finished(strategy).chief["smoke"]["evaluated"]["mae"], rel=1e-6)
