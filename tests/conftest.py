@@ -1,6 +1,7 @@
 """Keep every test from seeing the surroundings of this machine, and from changing them for the next."""
 
 import os
+import sys
 import threading
 
 import pytest
@@ -20,14 +21,12 @@ _SCHEDULERS = (
 @pytest.fixture(autouse=True)
 def _nothing_leaks():
     """Fail a test that leaves an environment variable or a child process behind."""
-    before = dict(os.environ)
-    children = _children()
+    before, children, had_tensorflow = _variables(), _children(), "tensorflow" in sys.modules
     yield
-    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    before.pop("PYTEST_CURRENT_TEST", None)
-    # TensorFlow sets these for itself when it is first imported.
-    changed = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} - {"TF2_BEHAVIOR"}
-    assert not changed, f"environment variables left changed: {changed}"
+    if had_tensorflow or "tensorflow" not in sys.modules:  # which sets variables when it is first imported
+        after = _variables()
+        changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        assert not changed, f"environment variables left changed: {changed}"
     assert _children() <= children, "a child process was left behind"
 
 
@@ -36,6 +35,10 @@ def _no_scheduler(_nothing_leaks, monkeypatch):
     for name in list(os.environ):
         if name.startswith(_SCHEDULERS):
             monkeypatch.delenv(name)
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 def _children() -> set[str]:

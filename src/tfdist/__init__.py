@@ -1,7 +1,36 @@
-"""Train Keras models on many machines with TensorFlow: parameter servers, mirrored workers, one command."""
+"""Train Keras models on many machines with TensorFlow: parameter servers, mirrored workers, one command.
+
+Importing tfdist loads no TensorFlow: what needs it is loaded when it is first asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tfdist.cluster import ClusterConfig, Task
 
+if TYPE_CHECKING:
+    from tfdist.loop import evaluate, fit, predict
+    from tfdist.server import serve
+    from tfdist.strategy import make_strategy
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ClusterConfig", "Task"]
+__all__ = ["ClusterConfig", "Task", "evaluate", "fit", "make_strategy", "predict", "serve"]
+
+_HOMES = {
+    "evaluate": "tfdist.loop",
+    "fit": "tfdist.loop",
+    "make_strategy": "tfdist.strategy",
+    "predict": "tfdist.loop",
+    "serve": "tfdist.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

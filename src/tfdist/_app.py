@@ -24,20 +24,32 @@ __all__ = ["run"]
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 
-def run(main: Callable[..., int | None]) -> None:
+def run(main: Callable[..., int | None], *, takes_command: bool = False) -> None:
     """Parse the command line, call `main` with the flags of the verb as keyword arguments, and exit.
+
+    A verb that takes a command gets what stands after the flags, as `command`.
 
     Exit statuses: what `main` returns (None is 0), 2 for a mistake of the user's, 138 where starting again
     may help, 130 on Ctrl-C, 1 otherwise. What a user can cause is one line on standard error, never a
     traceback.
     """
-    sys.exit(_status(lambda: app.run(lambda _: _call(main), flags_parser=_parsed)))
+
+    def parsed(argv: list[str]) -> list[str]:
+        return _parsed(argv, takes_command=takes_command)
+
+    def call(argv: list[str]) -> None:
+        _call(main, **({"command": argv[1:]} if takes_command else {}))
+
+    sys.exit(_status(lambda: app.run(call, flags_parser=parsed)))
 
 
-def _call(main: Callable[..., int | None]) -> None:
+def _call(main: Callable[..., int | None], **more: object) -> None:
+    absl_logging.set_verbosity(absl_logging.WARNING)  # what TensorFlow's Python has to say
     logging.getLogger("tfdist").setLevel(logging.INFO)
-    absl_logging.get_absl_handler().setFormatter(logging.Formatter("tfdist: %(message)s"))
-    sys.exit(main(**{flag.name: flag.value for flag in _own_flags()}))
+    absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    # And its C++: errors, unless the user wants more.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.exit(main(**{flag.name: flag.value for flag in _own_flags()}, **more))
 
 
 def _status(call: Callable[[], None]) -> str | int | None:
@@ -59,9 +71,10 @@ def _status(call: Callable[[], None]) -> str | int | None:
     return 0
 
 
-def _parsed(argv: list[str]) -> list[str]:
+def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:
     """Parse the flags; absl's own parser would end with status 1, and answer --help with it too."""
-    if _HELP.intersection(argv):
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    if _HELP.intersection(own):
         print(_help())
         sys.exit(0)
     try:
@@ -69,7 +82,7 @@ def _parsed(argv: list[str]) -> list[str]:
     except flags.Error as error:
         problem = str(error).rstrip(" .?").replace("\n", " ")
         raise ConfigError("command line", problem, remedy="See --help") from None
-    if rest[1:]:
+    if rest[1:] and not takes_command:
         problem = f"unexpected argument {rest[1]!r}"
         raise ConfigError("command line", problem, remedy="Flags are --name=value; see --help")
     return rest

@@ -151,6 +151,11 @@ class ClusterConfig:
         return self.task.type in ("chief", "evaluator") or (self.task == ("worker", 0) and not self.chief)
 
     @property
+    def serves(self) -> bool:
+        """Say whether this process has to call `tfdist.serve`: it is a ps, or a worker beside one."""
+        return bool(self.ps) and self.task is not None and self.task.type in ("ps", "worker")
+
+    @property
     def is_on_ports_of_ours(self) -> bool:
         """Say whether `local` chose the addresses, for a cluster that starts on this machine."""
         return self._ports is not None

@@ -4,7 +4,8 @@ The classes below are the file's sections, and their docstrings and descriptions
 Schema that editors complete and check the file with is made from them.
 """
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -13,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from tfdist.cluster import ClusterConfig, ClusterSection, Task
-from tfdist.documents import Document, decode, read_yaml_file
+from tfdist.documents import Document, decode, read_yaml, read_yaml_file
+from tfdist.errors import ConfigError, shown
 
 __all__ = ["Config", "Settings", "json_schema", "read_config"]
 
@@ -90,6 +92,12 @@ class Settings:
 
     config: Config
     document: Document
+    path: str
+
+    def command(self, task: Task | None = None) -> str:
+        """Give what to type to start one task, or where none is named, the whole cluster on this machine."""
+        words = ["python", "-m", "tfdist.train", "--config", self.path]
+        return shlex.join(words if task is None else [*words, "--task", str(task)])
 
     def find_cluster(
         self, *, task: Task | str | None = None, environ: Mapping[str, str] | None = None
@@ -98,10 +106,28 @@ class Settings:
         return ClusterConfig.from_section(self.document.part("cluster"), task=task, environ=environ)
 
 
-def read_config(path: str | PathLike[str]) -> Settings:
-    """Read a config file, and refuse what it does not know."""
+def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Settings:
+    """Read a config file, and refuse what it does not know.
+
+    Args:
+        path: The file.
+        changes: Values to set in its place, such as `train.epochs=3`, written and checked as in the file.
+    """
     document = read_yaml_file(path)
-    return Settings(decode(document, Config), document)
+    for change in changes:
+        document = _changed(document, change)
+    return Settings(decode(document, Config), document, str(path))
+
+
+def _changed(document: Document, change: str) -> Document:
+    dotted, equals, text = change.partition("=")
+    place = f"--set {change}"
+    if not equals or not all(dotted.split(".")):
+        raise ConfigError(place, expected="name.of.key=value", received=shown(change))
+    value = read_yaml(f"value: {text}".encode("utf-8", "surrogateescape"), place).value
+    if set(value) != {"value"}:
+        raise ConfigError(place, expected="one value", received=str(len(value)))
+    return document.with_value(dotted, value["value"], place)
 
 
 def json_schema() -> dict[str, Any]:

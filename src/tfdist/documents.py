@@ -42,21 +42,21 @@ class Source:
 
     name: str
     within: Path = ()
-    lines: Mapping[Path, int] = field(default_factory=dict)
+    places: Mapping[Path, str] = field(default_factory=dict)
 
     def at(self, *path: str | int) -> str:
         """Name the place of a value: `cluster.yaml:7: cluster.worker[1]`.
 
-        Where the value has no line of its own (it is missing), the nearest one around it is named.
+        Where the value has no place of its own (it is missing), the nearest one around it is named.
         """
         full = self.within + path
-        line = next((self.lines[full[:n]] for n in range(len(full), -1, -1) if full[:n] in self.lines), 0)
-        place = f"{self.name}:{line}" if line else self.name
+        around = (full[:n] for n in range(len(full), -1, -1))
+        place = next((self.places[path] for path in around if path in self.places), self.name)
         return f"{place}: {_dotted(full)}" if full else place
 
     def inside(self, *path: str | int) -> "Source":
         """Give the source of a part, whose paths start there."""
-        return Source(self.name, self.within + path, self.lines)
+        return Source(self.name, self.within + path, self.places)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,21 @@ class Document:
     def part(self, key: str) -> "Document":
         """Give the document below one key of a mapping; a missing key is an empty mapping."""
         return Document(self.value.get(key, {}), self.source.inside(key))
+
+    def with_value(self, dotted: str, value: Any, place: str) -> "Document":
+        """Give the document with one value set, below mappings that are made where they are missing."""
+        *above, last = path = tuple(dotted.split("."))
+        changed: dict[str, Any] = dict(self.value)
+        inner = changed
+        for depth, key in enumerate(above):
+            below = inner.get(key, {})
+            if not isinstance(below, dict):
+                problem = f"{_dotted(path[: depth + 1])} is no section"
+                raise ConfigError(place, problem, remedy=f"It is {shown(below)}")
+            inner[key] = inner = dict(below)
+        inner[last] = value
+        places = {old: name for old, name in self.source.places.items() if old[: len(path)] != path}
+        return Document(changed, Source(self.source.name, (), {**places, path: place}))
 
 
 def read_yaml_file(path: str | PathLike[str]) -> Document:
@@ -86,9 +101,9 @@ def read_yaml_file(path: str | PathLike[str]) -> Document:
 def read_yaml(data: bytes, name: str) -> Document:
     """Read one YAML mapping from bytes; `name` stands for the file in messages."""
     text = _decoded(data, name)
-    lines: dict[Path, int] = {}
+    places: dict[Path, str] = {}
     try:
-        value = _Builder(yaml.parse(text, Loader=_Loader), name, lines).document()
+        value = _Builder(yaml.parse(text, Loader=_Loader), name, places).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = name if mark is None else f"{name}:{mark.line + 1}:{mark.column + 1}"
@@ -97,7 +112,7 @@ def read_yaml(data: bytes, name: str) -> Document:
         raise ConfigError(name, f"malformed YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(value, dict):
         raise ConfigError(name, expected="a mapping (key: value)", received=shown(value))
-    return Document(value, Source(name, (), lines))
+    return Document(value, Source(name, (), places))
 
 
 def read_json(text: str, name: str) -> Document:
@@ -158,12 +173,12 @@ def decode(document: Document, type_: type[T]) -> T:
 
 
 class _Builder:
-    """Build plain values from YAML events, noting the line of each path."""
+    """Build plain values from YAML events, noting the place of each path."""
 
-    def __init__(self, events: Iterator[Any], name: str, lines: dict[Path, int]) -> None:
+    def __init__(self, events: Iterator[Any], name: str, places: dict[Path, str]) -> None:
         self._events = events
         self._name = name
-        self._lines = lines
+        self._places = places
 
     def document(self) -> Any:
         """Build the only document of the stream."""
@@ -201,14 +216,14 @@ class _Builder:
                 raise self._error(event, "a key must be a plain word", "Write key: value")
             key, place = event.value, (*path, event.value)
             if key in mapping:
-                problem = f"key {shown(key)} stands in line {self._lines[place]} too"
+                problem = f"key {shown(key)} stands at {self._places[place]} too"
                 raise self._error(event, problem, "Remove one")
             self._note(event, place)
             mapping[key] = self._value(next(self._events), place)
         return mapping
 
     def _note(self, event: Any, path: Path) -> None:
-        self._lines.setdefault(path, event.start_mark.line + 1)
+        self._places.setdefault(path, f"{self._name}:{event.start_mark.line + 1}")
 
     def _scalar(self, event: Any) -> Any:
         text: str = event.value

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig, Task
-from tfdist.config import read_config
+from tfdist.config import Settings, read_config
 from tfdist.errors import ConfigError
 
 __all__ = ["main"]
@@ -30,52 +30,46 @@ def main(config: str | None, task: str | None = None, format: str = "text") -> N
         cluster.tasks() if task is None else tuple(each for each in cluster.tasks() if each == cluster.task)
     )
     if format == "export":
-        print(_export(cluster, config))
+        print(_export(cluster, settings))
     elif format == "json":
-        print(json.dumps([_entry(cluster, each, config) for each in tasks], indent=2))
+        print(json.dumps([_entry(cluster, each, settings) for each in tasks], indent=2))
     else:
-        print(_text(cluster, tasks, config))
+        print(_text(cluster, tasks, settings))
 
 
-def command(config: str, task: Task | None = None) -> str:
-    """Give the command that starts one task, or where none is named, the whole cluster on this machine."""
-    words = ["python", "-m", "tfdist.train", "--config", config]
-    return shlex.join(words if task is None else [*words, "--task", str(task)])
-
-
-def _export(cluster: ClusterConfig, config: str) -> str:
+def _export(cluster: ClusterConfig, settings: Settings) -> str:
     if cluster.task is None:
         raise ConfigError("--format export", "needs one task", remedy="Add --task worker:0")
     if cluster.is_on_ports_of_ours:
         problem = "says how many tasks, not where: each start takes other ports"
-        remedy = f"Give addresses, or start all of it with `{command(config)}`"
+        remedy = f"Give addresses, or start all of it with `{settings.command()}`"
         raise ConfigError(cluster.source.at(), problem, remedy=remedy)
     return f"export TF_CONFIG={shlex.quote(cluster.tf_config_json())}"
 
 
-def _entry(cluster: ClusterConfig, task: Task, config: str) -> dict[str, Any]:
+def _entry(cluster: ClusterConfig, task: Task, settings: Settings) -> dict[str, Any]:
     return {
         "task": str(task),
         "address": cluster.address(task),
-        "command": command(config) if cluster.is_on_ports_of_ours else command(config, task),
+        "command": settings.command(None if cluster.is_on_ports_of_ours else task),
         "tf_config": cluster.tf_config(*task),
     }
 
 
-def _text(cluster: ClusterConfig, tasks: tuple[Task, ...], config: str) -> str:
+def _text(cluster: ClusterConfig, tasks: tuple[Task, ...], settings: Settings) -> str:
     if not cluster:
-        return f"One process, no TF_CONFIG:\n\n    {command(config)}"
+        return f"One process, no TF_CONFIG:\n\n    {settings.command()}"
     lines = [f"{len(cluster.tasks())} tasks, from {cluster.source.at()}."]
     if cluster.is_on_ports_of_ours:
         lines += [
             "All on this machine, on ports that are chosen anew at each start. One command starts them all:"
         ]
-        lines += ["", f"    {command(config)}"]
+        lines += ["", f"    {settings.command()}"]
     for task in tasks:
         host, port = split_address(cluster.address(task))
         lines += ["", f"{task} on {host}, port {port}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
         if not cluster.is_on_ports_of_ours:
-            lines.append(f"    {command(config, task)}")
+            lines.append(f"    {settings.command(task)}")
     return "\n".join(lines)
 
 

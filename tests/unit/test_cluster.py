@@ -120,6 +120,13 @@ def test_the_chief_is_worker_0_where_there_is_none():
     assert not FULL.is_chief
 
 
+def test_who_serves():
+    assert [str(task) for task in FULL.tasks() if FULL.with_task(task).serves] == ["worker:0", "worker:1", "ps:0"]
+    workers = ClusterConfig(worker=["a:1", "b:1"])
+    assert not any(workers.with_task(task).serves for task in workers.tasks())
+    assert not ClusterConfig().serves
+
+
 def test_a_local_cluster_has_a_port_for_each_and_a_chief_where_there_is_a_ps():
     cluster = ClusterConfig.local(workers=2, ps=1, evaluator=1)
     assert [str(task) for task in cluster.tasks()] == [

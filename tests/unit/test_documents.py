@@ -58,7 +58,7 @@ def test_places_are_the_lines_of_the_file():
         (b"", "x.yaml: is empty"),
         (b"# only a comment\n", "x.yaml: is empty"),
         (b"- a\n", "x.yaml: expected a mapping (key: value), received a list of 1"),
-        (b"a: 1\nb: 2\na: 3\n", "x.yaml:3:1: key 'a' stands in line 1 too. Remove one"),
+        (b"a: 1\nb: 2\na: 3\n", "x.yaml:3:1: key 'a' stands at x.yaml:1 too. Remove one"),
         (b"a: &x [1]\nb: *x\n", "x.yaml:1:4: anchors and aliases are not supported. Write the value out"),
         (
             b"a: !!python/object:os.system 1\n",

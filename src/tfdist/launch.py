@@ -1,0 +1,35 @@
+"""Start a script of your own as a cluster on this machine, each process with its own TF_CONFIG.
+
+    python -m tfdist.launch --workers 2 --ps 1 -- python my_script.py --my_flag
+
+A chief is added where there is a ps. The script is the same on all tasks; see examples/keras_script.py.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.cluster import ClusterConfig
+from tfdist.errors import ConfigError
+from tfdist.launcher import launch
+
+__all__ = ["main"]
+
+
+def main(command: Sequence[str], workers: int = 2, ps: int = 0, run_dir: str | None = None) -> None:
+    """Run a command as every task of a local cluster."""
+    if not command:
+        raise ConfigError("command line", "names no command", remedy="Write it last: -- python my_script.py")
+    folder = Path(run_dir or time.strftime("runs/launch-%Y%m%d-%H%M%S"))
+    launch(ClusterConfig.local(workers=workers, ps=ps), command, run_dir=folder)
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist._app import run
+
+    flags.DEFINE_integer("workers", 2, "How many workers.")
+    flags.DEFINE_integer("ps", 0, "How many parameter servers.")
+    flags.DEFINE_string("run_dir", None, "Where the logs go. Without, a new folder in runs/.")
+    run(main, takes_command=True)

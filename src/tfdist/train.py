@@ -1,0 +1,88 @@
+"""Train on the cluster that a config file describes, and leave a SavedModel that the chief has written.
+
+    python -m tfdist.train --config configs/ps2w.yaml --set train.epochs=3
+
+Where the file counts tasks, they are started on this machine. Where it gives addresses, this process is one
+of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.cluster import ClusterConfig
+from tfdist.config import Settings, read_config
+from tfdist.errors import ConfigError
+
+__all__ = ["main"]
+
+
+def main(
+    config: str | None, set: Sequence[str] = (), run_dir: str | None = None, task: str | None = None
+) -> None:
+    """Train, as the whole cluster or as one task of it."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
+    settings = read_config(config, set)
+    cluster = settings.find_cluster(task=task)
+    # All tasks of a run share its folder, so each must come to the same name: no clock without a launcher.
+    is_whole = cluster.is_on_ports_of_ours or not cluster
+    stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
+    folder = Path(run_dir or f"runs/{Path(config).stem}{stamp}").absolute()
+    if cluster.is_on_ports_of_ours:
+        _launch(cluster, config, set, folder)
+    elif cluster and cluster.task is None:
+        raise _which_task(cluster, settings)
+    else:
+        _train(settings, cluster, folder)
+
+
+def _launch(cluster: ClusterConfig, config: str, changes: Sequence[str], folder: Path) -> None:
+    """Start every task as a process of its own, on this machine."""
+    from tfdist.launcher import launch
+
+    words = [sys.executable, "-m", "tfdist.train", "--config", config, "--run_dir", str(folder)]
+    words += [f"--set={change}" for change in changes]
+    launch(cluster, words, run_dir=folder)
+    _tell(folder)
+
+
+def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+    """Do one task's part in this process."""
+    from tfdist.trainer import train  # TensorFlow is loaded here, and in no launcher
+
+    is_alone = not cluster
+    if train(settings.config, cluster, folder) is not None and is_alone:
+        _tell(folder)
+
+
+def _tell(folder: Path) -> None:
+    """Say what came of the run, and where everything is."""
+    report = json.loads((folder / "report.json").read_text())
+    lines = [f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})"]
+    if report["substitute_for"]:
+        lines[0] = (
+            f"ATTENTION: '{report['data']}' was taken in place of '{report['substitute_for']}'\n" + lines[0]
+        )
+    lines += [f"SavedModel     {report['export']}", f"report         {folder / 'report.json'}"]
+    print("\n".join(lines))
+
+
+def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
+    commands = "; ".join(f"on {cluster.address(task)}: {settings.command(task)}" for task in cluster.tasks())
+    problem = "gives addresses, but not which of them this process is"
+    return ConfigError(cluster.source.at(), problem, remedy=f"Type {commands}")
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist._app import run
+
+    flags.DEFINE_string("config", None, "The YAML file that says everything; see configs/.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
+    flags.DEFINE_string("run_dir", None, "Where the run's files go. Without, a new folder in runs/.")
+    flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
+    run(main)
