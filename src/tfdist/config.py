@@ -54,6 +54,10 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         128
     )
 
+    def wanted(self) -> dict[str, Any]:
+        """Give what `open_data` is to be called with."""
+        return {"name": self.name, "data_dir": self.dir, "if_unavailable": self.if_unavailable}
+
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say which model is trained."""
@@ -61,6 +65,10 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: Annotated[
         str, Meta(description="mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")
     ] = "mnist_cnn"
+    options: Annotated[
+        dict[str, bool | int | float | str],
+        Meta(description="Arguments for the function that builds it, such as {dropout: 0.4}."),
+    ] = {}
 
 
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

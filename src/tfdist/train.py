@@ -32,18 +32,21 @@ def main(
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
     folder = Path(run_dir or f"runs/{Path(config).stem}{stamp}").absolute()
     if cluster.is_on_ports_of_ours:
-        _launch(cluster, config, set, folder)
+        _launch(cluster, settings, set, folder)
     elif cluster and cluster.task is None:
         raise _which_task(cluster, settings)
     else:
         _train(settings, cluster, folder)
 
 
-def _launch(cluster: ClusterConfig, config: str, changes: Sequence[str], folder: Path) -> None:
+def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
     """Start every task as a process of its own, on this machine."""
+    from tfdist.data import open_data
     from tfdist.launcher import launch
 
-    words = [sys.executable, "-m", "tfdist.train", "--config", config, "--run_dir", str(folder)]
+    # Before anything starts: in their private network the tasks cannot download.
+    open_data(**settings.config.data.wanted())
+    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
     words += [f"--set={change}" for change in changes]
     launch(cluster, words, run_dir=folder)
     _tell(folder)
@@ -60,14 +63,19 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
 
 def _tell(folder: Path) -> None:
     """Say what came of the run, and where everything is."""
+    from rich.console import Console
+
     report = json.loads((folder / "report.json").read_text())
-    lines = [f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})"]
+    say = Console(highlight=False, markup=False, soft_wrap=True).print
     if report["substitute_for"]:
-        lines[0] = (
-            f"ATTENTION: '{report['data']}' was taken in place of '{report['substitute_for']}'\n" + lines[0]
-        )
-    lines += [f"SavedModel     {report['export']}", f"report         {folder / 'report.json'}"]
-    print("\n".join(lines))
+        text = f"ATTENTION: '{report['data']}' was taken in place of '{report['substitute_for']}'"
+        say(text, style="bold yellow")
+    say(
+        f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
+        style="bold",
+    )
+    say(f"SavedModel     {report['export']}")
+    say(f"report         {folder / 'report.json'}")
 
 
 def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:

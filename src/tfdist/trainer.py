@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from tfdist import __version__
 from tfdist.cluster import ClusterConfig
-from tfdist.config import Config, TrainSection
+from tfdist.config import Config
 from tfdist.data import Data, open_data
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import report_progress
 from tfdist.loop import evaluate, fit
-from tfdist.models import build
+from tfdist.recipe import build_model, compiled_model, test_batches, train_batches
 from tfdist.saved_model import export
 from tfdist.server import serve
 from tfdist.strategy import make_strategy
@@ -61,22 +61,22 @@ def train(config: Config, cluster: ClusterConfig, run_dir: Path) -> Report | Non
     started = time.monotonic()
     strategy = make_strategy(cluster, config.strategy.name, logical_devices=config.strategy.logical_devices)
     section = config.data
-    data = open_data(section.name, data_dir=section.dir, if_unavailable=section.if_unavailable)
+    data = open_data(**section.wanted())
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
-        model = _compiled(config, data)
+        model = compiled_model(config, data)
     per_epoch = config.train.steps_per_epoch or data.train_examples // section.batch_size
     steps = config.train.epochs * per_epoch
     fit(
         model,
-        lambda context: _train_batches(context, data, config),
+        lambda context: train_batches(context, data, config),
         strategy=strategy,
         epochs=config.train.epochs,
         steps_per_epoch=per_epoch,
         callbacks=[_Reporting(steps, section.batch_size)] if cluster.is_chief else [],
         verbose=0,
     )
-    found = evaluate(model, lambda context: _test_batches(context, data, config), strategy=strategy)
+    found = evaluate(model, lambda context: test_batches(context, data, config), strategy=strategy)
     report = None
     if cluster.is_chief:
         report = _finish(config, data, model, found, run_dir, steps, time.monotonic() - started)
@@ -109,36 +109,6 @@ def _finish(
     )
     _write(run_dir / "report.json", asdict(report))
     return report
-
-
-def _compiled(config: Config, data: Data) -> Any:
-    model = build(config.model.name, data.image_shape, len(data.classes))
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        _optimizer(config.train),
-        loss,
-        metrics=["accuracy"],
-        steps_per_execution=config.train.steps_per_execution,
-    )
-    return model
-
-
-def _optimizer(section: TrainSection) -> Any:
-    if section.optimizer == "adam":
-        return tf.keras.optimizers.Adam(section.learning_rate)
-    momentum = 0.9 if section.optimizer == "momentum" else 0.0
-    return tf.keras.optimizers.SGD(section.learning_rate, momentum=momentum)
-
-
-def _train_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
-    batch = context.get_per_replica_batch_size(config.data.batch_size)
-    shard = (context.input_pipeline_id, context.num_input_pipelines)
-    return data.train(batch, shard=shard, seed=config.train.seed)
-
-
-def _test_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
-    batch = context.get_per_replica_batch_size(config.data.batch_size)
-    return data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
 
 
 class _Reporting(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -176,7 +146,7 @@ def _export(
     config: Config, data: Data, model: Any, found: dict[str, float], run_dir: Path, steps: int
 ) -> Path:
     """Write the SavedModel, from a copy of the model whose variables are all in this process."""
-    local = build(config.model.name, data.image_shape, len(data.classes))
+    local = build_model(config, data)
     local.set_weights(model.get_weights())
     images, _ = next(iter(data.test(_IMAGES_TO_CHECK)))
     metadata = {

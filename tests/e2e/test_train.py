@@ -46,32 +46,6 @@ def test_each_shipped_config_trains_and_exports(name, tmp_path, cache):
     assert _left_by(tmp_path) == []
 
 
-def test_the_synchronous_strategies_train_the_same_model(tmp_path, cache):
-    """What two workers have learned from halves of each batch is what one process learns from all of it."""
-    exact = [
-        *SHORT,
-        "--set=model.name=plain_model:build",
-        "--set=train.optimizer=sgd",
-        "--set=train.learning_rate=0.1",
-    ]
-    (tmp_path / "plain_model.py").write_text(
-        "import tensorflow as tf\n"
-        "def build(image_shape, classes):\n"
-        "    layers = [tf.keras.Input(image_shape), tf.keras.layers.Rescaling(1 / 255)]\n"
-        "    layers += [tf.keras.layers.Flatten(), tf.keras.layers.Dense(64, 'relu'), tf.keras.layers.Dense(classes)]\n"
-        "    return tf.keras.Sequential(layers)\n"
-    )
-    losses = {}
-    for name in ("local", "mwms2w", "ps2w-sync"):
-        folder = tmp_path / name
-        environ = {"TFDIST_CACHE_DIR": cache, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-        run = train("--config", CONFIGS / f"{name}.yaml", "--run_dir", folder, *exact, **environ)
-        assert run.returncode == 0, run.stdout + run.stderr
-        losses[name] = json.loads((folder / "report.json").read_text())["test_loss"]
-    assert losses["mwms2w"] == pytest.approx(losses["local"], rel=1e-5)  # float32 sums in another order
-    assert losses["ps2w-sync"] == pytest.approx(losses["local"], rel=1e-5)
-
-
 def test_a_substitute_is_said_first_and_last(tmp_path, cache):
     config = tmp_path / "x.yaml"
     config.write_text(

@@ -1,13 +1,11 @@
 """Check what open_data gives: order, shards, substitutes, and preparation by several processes at once."""
 
+import itertools
 import json
-import logging
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,7 +91,7 @@ def test_orders_of_epochs_are_unrelated():
     epochs = [
         _shuffled(tf.range(count, dtype=tf.int64) + epoch * count, count, 0).numpy() for epoch in range(4)
     ]
-    for one, other in zip(epochs, epochs[1:], strict=False):
+    for one, other in itertools.pairwise(epochs):
         assert sorted(one) == list(range(count))
         # 5 deviations; TensorFlow's own number of rounds gives 0.89 here.
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(count)
@@ -107,7 +105,7 @@ def test_the_order_is_the_same_with_every_tensorflow():
     assert _shuffled(tf.range(12, dtype=tf.int64), 10, 7).numpy().tolist() == ORDER
 
 
-ORDER = [0] * 12
+ORDER = [3, 2, 5, 9, 0, 6, 1, 4, 7, 8, 0, 5]
 
 
 @pytest.mark.parametrize(("batch", "shards"), [(10, 1), (10, 3), (41, 1), (64, 2)])
@@ -241,36 +239,61 @@ def test_the_same_contents_are_kept_once(tmp_path):
     assert len(list(tmp_path.glob("same-*"))) == 1
 
 
-def _prepare_slowly(folder, log, barrier):
-    def read():
-        with (Path(folder) / "reads").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        time.sleep(1)
-        batch = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int32)
-        return Contents((2, 2, 1), ("a",), [batch], [batch])
+PREPARE_SLOWLY = """
+import logging, sys, time
+from pathlib import Path
+import numpy as np
+from tfdist.data.store import Contents, prepare
 
-    logging.basicConfig(filename=log, level=logging.INFO)
-    barrier.wait(30)
-    prepare("slow", [], read, Path(folder))
+folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
+
+def batches():
+    with (folder / "reads").open("a") as file:
+        print("read", file=file)
+    for _ in range(4):
+        time.sleep(seconds / 4)
+        yield np.zeros((1000, 2, 2, 1), np.uint8), np.zeros(1000, np.int32)
+
+logging.basicConfig(level=logging.INFO)
+print("ready", flush=True)
+sys.stdin.readline()
+print(prepare("slow", [], lambda: Contents((2, 2, 1), ("a",), batches(), [
+    (np.zeros((1, 2, 2, 1), np.uint8), np.zeros(1, np.int32))]), folder).train_examples)
+"""
+
+
+def start_preparing(folder, seconds):
+    command = [sys.executable, "-c", PREPARE_SLOWLY, str(folder), str(seconds)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 def test_one_process_prepares_and_the_others_wait(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(4)
-    logs = [tmp_path / f"{index}.log" for index in range(4)]
-    processes = [spawn.Process(target=_prepare_slowly, args=(str(tmp_path), log, barrier)) for log in logs]
+    processes = [start_preparing(tmp_path, 2) for _ in range(4)]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert len((tmp_path / "reads").read_text().split()) == 1
-    waiting = [log for log in logs if "is being prepared" in log.read_text()]
-    assert len(waiting) == 3
-    # The multiprocessing module keeps a process of its own until it is told to end it.
-    from multiprocessing import resource_tracker
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=60) for process in processes]
+    assert [out.strip() for out, _ in ends] == ["4000"] * 4
+    assert (tmp_path / "reads").read_text() == "read\n"
+    assert sum("is being prepared" in err and "waiting for it" in err for _, err in ends) == 3
 
-    resource_tracker._resource_tracker._stop()
+
+def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
+    with start_preparing(tmp_path, 40) as killed:
+        killed.stdin.write("go\n")
+        killed.stdin.flush()
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob(".slow-*.partial/train.images")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        killed.kill()
+    with start_preparing(tmp_path, 0) as process:
+        out, _ = process.communicate("go\n", timeout=60)
+    assert out.strip() == "4000"
+    assert not list(tmp_path.glob(".slow-*.partial"))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -1,0 +1,48 @@
+"""Make what a config asks for: the compiled model, and the batches of training and test data."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config import Config, TrainSection
+from tfdist.data import Data
+from tfdist.models import build
+
+__all__ = ["build_model", "compiled_model", "test_batches", "train_batches"]
+
+
+def build_model(config: Config, data: Data) -> Any:
+    """Build the model for the data's images and classes."""
+    return build(config.model.name, data.image_shape, len(data.classes), **config.model.options)
+
+
+def compiled_model(config: Config, data: Data) -> Any:
+    """Build the model and compile it; call it in the strategy's scope."""
+    model = build_model(config, data)
+    model.compile(
+        _optimizer(config.train),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=config.train.steps_per_execution,
+    )
+    return model
+
+
+def train_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
+    """Make one input pipeline's part of the training data."""
+    batch = context.get_per_replica_batch_size(config.data.batch_size)
+    shard = (context.input_pipeline_id, context.num_input_pipelines)
+    return data.train(batch, shard=shard, seed=config.train.seed)
+
+
+def test_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
+    """Make one input pipeline's part of the test data."""
+    batch = context.get_per_replica_batch_size(config.data.batch_size)
+    return data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
+
+
+def _optimizer(section: TrainSection) -> Any:
+    if section.optimizer == "adam":
+        return tf.keras.optimizers.Adam(section.learning_rate)
+    momentum = 0.9 if section.optimizer == "momentum" else 0.0
+    return tf.keras.optimizers.SGD(section.learning_rate, momentum=momentum)

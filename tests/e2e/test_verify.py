@@ -1,0 +1,87 @@
+"""The proof of equivalence, by the command that a user types."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_model.py").write_text(
+        "import tensorflow as tf\n"
+        "def build(image_shape, classes, *, units, normalize=False):\n"
+        "    layers = tf.keras.layers\n"
+        "    body = [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(units, 'tanh')]\n"
+        "    body += [layers.BatchNormalization()] if normalize else [layers.Dropout(0.5)]\n"
+        "    return tf.keras.Sequential([tf.keras.Input(image_shape), *body, layers.Dense(classes)])\n"
+    )
+    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return {**os.environ, "PYTHONPATH": path, "TFDIST_CACHE_DIR": str(folder / "cache")}
+
+
+def verify(environ, name, *arguments):
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist.verify",
+        "--config",
+        str(CONFIGS / f"{name}.yaml"),
+        "--set=data.name=digits",
+    ]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280, env=environ)
+
+
+OWN = ["--set=model.name=own_model:build", "--set=model.options={units: 32}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("mirrored", ["--set=train.optimizer=momentum", "--set=train.learning_rate=0.1", *OWN]),
+        ("mirrored", ["--set=strategy.logical_devices=3", "--set=data.batch_size=96", "--numbers=float32", *OWN]),
+        ("mwms2w", ["--steps=4"]),
+        ("mwms2w", ["--set=cluster.worker=3", "--set=data.batch_size=96", *OWN]),
+        ("ps2w-sync", ["--steps=4"]),
+        ("ps2w-sync", ["--set=cluster.ps=2", "--set=cluster.worker=3", "--set=data.batch_size=96", *OWN]),
+    ],
+)  # fmt: skip
+def test_a_cluster_computes_what_one_process_computes(environ, name, arguments):
+    run = verify(environ, name, *arguments)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "computes what one process computes" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("ps2w", [], "strategy.name: updates asynchronously: no two runs of it are equal. Verify with parameter_server_sync"),
+        ("mwms2w", ["--set=cluster.worker=[a:1, b:1]"], "gives addresses; verify starts its cluster on this machine"),
+        ("mirrored", ["--set=model.name=own_model:build", "--set=model.options={units: 8, normalize: true}"], "normalises each replica's own part"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_verified_is_said(environ, name, arguments, message):
+    run = verify(environ, name, *arguments)
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert message in run.stderr
+
+
+def test_a_cluster_that_computes_something_else_is_found_out(environ, tmp_path):
+    """A learning rate that grows with the number of replicas is the classic silent mistake."""
+    (tmp_path / "scaled_model.py").write_text(
+        "import tensorflow as tf\n"
+        "def build(image_shape, classes):\n"
+        "    scale = float(tf.distribute.get_strategy().num_replicas_in_sync)\n"
+        "    layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Flatten(), tf.keras.layers.Dense(classes)]\n"
+        "    layers += [tf.keras.layers.Rescaling(scale)]\n"
+        "    return tf.keras.Sequential([tf.keras.Input(image_shape), *layers])\n"
+    )
+    wrong = {**environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{environ['PYTHONPATH']}"}
+    run = verify(wrong, "mirrored", "--set=model.name=scaled_model:build")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "mirrored differs from one process from step 1 on" in run.stdout

@@ -1,0 +1,152 @@
+"""The loop in one process: what it refuses, and that it is Keras's own fit to the last digit."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from tfdist.errors import ConfigError, DataError
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.loop import evaluate, fit, predict  # noqa: E402  # after the check that TensorFlow is there
+
+keras = tf.keras
+# Keras 2.12 divides where Python 3.11 wants whole numbers.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def linear(**options):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **options)
+    return model
+
+
+def points(count=20):
+    x = np.random.default_rng(1).normal(size=(count, 3)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def batches(size=5):
+    return tf.data.Dataset.from_tensor_slices(points()).batch(size)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_is_keras_fit(strategy, together):
+    alone = linear().fit(batches(), epochs=3, validation_data=batches(), shuffle=False, verbose=0)
+    with strategy.scope():
+        model = linear(steps_per_execution=together)
+    ours = fit(model, batches(), strategy=strategy, epochs=3, validation=batches(), verbose=0)
+
+    assert ours.epoch == alone.epoch
+    assert set(ours.history) == set(alone.history)
+    for name, values in alone.history.items():
+        assert ours.history[name] == pytest.approx(values, rel=1e-5)
+
+
+def test_steps_per_epoch_go_on_with_the_data_and_begin_them_anew(strategy):
+    with strategy.scope():
+        model = linear()
+    seen = []
+
+    class Seen(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    fit(model, batches(), strategy=strategy, epochs=2, steps_per_epoch=6, callbacks=[Seen()], verbose=0)
+
+    assert seen == [*range(6), *range(6)]
+    assert int(model.optimizer.iterations.numpy()) == 12
+
+
+def test_evaluates_and_predicts_uneven_batches(strategy):
+    with strategy.scope():
+        model = linear()
+    x, y = points()
+    found = predict(model, batches(7), strategy=strategy)
+
+    assert found == pytest.approx(model(x).numpy(), rel=1e-5)
+    expected = {"loss": np.mean((found - y) ** 2), "mae": np.mean(np.abs(found - y))}
+    assert evaluate(model, batches(7), strategy=strategy) == pytest.approx(expected, rel=1e-5)
+
+
+def test_stops_in_the_middle_of_an_epoch(strategy):
+    with strategy.scope():
+        model = linear()
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    history = fit(model, batches(), strategy=strategy, epochs=5, callbacks=[Stop()], verbose=0)
+
+    assert history.epoch == [0]
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+def test_refuses_a_model_that_is_not_compiled(strategy):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ConfigError, match="is not compiled"):
+        fit(model, batches(), strategy=strategy, verbose=0)
+
+
+def test_refuses_what_is_no_model():
+    with pytest.raises(ConfigError, match="expected a Keras model, received a int"):
+        fit(3, batches(), verbose=0)
+
+
+def test_refuses_a_train_step_of_its_own(strategy):
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        model = Own(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match="train_step of its own"):
+        fit(model, batches(), strategy=strategy, verbose=0)
+
+
+def test_refuses_a_model_of_another_scope(strategy):
+    with pytest.raises(ConfigError, match=r"within `with strategy.scope\(\):`"):
+        fit(linear(), batches(), strategy=strategy, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": -1}, "epochs: expected a whole number of at least 0, received -1"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch: expected a whole number of at least 1"),
+        ({"validation_freq": 1.5}, "received 1.5"),
+    ],
+)
+def test_refuses_counts_that_mean_nothing(strategy, options, words):
+    with pytest.raises(ConfigError, match="expected") as caught:
+        fit(linear(), batches(), strategy=strategy, verbose=0, **options)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (batches().repeat(), "never ends"),
+        (batches().take(0), "hold no batch"),
+        (points(), "from_tensor_slices"),
+        (lambda context: points(), "expected a tf.data.Dataset returned"),
+    ],
+)
+def test_refuses_data_that_it_cannot_train_on(strategy, data, words):
+    with strategy.scope():
+        model = linear()
+    with pytest.raises(DataError, match=words):
+        fit(model, data, strategy=strategy, verbose=0)

@@ -1,0 +1,104 @@
+"""Strategies are refused, with a remedy, where they could not be what they are called."""
+
+import pytest
+
+from tfdist.cluster import ClusterConfig
+from tfdist.errors import ConfigError
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.server import serve  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategy import make_strategy  # noqa: E402
+
+
+def cluster(task=None, **roles):
+    made = ClusterConfig(**{role: tuple(f"{role}{n}:2222" for n in range(count)) for role, count in roles.items()})
+    return made.with_task(task) if task else made
+
+
+def test_one_process_gets_one_device_by_itself(caplog):
+    with caplog.at_level("INFO", "tfdist"):
+        strategy = make_strategy()
+
+    assert isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    assert "strategy auto takes one_device: one process" in caplog.text
+
+
+def test_an_evaluator_trains_with_nobody():
+    strategy = make_strategy(cluster(("evaluator", 0), chief=1, worker=2, ps=1, evaluator=1))
+
+    assert isinstance(strategy, tf.distribute.OneDeviceStrategy)
+
+
+def test_mirrored_lets_replicas_write_variables():
+    strategy = make_strategy(None, "mirrored")
+    with strategy.scope():
+        fraction, whole = tf.Variable(1.0), tf.Variable(1, dtype=tf.int64)
+
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert fraction.aggregation == tf.VariableAggregation.MEAN
+    assert whole.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def test_a_scope_can_be_entered_again_and_within_itself():
+    strategy = make_strategy(None, "mirrored")
+    with strategy.scope():
+        with strategy.scope():
+            assert tf.distribute.get_strategy() is strategy
+        assert tf.distribute.get_strategy() is strategy
+    assert tf.distribute.get_strategy() is not strategy
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "words"),
+    [
+        (cluster(), "multi_worker_miror", "Did you mean 'multi_worker_mirrored'?"),
+        (cluster(("worker", 0), worker=2), "mirrored", "the cluster has 2 tasks"),
+        (cluster(worker=2), "multi_worker_mirrored", "which task of the cluster this is"),
+        (cluster(("chief", 0), chief=1, worker=2), "parameter_server", "ps"),
+        (cluster(("worker", 0), chief=1, worker=2, ps=1), "parameter_server", "Call tfdist.serve(cluster)"),
+        (cluster(("worker", 0), chief=1, worker=2, ps=1), "multi_worker_mirrored", "Take parameter_server"),
+        (cluster(("evaluator", 0), worker=2, evaluator=1), "multi_worker_mirrored", "the evaluator is no part"),
+    ],
+)  # fmt: skip
+def test_refuses_what_the_cluster_cannot_run(made, name, words):
+    with pytest.raises(ConfigError, match=".") as caught:
+        make_strategy(made, name)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"collective": "ring"}, "collective: does nothing under one_device"),
+        ({"max_shards": 2}, "Leave it out, or take parameter_server"),
+        ({"precision": "float8"}, "precision: is unknown"),
+        ({"logical_devices": 0}, "expected a number of at least 1, received 0"),
+        ({"logical_devices": True}, "received True"),
+        ({"intra_op_threads": -1}, "at least 0"),
+        ({"memory_growth": True}, "this machine has none"),
+    ],
+)
+def test_refuses_options_that_do_nothing(options, words):
+    if "memory_growth" in options and tf.config.list_physical_devices("GPU"):
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match=".") as caught:
+        make_strategy(None, "one_device", **options)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (cluster(chief=1, worker=1, ps=1), "which task of the cluster this is"),
+        (cluster(("chief", 0), chief=1, worker=1, ps=1), "Call make_strategy on it"),
+        (cluster(("worker", 0), worker=2), "chief"),
+    ],
+)
+def test_refuses_to_serve_where_nobody_asks(made, words):
+    with pytest.raises(ConfigError, match=".") as caught:
+        serve(made)
+
+    assert words in str(caught.value)
