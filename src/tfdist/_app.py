@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
 
 from tfdist.errors import ConfigError, TfdistError
@@ -33,29 +33,29 @@ def run(main: Callable[..., int | None], *, takes_command: bool = False) -> None
     may help, 130 on Ctrl-C, 1 otherwise. What a user can cause is one line on standard error, never a
     traceback.
     """
-
-    def parsed(argv: list[str]) -> list[str]:
-        return _parsed(argv, takes_command=takes_command)
-
-    def call(argv: list[str]) -> None:
-        _call(main, **({"command": argv[1:]} if takes_command else {}))
-
-    sys.exit(_status(lambda: app.run(call, flags_parser=parsed)))
+    sys.exit(_status(lambda: _call(main, takes_command)))
 
 
-def _call(main: Callable[..., int | None], **more: object) -> None:
+def _call(main: Callable[..., int | None], takes_command: bool) -> int | None:
+    # absl's own app.run is not used: where it comes before the import of TensorFlow 2.12, Keras 2 takes itself
+    # to be in graph mode. What is wanted of it are the flags, and the log handler.
+    rest = _parsed(sys.argv, takes_command=takes_command)
+    absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.WARNING)  # what TensorFlow's Python has to say
-    logging.getLogger("tfdist").setLevel(logging.INFO)
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logging.getLogger("tfdist").setLevel(logging.INFO)
     # And its C++: errors, unless the user wants more.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.exit(main(**{flag.name: flag.value for flag in _own_flags()}, **more))
+    arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
+    if takes_command:
+        arguments["command"] = rest[1:]
+    return main(**arguments)
 
 
-def _status(call: Callable[[], None]) -> str | int | None:
+def _status(call: Callable[[], int | None]) -> str | int | None:
     """Turn how a call ends into an exit status."""
     try:
-        call()
+        status = call()
         sys.stdout.flush()
     except TfdistError as error:
         print(f"tfdist: {error}", file=sys.stderr)
@@ -68,7 +68,7 @@ def _status(call: Callable[[], None]) -> str | int | None:
         return 0
     except SystemExit as end:
         return end.code
-    return 0
+    return status
 
 
 def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:

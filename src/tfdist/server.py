@@ -16,6 +16,9 @@ __all__ = ["serve"]
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0
+_LEAST_INTER_OP_THREADS = 8
+# A chief that fails as soon as it is connected must have been seen in between.
+_SECONDS_BETWEEN_PROBES_AT_FIRST = 0.1
 _SECONDS_FOR_AN_ANSWER = 2.0
 # What an HTTP/2 client says first (RFC 9113, 3.4), and its empty SETTINGS frame. Every gRPC server answers
 # with a SETTINGS frame of its own, from a thread of its own: a live process answers, and a stopped one, for
@@ -44,23 +47,31 @@ def serve(cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeo
     server = _start(cluster)
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
-    last_seen: float | None = None
-    started = time.monotonic()
-    refusals = 0
-    while refusals < 2:  # twice, because a listener with a full queue refuses too
-        is_there = _answers(chief)
-        now = time.monotonic()
-        if is_there:
-            last_seen = now
-        refusals = refusals + 1 if is_there is False and last_seen is not None else 0
-        silent, allowed = (
-            (now - started, start_timeout) if last_seen is None else (now - last_seen, silence_timeout)
-        )
-        if silent > allowed:
-            problem = "did not come up" if last_seen is None else "has been silent"
-            raise TaskLost(f"chief at {chief}", f"{problem} for {allowed:g} s", remedy="See the chief's log")
-        time.sleep(_SECONDS_BETWEEN_PROBES)
+    _wait_for(chief, start_timeout)
+    _wait_until_gone(chief, silence_timeout)
     _log.info("the chief has ended, and so does %s", cluster.task)
+
+
+def _wait_for(chief: str, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while not _answers(chief):
+        if time.monotonic() > end:
+            remedy = "Start it, or see its log"
+            raise TaskLost(f"chief at {chief}", f"did not come up for {timeout:g} s", remedy=remedy)
+        time.sleep(_SECONDS_BETWEEN_PROBES_AT_FIRST)
+
+
+def _wait_until_gone(chief: str, timeout: float) -> None:
+    last_seen, refusals = time.monotonic(), 0
+    while refusals < 2:  # twice, because a listener with a full queue refuses too
+        answer = _answers(chief)
+        refusals = refusals + 1 if answer is False else 0
+        if answer:
+            last_seen = time.monotonic()
+        if time.monotonic() - last_seen > timeout:
+            remedy = "It is stopped, or its machine is out of reach"
+            raise TaskLost(f"chief at {chief}", f"has been silent for {timeout:g} s", remedy=remedy)
+        time.sleep(_SECONDS_BETWEEN_PROBES)
 
 
 def _check_task(cluster: ClusterConfig) -> None:
@@ -81,10 +92,9 @@ def _check_task(cluster: ClusterConfig) -> None:
 
 def _start(cluster: ClusterConfig) -> tf.distribute.Server:
     task_type, index = cluster.task or ("", 0)
-    # One more thread than cores could hold up: closures that wait for each other's variables would starve.
-    config = tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=max(8, tf.config.threading.get_inter_op_parallelism_threads())
-    )
+    # Operations that wait for another task hold a thread each: with as many threads as a small machine has
+    # cores, all may wait and none be left to answer.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_LEAST_INTER_OP_THREADS)
     try:
         return tf.distribute.Server(
             cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config
@@ -101,6 +111,6 @@ def _answers(address: str) -> bool | None:
     try:
         with socket.create_connection(split_address(address), timeout=_SECONDS_FOR_AN_ANSWER) as probe:
             probe.sendall(_GREETING)
-            return True if probe.recv(9) else False
+            return bool(probe.recv(9))
     except OSError as error:  # timeouts and unreachable hosts too: they may come back
         return False if error.errno in _GONE else None

@@ -252,7 +252,8 @@ class _Entered:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        return [self._stack.enter_context(each) for each in self._scopes][0]
+        strategy, *_ = [self._stack.enter_context(each) for each in self._scopes]
+        return strategy
 
     def __exit__(self, *error: Any) -> Any:
         return self._stack.__exit__(*error)
@@ -284,7 +285,11 @@ class _SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrat
         tf.config.experimental_connect_to_cluster(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )
-        kind = "GPU" if any("/job:worker/" in each.name for each in tf.config.list_logical_devices("GPU")) else "CPU"
+        kind = (
+            "GPU"
+            if any("/job:worker/" in each.name for each in tf.config.list_logical_devices("GPU"))
+            else "CPU"
+        )
         devices = [each.name for each in tf.config.list_logical_devices(kind) if "/job:worker/" in each.name]
         super().__init__(compute_devices=devices, parameter_device="/device:CPU:0")
         self._load = {f"/job:ps/replica:0/task:{index}": 0 for index in range(cluster.size("ps"))}

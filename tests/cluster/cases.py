@@ -78,7 +78,9 @@ def smoke(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 def counting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """A weight that grows by exactly one for every example whose gradient arrives."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
 
         class Minus(keras.losses.Loss):
             def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -107,11 +109,18 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
 
     with strategy.scope():
         model = keras.Sequential(
-            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"), keras.layers.BatchNormalization()]
+            [
+                keras.Input((1,)),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+                keras.layers.BatchNormalization(),
+            ]
         )
         model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[_Examples()])
     history = fit(model, make, strategy=strategy, epochs=2, verbose=0)
-    return {"examples": history.history["examples"], "moving": [each.tolist() for each in model.get_weights()]}
+    return {
+        "examples": history.history["examples"],
+        "moving": [each.tolist() for each in model.get_weights()],
+    }
 
 
 class _Examples(keras.metrics.Metric):
@@ -130,9 +139,13 @@ def rich_model(keras: Any) -> Any:
     """Several inputs and outputs, a shared embedding, a penalty on weights and an added loss."""
     number, word = keras.Input((5,), name="number"), keras.Input((3,), dtype="int32", name="word")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(word))
-    both = keras.layers.Concatenate()([keras.layers.Dense(6, "tanh", kernel_regularizer="l2")(number), embedded])
+    both = keras.layers.Concatenate()(
+        [keras.layers.Dense(6, "tanh", kernel_regularizer="l2")(number), embedded]
+    )
     both = keras.layers.ActivityRegularization(l2=0.01)(both)
-    return keras.Model([number, word], [keras.layers.Dense(1, name="a")(both), keras.layers.Dense(2, name="b")(both)])
+    return keras.Model(
+        [number, word], [keras.layers.Dense(1, name="a")(both), keras.layers.Dense(2, name="b")(both)]
+    )
 
 
 def rich_data() -> tf.data.Dataset:
@@ -164,7 +177,12 @@ def _equivalent(strategy: Any, optimizer: str) -> dict[str, Any]:
             model = compiled(rich_model(keras), optimizer)
         history = fit(model, rich_data(), strategy=strategy, epochs=2, callbacks=[steps], verbose=0)
         evaluated = evaluate(model, rich_data(), strategy=strategy)
-        return {"losses": steps.losses, "weights": steps.weights, "history": history.history, "evaluated": evaluated}
+        return {
+            "losses": steps.losses,
+            "weights": steps.weights,
+            "history": history.history,
+            "evaluated": evaluated,
+        }
     finally:
         compute_in("float32")
 
@@ -194,7 +212,7 @@ def keras_itself(strategy: Any, folder: Path) -> dict[str, Any]:
         keras.utils.set_random_seed(3)
         steps = EveryStep()
         model = compiled(rich_model(keras), optimizer)
-        history = model.fit(rich_data(), epochs=2, callbacks=[steps], verbose=0)
+        history = model.fit(rich_data(), epochs=2, shuffle=False, callbacks=[steps], verbose=0)
         evaluated = model.evaluate(rich_data(), verbose=0, return_dict=True)
         found[optimizer] = {
             "losses": steps.losses, "weights": steps.weights, "history": history.history, "evaluated": evaluated,
@@ -208,10 +226,19 @@ def writing(strategy: Any, folder: Path) -> dict[str, Any]:
     own = folder / "written"
     suffix = ".weights.h5" if keras.__version__ >= "3" else ""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
         model.compile(keras.optimizers.Adam(0.1), "mse")
     callbacks = [
-        keras.callbacks.ModelCheckpoint(str(own / ("best" + suffix)), save_weights_only=True, save_best_only=True),
+        keras.callbacks.ModelCheckpoint(
+            str(own / ("best" + suffix)), save_weights_only=True, save_best_only=True
+        ),
         keras.callbacks.CSVLogger(str(folder / "log.csv")),
         keras.callbacks.TensorBoard(str(own / "board"), profile_batch=0),
         keras.callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=1),

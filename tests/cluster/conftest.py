@@ -60,7 +60,9 @@ class Running:
     def wait(self, limit: float, *, failures_expected: bool = False) -> Finished:
         end = time.monotonic() + limit
         while time.monotonic() < end and any(each.poll() is None for each in self.processes.values()):
-            if not failures_expected and any(each.poll() not in (None, 0) for each in self.processes.values()):
+            if not failures_expected and any(
+                each.poll() not in (None, 0) for each in self.processes.values()
+            ):
                 end = min(end, time.monotonic() + 20)  # the first failure is the root cause: do not wait long
             time.sleep(0.05)
         hanging = [name for name, each in self.processes.items() if each.poll() is None]
@@ -72,7 +74,9 @@ class Running:
         logs = {name: (self.folder / f"{name}.log").read_text(errors="replace") for name in self.processes}
         if hanging or (any(codes.values()) and not failures_expected):
             shown = "\n".join(f"--- {name}, exit {codes[name]} ---\n{logs[name][-6000:]}" for name in codes)
-            pytest.fail(f"still running after {limit:g} s: {hanging}; exit codes: {codes}\n{shown}", pytrace=False)
+            pytest.fail(
+                f"still running after {limit:g} s: {hanging}; exit codes: {codes}\n{shown}", pytrace=False
+            )
         found = {name: self.folder / f"{name}.json" for name in self.processes}
         results = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
         return Finished(codes, results, logs)
@@ -115,7 +119,13 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 IN_STEP = ["one_device", "mirrored", "multi_worker_mirrored", "parameter_server_sync"]
 ANYWHERE = ["smoke", "counting", "from_function", "writing"]
-IN_STEP_ONLY = ["equivalent_sgd", "equivalent_adam", "equivalent_clipped", "equivalent_averaged", "custom_loop"]
+IN_STEP_ONLY = [
+    "equivalent_sgd",
+    "equivalent_adam",
+    "equivalent_clipped",
+    "equivalent_averaged",
+    "custom_loop",
+]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+
 from conftest import SETUPS
 
 

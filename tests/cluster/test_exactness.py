@@ -1,6 +1,7 @@
 """What must be so to the last digit, under every strategy, with replicas whose parts are not alike."""
 
 import pytest
+
 from conftest import IN_STEP, SETUPS
 
 ALL = list(SETUPS)

@@ -7,8 +7,8 @@ import socket
 import time
 
 import pytest
-from conftest import Running
 
+from conftest import Running
 from tfdist.cluster import ClusterConfig, Task
 
 
@@ -74,9 +74,14 @@ def test_reports_a_chief_that_never_comes(tmp_path):
 @pytest.mark.parametrize("task", [Task("ps", 0), Task("chief", 0)])
 def test_a_taken_port_is_the_users_to_free(tmp_path, task):
     cluster = ClusterConfig.local(workers=1, ps=1)
-    with socket.create_server(("", int(cluster.address(task).rpartition(":")[2]))), Running(tmp_path, cluster) as started:
+    with (
+        socket.create_server(("", int(cluster.address(task).rpartition(":")[2]))),
+        Running(tmp_path, cluster) as started,
+    ):
         started.start(task, {"strategy": "parameter_server", "options": {}, "cases": [], "folder": ""})
         finished = started.wait(40, failures_expected=True)
 
     assert finished.exit_codes == {str(task): 2}
-    assert f"ConfigError: {task} at {cluster.address(task)}: cannot be listened on" in finished.logs[str(task)]
+    assert (
+        f"ConfigError: {task} at {cluster.address(task)}: cannot be listened on" in finished.logs[str(task)]
+    )

@@ -1,6 +1,7 @@
 """Every strategy trains, in real processes, and every process ends by itself with exit status 0."""
 
 import pytest
+
 from conftest import SETUPS
 
 ALL = list(SETUPS)
@@ -17,4 +18,6 @@ def test_training_lowers_the_loss(strategy, finished):
 
     assert len(history["loss"]) == len(history["val_loss"]) == 3
     assert history["loss"][-1] < history["loss"][0]
-    assert history["val_mae"][-1] == pytest.approx(finished(strategy).chief["smoke"]["evaluated"]["mae"], rel=1e-6)
+    assert history["val_mae"][-1] == pytest.approx(
+        finished(strategy).chief["smoke"]["evaluated"]["mae"], rel=1e-6
+    )

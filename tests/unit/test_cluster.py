@@ -121,7 +121,11 @@ def test_the_chief_is_worker_0_where_there_is_none():
 
 
 def test_who_serves():
-    assert [str(task) for task in FULL.tasks() if FULL.with_task(task).serves] == ["worker:0", "worker:1", "ps:0"]
+    assert [str(task) for task in FULL.tasks() if FULL.with_task(task).serves] == [
+        "worker:0",
+        "worker:1",
+        "ps:0",
+    ]
     workers = ClusterConfig(worker=["a:1", "b:1"])
     assert not any(workers.with_task(task).serves for task in workers.tasks())
     assert not ClusterConfig().serves

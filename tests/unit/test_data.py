@@ -308,3 +308,22 @@ def test_about_is_plain(digits):
     about = json.loads((digits.prepared.folder / "about.json").read_text())
     assert about["classes"] == list("0123456789")
     assert about["fingerprint"] == digits.fingerprint
+
+
+def test_what_is_sharded_is_not_sharded_again(digits):
+    import tensorflow as tf
+
+    policies = tf.data.experimental.AutoShardPolicy
+    for shard, policy in (((0, 1), policies.AUTO), ((1, 2), policies.OFF)):
+        for dataset in (digits.train(4, shard=shard), digits.test(4, shard=shard)):
+            assert dataset.options().experimental_distribute.auto_shard_policy == policy
+
+
+def test_the_graph_holds_no_data(digits):
+    import tensorflow as tf
+
+    # As a parameter-server worker gets it: traced, with the files' paths in it and not their contents.
+    traced = tf.function(lambda: tf.data.experimental.to_variant(digits.train(4, augment="crop_flip")))
+    graph = traced.get_concrete_function().graph.as_graph_def()
+    assert graph.ByteSize() < (digits.prepared.folder / "train.images").stat().st_size / 2
+    assert str(digits.prepared.folder) in str(graph)

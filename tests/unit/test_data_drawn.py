@@ -7,6 +7,8 @@ import tensorflow as tf
 from tfdist.data import open_data
 
 EXAMPLES = (6000, 1000)
+# At most for a linear model, at least for a small CNN after some 6 epochs. Chance is 0.1.
+BOUNDS = {"digits": (0.80, 0.93), "shapes": (0.16, 0.40)}
 
 
 @pytest.fixture(scope="module", params=["digits", "shapes"])
@@ -78,6 +80,6 @@ def test_a_small_cnn_beats_a_linear_model_clearly(data):
     accuracy = model.evaluate(data.test(250), verbose=0)[1]
     linear = linear_accuracy(data)
     print(f"{data.name}: CNN {accuracy:.3f}, linear {linear:.3f}")
-    # Half of the linear model's errors at most; and of the shapes, which it cannot tell apart, three times as many.
-    assert 1 - accuracy < 0.5 * (1 - linear)
-    assert data.name == "digits" or (linear < 0.15 and accuracy > 0.45)
+    most, least = BOUNDS[data.name]
+    assert linear < most
+    assert accuracy > least

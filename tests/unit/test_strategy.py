@@ -1,5 +1,7 @@
 """Strategies are refused, with a remedy, where they could not be what they are called."""
 
+import re
+
 import pytest
 
 from tfdist.cluster import ClusterConfig
@@ -12,7 +14,9 @@ from tfdist.strategy import make_strategy  # noqa: E402
 
 
 def cluster(task=None, **roles):
-    made = ClusterConfig(**{role: tuple(f"{role}{n}:2222" for n in range(count)) for role, count in roles.items()})
+    made = ClusterConfig(
+        **{role: tuple(f"{role}{n}:2222" for n in range(count)) for role, count in roles.items()}
+    )
     return made.with_task(task) if task else made
 
 
@@ -62,10 +66,8 @@ def test_a_scope_can_be_entered_again_and_within_itself():
     ],
 )  # fmt: skip
 def test_refuses_what_the_cluster_cannot_run(made, name, words):
-    with pytest.raises(ConfigError, match=".") as caught:
+    with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(made, name)
-
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,8 @@ def test_refuses_what_the_cluster_cannot_run(made, name, words):
 def test_refuses_options_that_do_nothing(options, words):
     if "memory_growth" in options and tf.config.list_physical_devices("GPU"):
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ConfigError, match=".") as caught:
+    with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(None, "one_device", **options)
-
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,5 @@ def test_refuses_options_that_do_nothing(options, words):
     ],
 )
 def test_refuses_to_serve_where_nobody_asks(made, words):
-    with pytest.raises(ConfigError, match=".") as caught:
+    with pytest.raises(ConfigError, match=re.escape(words)):
         serve(made)
-
-    assert words in str(caught.value)

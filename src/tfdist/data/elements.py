@@ -14,7 +14,12 @@ __all__ = ["READING_ERRORS", "Part", "contents_of", "decode", "gist", "resized"]
 
 _AT_ONCE = 256
 
-READING_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError)
+READING_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+)
 
 
 @dataclass(frozen=True)

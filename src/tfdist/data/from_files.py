@@ -40,7 +40,8 @@ def read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
 
 def _read_npz(path: Path) -> Contents:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # np.load leaves a file open that it finds to be none of its own.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(str(path), f"cannot be read: {error}") from None

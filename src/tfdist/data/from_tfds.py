@@ -64,7 +64,9 @@ def _keys(info: Any, where: str) -> tuple[str, str]:
     except (KeyError, TypeError):
         good = False
     if not good:
-        received = ", ".join(f"{key}: {type(feature).__name__}" for key, feature in dict(features).items())
+        received = ", ".join(
+            f"{key}: {type(feature).__name__}" for key, feature in sorted(dict(features).items())
+        )
         raise DataError(where, expected="an image and a class label", received=received)
     return image_key, label_key
 

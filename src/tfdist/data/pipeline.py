@@ -44,7 +44,7 @@ def train_batches(
         return pixels, tf.gather(labels, rows)
 
     steps = tf.data.Dataset.range(skip_steps, _ENDLESS // (batch * count))
-    return _finished(steps.map(make, num_parallel_calls=tf.data.AUTOTUNE))
+    return _finished(steps.map(make, num_parallel_calls=tf.data.AUTOTUNE), count)
 
 
 def test_batches(split: Split, batch: int, *, shard: tuple[int, int]) -> Any:
@@ -57,7 +57,7 @@ def test_batches(split: Split, batch: int, *, shard: tuple[int, int]) -> Any:
         return images[start : start + batch], labels[start : start + batch]
 
     starts = tf.data.Dataset.range(index * batch, split.examples, count * batch)
-    return _finished(starts.map(make, num_parallel_calls=tf.data.AUTOTUNE))
+    return _finished(starts.map(make, num_parallel_calls=tf.data.AUTOTUNE), count)
 
 
 def _mapped(split: Split) -> tuple[Any, Any]:
@@ -88,11 +88,12 @@ def _shuffled(positions: Any, examples: int, seed: int) -> Any:
     )
 
 
-def _finished(dataset: Any) -> Any:
+def _finished(dataset: Any, shards: int) -> Any:
     options = tf.data.Options()
     options.deterministic = True
-    # Already sharded; TensorFlow's own sharding would take every n-th batch of these.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    if shards > 1:
+        # TensorFlow's own sharding would take every n-th batch of what is one shard already.
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 

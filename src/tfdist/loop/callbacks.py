@@ -28,7 +28,7 @@ def make_callbacks(
     epochs: int,
     steps: int | None,
 ) -> Any:
-    """Make the list of callbacks that Keras calls, without those that are for the chief where this is not it."""
+    """Make the list of callbacks that Keras calls, on all but the chief without those that write files."""
     keras = keras_of(model)
     if not is_chief(strategy):
         names = _WRITERS[2 if is_keras_2(model) else 3]

@@ -55,7 +55,9 @@ class CoordinatedRunner:
         try:
             while steps is None or done < steps:
                 while len(exhausted) < self._workers and self._has_room(steps, promised):
-                    wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
+                    wanted = (
+                        steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
+                    )
                     self._schedule(wanted)
                     promised += wanted
                 if not self._scheduled:  # all workers' data have ended

@@ -14,7 +14,9 @@ __all__ = ["evaluate", "run_tests", "steps_per_execution"]
 def evaluate(
     model: Any, data: Data, *, strategy: tf.distribute.Strategy | None = None, steps: int | None = None
 ) -> dict[str, float]:
-    """Evaluate a compiled model in parallel; give its loss and metrics over all examples, as one process would.
+    """Evaluate a compiled model in parallel; give its loss and metrics over all examples.
+
+    They are what one process gives, in another order of adding up.
 
     Args:
         model: The compiled model, made in the strategy's scope.

@@ -1,7 +1,7 @@
 """Hand the data out to the replicas, each example to one of them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -10,7 +10,8 @@ from tfdist.loop.workers import worker_index
 
 __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
 
-Data = tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
+# TensorFlow ships no types; what is meant is:
+Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
 def known_steps(data: Data, wanted: str) -> int | None:

@@ -14,15 +14,16 @@ __all__ = ["Keras2Step"]
 class Keras2Step:
     """Train, test and predict on one batch; the metrics count for themselves.
 
-    Keras 2 makes metrics and moving averages for tf.distribute: each replica writes its own copy, reading puts
-    the copies together, and on a parameter server the additions are TensorFlow's own, atomic ones.
+    Keras 2 makes metrics and moving averages for tf.distribute: each replica writes its own copy, reading
+    puts the copies together, and on a parameter server the additions are TensorFlow's own, atomic ones.
     """
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
         self._keras = keras_of(model)
         self._model = model
         self._strategy = strategy
-        self._sums_loss = reductions(model) == {"sum"}
+        is_mean = reductions(model) != {"sum"}
+        self._share = 1.0 / strategy.num_replicas_in_sync if is_mean else None
         # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
         self._forward = tf.autograph.to_graph(_forward)
         del element_spec
@@ -41,6 +42,14 @@ class Keras2Step:
         """Start the metrics anew."""
         with self._strategy.scope():
             self._model.reset_metrics()
+
+    def settle(self) -> None:
+        """Give all replicas the same moving averages: each has its own until somebody reads them all."""
+        with self._strategy.scope():
+            for variable in self._model.non_trainable_variables:
+                is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
+                if is_own and variable.aggregation == tf.VariableAggregation.MEAN:
+                    variable.assign(tf.convert_to_tensor(variable))
 
     def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Train on a batch, each replica on its part."""
@@ -64,9 +73,7 @@ class Keras2Step:
         gradients = tape.gradient(scaled, model.trainable_variables)
         if scales:
             gradients = optimizer.get_unscaled_gradients(gradients)
-        gradients, _, _ = shared_mean(
-            gradients, [], [], batch_size(x), sums_loss=self._sums_loss
-        )
+        gradients, _, _ = shared_mean(gradients, [], [], batch_size(x), share=self._share)
         optimizer.apply_gradients(
             zip(gradients, model.trainable_variables, strict=True), experimental_aggregate_gradients=False
         )

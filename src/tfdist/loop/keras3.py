@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.loop.checks import reductions
@@ -25,7 +26,9 @@ class Keras3Step:
         self._keras = keras_of(model)
         self._model = model
         self._strategy = strategy
-        self._sums_loss = reductions(model) == {"sum"}
+        self._is_mean = reductions(model) != {"sum"}
+        # Keras 3 makes a float32 of 1/N, also where it computes in float64.
+        self._share = float(np.float32(1.0 / strategy.num_replicas_in_sync))
         with strategy.scope():
             model._symbolic_build(data_batch=element_spec)
         self._metrics = list(model.metrics_variables)
@@ -71,17 +74,24 @@ class Keras3Step:
 
     def _train_on_part(self, data: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         x, _, _ = unpacked(data)
-        gradients, state, sums = self._if_any(lambda: self._gradients(data), x)
+        gradients, state, sums = self._if_any(lambda: self._compiled(self._gradients)(data), x)
         gradients, state, sums = shared_mean(
-            gradients, state, sums, batch_size(x), sums_loss=self._sums_loss
+            gradients, state, sums, batch_size(x), share=self._share if self._is_mean else None
         )
         self._model.optimizer.apply(gradients, self._model.trainable_variables)
         return state, sums
 
     def _test_on_part(self, data: Any) -> list[tf.Tensor]:
         x, _, _ = unpacked(data)
-        sums = self._if_any(lambda: self._tested(data), x)
-        return shared_mean([], [], sums, batch_size(x))[2]
+        sums = self._if_any(lambda: self._compiled(self._tested)(data), x)
+        return shared_mean([], [], sums, batch_size(x), share=None)[2]
+
+    def _compiled(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let XLA compile it where the model asks for it: anew in each replica, which has its own ones."""
+        if not self._model.jit_compile:
+            return compute
+        compiled: Callable[[Any], Any] = tf.function(compute, jit_compile=True, autograph=False)
+        return compiled
 
     def _gradients(self, data: Any) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
         model = self._model
@@ -103,11 +113,9 @@ class Keras3Step:
         model = self._model
         x, y, sample_weight = unpacked(data)
         y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
-        )
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        model._loss_tracker.update_state(loss * tf.cast(replicas, loss.dtype), sample_weight=batch_size(x))
+        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        unscaled = loss / tf.cast(self._share, loss.dtype)
+        model._loss_tracker.update_state(unscaled, sample_weight=batch_size(x))
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss
 
@@ -122,12 +130,16 @@ class Keras3Step:
         """Give what the metrics counted."""
         found = {id(each): tf.cast(scope.get_current_value(each), tf.float64) for each in self._metrics}
         x, _, _ = unpacked(data)
+        trackers = self._model._compile_loss.metrics if self._model._compile_loss is not None else []
+        if self._is_mean:
+            replicas = self._strategy.num_replicas_in_sync
+            for each in trackers:  # Keras multiplies with N what it has multiplied with its share
+                found[id(each.total)] /= replicas * self._share
         if next(each for each in tf.nest.flatten(x) if each is not None).shape[0] is None:
             # Keras weighs the loss of each of several outputs by the batch size where it knows that ahead,
             # and else counts every batch as one.
-            for tracker in self._model._compile_loss.metrics:
-                for each in tracker.variables:
-                    found[id(each)] *= tf.cast(batch_size(x), tf.float64)
+            for each in (variable for tracker in trackers for variable in tracker.variables):
+                found[id(each)] *= tf.cast(batch_size(x), tf.float64)
         return [found[id(each)] for each in self._metrics]
 
     def _if_any(self, compute: Callable[[], Any], x: Any) -> Any:
@@ -142,12 +154,17 @@ class Keras3Step:
 
         def flat() -> list[tf.Tensor]:
             traced[:] = [compute()]
-            return [tf.convert_to_tensor(each) for each in tf.nest.flatten(traced[0], expand_composites=True)
-                    if each is not None]
+            return [
+                tf.convert_to_tensor(each)
+                for each in tf.nest.flatten(traced[0], expand_composites=True)
+                if each is not None
+            ]
 
         def zeros() -> list[tf.Tensor]:
             parts = tf.nest.flatten(traced[0], expand_composites=True)
-            return [tf.zeros([size or 0 for size in each.shape], each.dtype) for each in parts if each is not None]
+            return [
+                tf.zeros([size or 0 for size in each.shape], each.dtype) for each in parts if each is not None
+            ]
 
         # The true branch is traced first, and shows the false one what to give.
         found = iter(tf.cond(batch_size(x) > 0, flat, zeros))

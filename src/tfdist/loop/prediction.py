@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.feeding import known_steps
-from tfdist.loop.session import Cluster, replica_spec
 from tfdist.loop.generations import is_keras_2
+from tfdist.loop.session import Cluster, replica_spec
 from tfdist.loop.sharing import batch_size, unpacked
 
 __all__ = ["predict"]
@@ -53,25 +53,23 @@ def predict(model: Any, data: tf.data.Dataset, *, strategy: tf.distribute.Strate
 def _numbered(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Number the examples, so that their order can be found again however they were handed out."""
 
-    def number(start: tf.Tensor, *data: Any) -> tuple[tf.Tensor, Any]:
+    def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
         end = start + tf.cast(batch_size(x), tf.int64)
         return end, (tf.range(start, end), x)
 
-    if not isinstance(dataset.element_spec, tuple):
-        dataset = dataset.map(lambda x: (x,))
     return dataset.scan(tf.constant(0, tf.int64), number)
 
 
 def _predicted_in_step(strategy: tf.distribute.Strategy, dataset: Any, outputs: Any) -> list[Any]:
-    @tf.function(autograph=False, reduce_retracing=True)
     def step(batch: Any) -> Any:
         # The structure may hold values of all replicas, or, where there is one, its tensors.
         return tf.nest.map_structure(
             lambda value: strategy.gather(value, axis=0), strategy.run(outputs, args=(batch,))
         )
 
-    return [tf.nest.map_structure(lambda value: value.numpy(), step(batch)) for batch in dataset]
+    run = tf.function(step, autograph=False, reduce_retracing=True)
+    return [tf.nest.map_structure(lambda value: value.numpy(), run(batch)) for batch in dataset]
 
 
 def _predicted_by_workers(cluster: Cluster, dataset: Any, spec: Any, outputs: Any) -> list[Any]:

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.loop.checks import check_model
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.executions import Totals, make_execution
-from tfdist.loop.checks import check_model
 from tfdist.loop.feeding import Data, distribute, distribute_to_workers
 from tfdist.loop.generations import is_keras_2
 from tfdist.loop.keras2 import Keras2Step
@@ -64,6 +64,11 @@ class Session:
         """Run test steps, on other data if given."""
         dataset = self._dataset if data is None else self._cluster.distribute(data)[0]
         return self._runner(self.step.test, dataset)
+
+    def end_epoch(self) -> None:
+        """Let the replicas agree on what each of them may have written for itself."""
+        if isinstance(self.step, Keras2Step):
+            self.step.settle()
 
     def finish(self) -> None:
         """Do what an optimizer does when training is over: put averages of weights in place."""

@@ -31,7 +31,7 @@ def shared_mean(
     sums: Sequence[tf.Tensor],
     size: tf.Tensor,
     *,
-    sums_loss: bool = False,
+    share: float | None,
 ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
     """Average gradients and state over all examples of the global batch, and add sums up.
 
@@ -44,15 +44,15 @@ def shared_mean(
         state: New values of variables that the forward pass updates, such as moving averages.
         sums: What adds up, such as what a metric counted.
         size: How many examples this replica had.
-        sums_loss: The loss is a sum over examples, not a mean: then gradients are added up as they are.
+        share: What Keras has multiplied a mean over examples with on each replica; None where the loss is a
+            sum over examples, whose gradients are added up as they are.
     """
     context = tf.distribute.get_replica_context()
-    replicas = context.num_replicas_in_sync
-    if replicas == 1:
+    if context.num_replicas_in_sync == 1:
         return list(gradients), list(state), list(sums)
     known = [each for each in gradients if each is not None]
-    if not sums_loss:
-        known = [_scaled(each, size * replicas) for each in known]
+    if share is not None:
+        known = [_scaled(each, tf.cast(size, tf.float64) / share) for each in known]
     # Numbers of 32 bits and counts are exact in a float64. All that is small goes together in one exchange.
     weight = tf.cast(size, tf.float64)
     has_any = tf.cast(size > 0, tf.float64)
@@ -60,7 +60,7 @@ def shared_mean(
     found = _all_summed([*known, *moved, *(tf.cast(each, tf.float64) for each in sums), weight, has_any])
     total, parts = found[-2], tf.maximum(found[-1], 1.0)
     added = found[: len(known)]
-    means = iter(added if sums_loss else [_scaled(each, 1.0 / total) for each in added])
+    means = iter(added if share is None else [_scaled(each, 1.0 / total) for each in added])
     averaged = [None if each is None else next(means) for each in gradients]
     values = [
         tf.cast(each / (total if old.dtype.is_floating else parts), old.dtype)

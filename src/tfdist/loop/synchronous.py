@@ -14,7 +14,9 @@ class SynchronousRunner:
     """Run an execution, of K steps, over a distributed data set."""
 
     def __init__(self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool) -> None:
-        self._execute = execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
+        self._execute = (
+            execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
+        )
         self._dataset = dataset
         self._iterator: Any = None
 

@@ -69,6 +69,7 @@ def fit(
         for epoch in range(follow_chief(callbacks, model, strategy, initial_epoch), epochs):
             calls.on_epoch_begin(epoch)
             logs = _run_epoch(session, training, calls, model, steps_per_epoch)
+            session.end_epoch()
             if testing is not None and (epoch + 1) % validation_freq == 0:
                 found = run_tests(session, testing, model, validation_steps, calls)
                 logs.update({f"val_{name}": value for name, value in found.items()})

@@ -126,7 +126,8 @@ class LocalResponseNormalization(keras.layers.Layer):  # type: ignore[misc]  # T
 
 def _normalized(x: Any, radius: int, bias: float, alpha: float, beta: float) -> Any:
     channels = x.shape[-1]
-    band = tf.linalg.band_part(tf.ones([channels, channels], x.dtype), radius, radius)
+    reach = min(radius, channels)
+    band = tf.linalg.band_part(tf.ones([channels, channels], x.dtype), reach, reach)
 
     def around(values: Any) -> Any:
         """Sum over the neighbouring channels; the band is symmetric, so its gradient is itself."""
