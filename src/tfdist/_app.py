@@ -37,7 +37,7 @@ def run(main: Callable[..., int | None], *, takes_command: bool = False) -> None
 
 
 def _call(main: Callable[..., int | None], takes_command: bool) -> int | None:
-    # absl's own app.run is not used: where it comes before the import of TensorFlow 2.12, Keras 2 takes itself
+    # absl's app.run is not used: where it comes before the import of TensorFlow 2.12, Keras 2 takes itself
     # to be in graph mode. What is wanted of it are the flags, and the log handler.
     rest = _parsed(sys.argv, takes_command=takes_command)
     absl_logging.use_absl_handler()
