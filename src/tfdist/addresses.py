@@ -8,9 +8,9 @@ import socket
 import sys
 import weakref
 
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["LocalPorts", "split_address"]
+__all__ = ["LocalPorts", "port_taken", "split_address"]
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # Below the ports that Linux, macOS and Windows hand to outgoing connections, so that none of those can
@@ -60,6 +60,12 @@ def _checked_host(host: str) -> str:
     if len(host) > 253 or not all(_NAME.fullmatch(label) for label in host.removesuffix(".").split(".")):
         raise ValueError("whose host is no DNS name" if host else "which has no host")
     return host.lower().removesuffix(".")
+
+
+def port_taken(task: str, address: str) -> ConfigError:
+    """Give the error for a task whose own port somebody else listens on."""
+    remedy = "See `ss -lntp` for whose it is"
+    return ConfigError(f"{task} at {address}", "cannot be listened on: the port is taken", remedy=remedy)
 
 
 class LocalPorts:

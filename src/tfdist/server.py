@@ -7,7 +7,7 @@ import time
 
 import tensorflow as tf
 
-from tfdist.addresses import split_address
+from tfdist.addresses import port_taken, split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import ConfigError, TaskLost
 
@@ -100,10 +100,7 @@ def _start(cluster: ClusterConfig) -> tf.distribute.Server:
             cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config
         )
     except tf.errors.OpError as error:
-        where = f"{cluster.task} at {cluster.address((task_type, index))}"
-        raise ConfigError(
-            where, "cannot be listened on: the port is taken", remedy="See `ss -lntp` for whose it is"
-        ) from error
+        raise port_taken(str(cluster.task), cluster.address((task_type, index))) from error
 
 
 def _answers(address: str) -> bool | None:

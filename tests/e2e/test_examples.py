@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ("launcher", "strategy"),
     [
         ([], r"OneDeviceStrategy"),
-        (["--workers=2"], r"CollectiveAllReduceStrategy|_MultiWorkerMirrored"),  # newer and older name
+        (["--workers=2"], r"MultiWorkerMirrored"),
         (["--workers=2", "--ps=1"], r"ParameterServerStrategyV2"),
     ],
 )
