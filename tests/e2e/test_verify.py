@@ -43,12 +43,9 @@ OWN = ["--set=model.name=own_model:build", "--set=model.options={units: 32}"]
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("mirrored", ["--set=train.optimizer=momentum", "--set=train.learning_rate=0.1", *OWN]),
         ("mirrored", ["--set=strategy.logical_devices=3", "--set=data.batch_size=96", "--numbers=float32", *OWN]),
         ("mwms2w", ["--steps=4"]),
-        ("mwms2w", ["--set=cluster.worker=3", "--set=data.batch_size=96", *OWN]),
         ("ps2w-sync", ["--steps=4"]),
-        ("ps2w-sync", ["--set=cluster.ps=2", "--set=cluster.worker=3", "--set=data.batch_size=96", *OWN]),
     ],
 )  # fmt: skip
 def test_a_cluster_computes_what_one_process_computes(environ, name, arguments):
