@@ -5,6 +5,7 @@ The exceptions, and the exit status that the command line gives for each:
     TfdistError                      1
     ├── ConfigError  (ValueError)    2    a setting, a file, a variable or a flag of the user's is wrong
     ├── DataError    (ValueError)    2    the data cannot be had, or are not what they are said to be
+    ├── StorageError (OSError)       2    a folder cannot be written to or read: permissions, a full disk
     └── TaskLost     (RuntimeError)  138  a task of the cluster is gone or silent: start this one again
 
 Each is also the builtin that a caller would catch without knowing tfdist.
@@ -13,7 +14,16 @@ Each is also the builtin that a caller would catch without knowing tfdist.
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "TaskLost", "TfdistError", "did_you_mean", "is_near", "shown"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "StorageError",
+    "TaskLost",
+    "TfdistError",
+    "did_you_mean",
+    "is_near",
+    "shown",
+]
 
 _LONGEST_SHOWN = 80
 _NEAR = 0.6  # difflib's own cutoff
@@ -51,6 +61,12 @@ class ConfigError(TfdistError, ValueError):
 
 class DataError(TfdistError, ValueError):
     """Report data that cannot be had, or that are not what they are said to be."""
+
+    exit_code = 2
+
+
+class StorageError(TfdistError, OSError):
+    """Report a folder that cannot be written to or read."""
 
     exit_code = 2
 

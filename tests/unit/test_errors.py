@@ -1,11 +1,25 @@
 import pytest
 
-from tfdist.errors import ConfigError, DataError, TaskLost, TfdistError, did_you_mean, is_near, shown
+from tfdist.errors import (
+    ConfigError,
+    DataError,
+    StorageError,
+    TaskLost,
+    TfdistError,
+    did_you_mean,
+    is_near,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "builtin", "status"),
-    [(ConfigError, ValueError, 2), (DataError, ValueError, 2), (TaskLost, RuntimeError, 138)],
+    [
+        (ConfigError, ValueError, 2),
+        (DataError, ValueError, 2),
+        (StorageError, OSError, 2),
+        (TaskLost, RuntimeError, 138),
+    ],
 )
 def test_each_is_a_builtin_too_and_has_an_exit_status(kind, builtin, status):
     error = kind("x.yaml:3: train.steps", expected="a number", received="'many'", remedy="Write 100")
