@@ -34,6 +34,34 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     logical_devices: Annotated[
         Positive | None, Meta(description="Make so many devices of this machine's CPU, to try mirrored out.")
     ] = None
+    precision: Annotated[
+        Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] | None,
+        Meta(description="Keras's dtype policy."),
+    ] = None
+    collective: Annotated[
+        Literal["auto", "ring", "nccl"] | None,
+        Meta(description="How multi_worker_mirrored adds gradients up."),
+    ] = None
+    bytes_per_pack: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Bytes of gradients that multi_worker_mirrored sends together; 0 is all."),
+    ] = None
+    collective_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Seconds after which an exchange that lacks a worker fails."),
+    ] = None
+    min_shard_bytes: Annotated[
+        Positive | None, Meta(description="Split a variable over the ps into shards of at least this size.")
+    ] = None
+    max_shards: Annotated[Positive | None, Meta(description="Split a variable over so many ps at most.")] = (
+        None
+    )
+    memory_growth: Annotated[bool | None, Meta(description="Take GPU memory as it is needed.")] = None
+
+    def options(self) -> dict[str, Any]:
+        """Give what `make_strategy` is to be called with, besides the cluster."""
+        said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
+        return {"strategy": self.name, **{name: value for name, value in said.items() if value is not None}}
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +69,10 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: Annotated[
         str,
-        Meta(description="mnist, cifar10, another image set of tensorflow-datasets, digits or shapes."),
+        Meta(
+            description="mnist, cifar10 or another image set of tensorflow-datasets; digits or shapes; or a"
+            " path, with a slash, to a folder of images by class, an .npz file or a folder of TFRecord files."
+        ),
     ] = "mnist"
     dir: Annotated[
         str | None, Meta(description="Where tensorflow-datasets keeps its files; else TFDS_DATA_DIR.")
@@ -53,10 +84,23 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batch_size: Annotated[Positive, Meta(description="Examples of one step, over all workers together.")] = (
         128
     )
+    augment: Annotated[
+        Literal["none", "shift", "crop_flip", "cifar10_2016"],
+        Meta(description="How training images are altered at random."),
+    ] = "none"
+    image_size: Annotated[
+        tuple[Positive, Positive] | None,
+        Meta(description="Height and width to resize to; else all images must be of one size."),
+    ] = None
 
     def wanted(self) -> dict[str, Any]:
         """Give what `open_data` is to be called with."""
-        return {"name": self.name, "data_dir": self.dir, "if_unavailable": self.if_unavailable}
+        return {
+            "name": self.name,
+            "data_dir": self.dir,
+            "if_unavailable": self.if_unavailable,
+            "image_size": self.image_size,
+        }
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,14 +118,63 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say how long and how it is trained."""
 
-    epochs: Positive = 1
-    steps_per_epoch: Annotated[
-        Positive | None, Meta(description="Stop an epoch after so many steps; else it is all the data.")
+    epochs: Annotated[Positive, Meta(description="How many times all training examples are seen.")] = 1
+    steps: Annotated[
+        Positive | None, Meta(description="Train for just so many steps, whatever epochs says.")
     ] = None
     optimizer: Literal["sgd", "momentum", "adam"] = "adam"
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class EvaluationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say when the model is evaluated on the test data, besides at the end."""
+
+    every: Annotated[Positive | None, Meta(description="Steps from one to the next; else an epoch's.")] = None
+    batches: Annotated[
+        Positive | None, Meta(description="Only so many batches of the test data; else all of them.")
+    ] = None
+
+
+class CheckpointSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say when what a run needs to go on is saved, besides at the end."""
+
+    every: Annotated[Positive | None, Meta(description="Steps from one to the next; else an epoch's.")] = None
+    keep: Annotated[
+        Positive, Meta(description="How many of the newest are kept; the best one is kept besides.")
+    ] = 3
+    resume: Annotated[
+        Literal["auto", "never"],
+        Meta(description="auto goes on from the newest checkpoint in the run's folder; never refuses one."),
+    ] = "auto"
+
+
+class SummariesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say what TensorBoard gets to show."""
+
+    every: Annotated[Positive, Meta(description="Steps from one point of the curves to the next.")] = 50
+
+
+class ExportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say in which forms the trained model is written, besides the SavedModel."""
+
+    formats: Annotated[
+        tuple[Literal["keras", "tflite"], ...], Meta(description="More forms to write it in.")
+    ] = ()
+
+
+class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say how a cluster on this machine is started."""
+
+    threads: Annotated[
+        Positive | None, Meta(description="Threads of each task; else the cores are shared out.")
+    ] = None
+    pin: Annotated[bool, Meta(description="Bind each task that computes to cores of its own.")] = False
+    isolate: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(description="Whether the tasks live in a private network: if it can be had, always, or never."),
+    ] = "auto"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +185,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    summaries: SummariesSection = SummariesSection()
+    export: ExportSection = ExportSection()
+    launch: LaunchSection = LaunchSection()
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ def record(
         serve(cluster)
         return
     tf.keras.backend.set_floatx(numbers)
-    strategy = make_strategy(
-        cluster, config.strategy.name, logical_devices=config.strategy.logical_devices, precision=numbers
-    )
+    strategy = make_strategy(cluster, **{**config.strategy.options(), "precision": numbers})
     data = open_data(**config.data.wanted())
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():

@@ -10,10 +10,10 @@ import json
 import shlex
 from typing import Any
 
-from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.config import Settings, read_config
 from tfdist.errors import ConfigError
+from tfdist.render import plan_text
 
 __all__ = ["main"]
 
@@ -34,7 +34,7 @@ def main(config: str | None, task: str | None = None, format: str = "text") -> N
     elif format == "json":
         print(json.dumps([_entry(cluster, each, settings) for each in tasks], indent=2))
     else:
-        print(_text(cluster, tasks, settings))
+        print(plan_text(cluster, tasks, settings))
 
 
 def _export(cluster: ClusterConfig, settings: Settings) -> str:
@@ -54,23 +54,6 @@ def _entry(cluster: ClusterConfig, task: Task, settings: Settings) -> dict[str, 
         "command": settings.command(None if cluster.is_on_ports_of_ours else task),
         "tf_config": cluster.tf_config(*task),
     }
-
-
-def _text(cluster: ClusterConfig, tasks: tuple[Task, ...], settings: Settings) -> str:
-    if not cluster:
-        return f"One process, no TF_CONFIG:\n\n    {settings.command()}"
-    lines = [f"{len(cluster.tasks())} tasks, from {cluster.source.at()}."]
-    if cluster.is_on_ports_of_ours:
-        lines += [
-            "All on this machine, on ports that are chosen anew at each start. One command starts them all:"
-        ]
-        lines += ["", f"    {settings.command()}"]
-    for task in tasks:
-        host, port = split_address(cluster.address(task))
-        lines += ["", f"{task} on {host}, port {port}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
-        if not cluster.is_on_ports_of_ours:
-            lines.append(f"    {settings.command(task)}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

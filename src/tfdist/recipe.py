@@ -8,7 +8,24 @@ from tfdist.config import Config, TrainSection
 from tfdist.data import Data
 from tfdist.models import build
 
-__all__ = ["build_model", "compiled_model", "test_batches", "train_batches"]
+__all__ = [
+    "build_model",
+    "compiled_model",
+    "steps_per_epoch",
+    "test_batches",
+    "total_steps",
+    "train_batches",
+]
+
+
+def steps_per_epoch(config: Config, data: Data) -> int:
+    """Give the whole number of batches in the training data."""
+    return max(1, data.train_examples // config.data.batch_size)
+
+
+def total_steps(config: Config, data: Data) -> int:
+    """Give the number of steps that a run takes."""
+    return config.train.steps or config.train.epochs * steps_per_epoch(config, data)
 
 
 def build_model(config: Config, data: Data) -> Any:
@@ -28,11 +45,15 @@ def compiled_model(config: Config, data: Data) -> Any:
     return model
 
 
-def train_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
-    """Make one input pipeline's part of the training data."""
+def train_batches(
+    context: tf.distribute.InputContext, data: Data, config: Config, *, skip_batches: int = 0
+) -> tf.data.Dataset:
+    """Make one input pipeline's part of the training data, after so many of its batches."""
     batch = context.get_per_replica_batch_size(config.data.batch_size)
     shard = (context.input_pipeline_id, context.num_input_pipelines)
-    return data.train(batch, shard=shard, seed=config.train.seed)
+    return data.train(
+        batch, shard=shard, seed=config.train.seed, augment=config.data.augment, skip_steps=skip_batches
+    )
 
 
 def test_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:

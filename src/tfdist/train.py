@@ -7,6 +7,7 @@ of them: --task says which, or a scheduler's variables do. Without a cluster it 
 """
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,25 +19,57 @@ from tfdist.errors import ConfigError
 
 __all__ = ["main"]
 
+# A little of everything, in seconds: two evaluations, two checkpoints, the export.
+_SMOKE = (
+    "train.steps=4",
+    "train.steps_per_execution=2",
+    "evaluation.every=2",
+    "evaluation.batches=2",
+    "checkpoint.every=2",
+    "summaries.every=2",
+)
+_GRACE = 30.0
+_GRACE_WITH_EVALUATOR = 600.0  # when the chief has ended, its last checkpoint has yet to be evaluated
+
 
 def main(
-    config: str | None, set: Sequence[str] = (), run_dir: str | None = None, task: str | None = None
+    config: str | None,
+    set: Sequence[str] = (),
+    run_dir: str | None = None,
+    task: str | None = None,
+    dry_run: bool = False,
+    smoke: bool = False,
 ) -> None:
     """Train, as the whole cluster or as one task of it."""
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
-    settings = read_config(config, set)
+    changes = [*set, *(_SMOKE if smoke else ())]
+    settings = read_config(config, changes)
     cluster = settings.find_cluster(task=task)
     # All tasks of a run share its folder, so each must come to the same name: no clock without a launcher.
     is_whole = cluster.is_on_ports_of_ours or not cluster
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
-    folder = Path(run_dir or f"runs/{Path(config).stem}{stamp}").absolute()
-    if cluster.is_on_ports_of_ours:
-        _launch(cluster, settings, set, folder)
+    name = f"{Path(config).stem}{'-smoke' if smoke else ''}{stamp}"
+    folder = Path(run_dir or f"runs/{name}").absolute()
+    if dry_run:
+        _check(settings, cluster, folder)
+    elif cluster.is_on_ports_of_ours:
+        _launch(cluster, settings, changes, folder)
     elif cluster and cluster.task is None:
         raise _which_task(cluster, settings)
     else:
         _train(settings, cluster, folder)
+
+
+def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+    """Check all that can be checked without training, and show what would be done."""
+    from tfdist.render import config_text, plan_text
+    from tfdist.trainer import rehearse
+
+    print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
+    print(f"{plan_text(cluster, cluster.tasks(), settings)}\n")
+    for line in rehearse(settings.config, cluster, folder):
+        print(line)
 
 
 def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
@@ -48,7 +81,16 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
     open_data(**settings.config.data.wanted())
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
     words += [f"--set={change}" for change in changes]
-    launch(cluster, words, run_dir=folder)
+    section = settings.config.launch
+    launch(
+        cluster,
+        words,
+        run_dir=folder,
+        threads=section.threads,
+        pin=section.pin,
+        isolate=section.isolate,
+        grace=_GRACE_WITH_EVALUATOR if cluster.evaluator else _GRACE,
+    )
     _tell(folder)
 
 
@@ -76,6 +118,7 @@ def _tell(folder: Path) -> None:
     )
     say(f"SavedModel     {report['export']}")
     say(f"report         {folder / 'report.json'}")
+    say(f"curves         tensorboard --logdir {shlex.quote(str(folder))}")
 
 
 def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
@@ -93,4 +136,6 @@ if __name__ == "__main__":
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
     flags.DEFINE_string("run_dir", None, "Where the run's files go. Without, a new folder in runs/.")
     flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
+    flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
+    flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
     run(main)

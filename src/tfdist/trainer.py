@@ -1,38 +1,48 @@
-"""Put a config together: cluster, strategy, data, model, loop, export. Each task of a cluster calls `train`.
+"""Put a config together: cluster, strategy, data, model, run, export. Each task of a cluster calls `train`.
 
 What a run leaves behind, written by the chief alone:
 
     RUN/report.json         what was trained on what, and how well
     RUN/export/latest/      the SavedModel; its signature takes uint8 images and keys
+    RUN/checkpoints/        what it takes to go on, one folder a step
+    RUN/summaries/          what TensorBoard shows
     RUN/logs/               what each task said, where a launcher started it
 """
 
-import json
+import logging
 import platform
+import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import tensorflow as tf
 
 from tfdist import __version__
+from tfdist.checkpoint import find_newest
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data, open_data
-from tfdist.errors import ConfigError, TfdistError
-from tfdist.launcher import report_progress
-from tfdist.loop import evaluate, fit
-from tfdist.recipe import build_model, compiled_model, test_batches, train_batches
+from tfdist.errors import TfdistError
+from tfdist.evaluator import evaluate_checkpoints
+from tfdist.files import storage_errors, write_json
+from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_steps
+from tfdist.run import Run
 from tfdist.saved_model import export
 from tfdist.server import serve
 from tfdist.strategy import make_strategy
 
-__all__ = ["Report", "train"]
+__all__ = ["Report", "rehearse", "train"]
 
 _IMAGES_TO_CHECK = 16
-_SECONDS_BETWEEN_REPORTS = 0.5
+_IMAGES_AT_ONCE = 500
+# Another order of summing may turn an image or two, of ten thousand, that stand between two classes.
+_ACCURACY_TOLERANCE = 2e-3
+_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -44,110 +54,105 @@ class Report:
     test_accuracy: float
     test_loss: float
     steps: int
+    begun_at_step: int
     seconds: float
     export: str
     config: dict[str, Any]
     versions: dict[str, str]
 
 
-def train(config: Config, cluster: ClusterConfig, run_dir: Path) -> Report | None:
+def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None:
     """Do this task's part of a run; give the report where this is the chief."""
-    if cluster.evaluator or cluster.task == ("evaluator", 0):
-        remedy = "Leave it out: the chief evaluates"
-        raise ConfigError(cluster.source.at("evaluator"), "has no part in train", remedy=remedy)
     if cluster.serves:
         serve(cluster)
         return None
+    if cluster.task is not None and cluster.task.type == "evaluator":
+        evaluate_checkpoints(config, cluster, folder)
+        return None
     started = time.monotonic()
-    strategy = make_strategy(cluster, config.strategy.name, logical_devices=config.strategy.logical_devices)
-    section = config.data
-    data = open_data(**section.wanted())
+    strategy = make_strategy(cluster, **config.strategy.options())
+    data = open_data(**config.data.wanted())
+    if data.substitute_for:
+        _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = compiled_model(config, data)
-    per_epoch = config.train.steps_per_epoch or data.train_examples // section.batch_size
-    steps = config.train.epochs * per_epoch
-    fit(
-        model,
-        lambda context: train_batches(context, data, config),
-        strategy=strategy,
-        epochs=config.train.epochs,
-        steps_per_epoch=per_epoch,
-        callbacks=[_Reporting(steps, section.batch_size)] if cluster.is_chief else [],
-        verbose=0,
-    )
-    found = evaluate(model, lambda context: test_batches(context, data, config), strategy=strategy)
+    run = Run(config, cluster, strategy, data, model, folder)
+    found = run.train()
+    weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
     report = None
     if cluster.is_chief:
-        report = _finish(config, data, model, found, run_dir, steps, time.monotonic() - started)
+        local = build_model(config, data)
+        local.set_weights(weights)
+        _check_answers(run, data, local, found, config.evaluation.batches)
+        report = Report(
+            data=data.name,
+            substitute_for=data.substitute_for,
+            test_accuracy=found["accuracy"],
+            test_loss=found["loss"],
+            steps=run.step,
+            begun_at_step=run.begun_at,
+            export=str(_export(config, data, local, found, folder, run.step)),
+            seconds=time.monotonic() - started,
+            config=msgspec.to_builtins(config),
+            versions=_versions(),
+        )
+        write_json(folder / "report.json", asdict(report))
+        run.close()
     if len(cluster.tasks()) > 1 and not cluster.ps:
         # A worker that ended while the chief still writes would be taken for a lost one.
         strategy.reduce("SUM", strategy.run(tf.function(lambda: tf.constant(1))), axis=None)
     return report
 
 
-def _finish(
-    config: Config,
-    data: Data,
-    model: Any,
-    found: dict[str, float],
-    run_dir: Path,
-    steps: int,
-    seconds: float,
-) -> Report:
-    """Write what the run leaves behind."""
-    report = Report(
-        data=data.name,
-        substitute_for=data.substitute_for,
-        test_accuracy=found["accuracy"],
-        test_loss=found["loss"],
-        steps=steps,
-        seconds=seconds,
-        export=str(_export(config, data, model, found, run_dir, steps)),
-        config=msgspec.to_builtins(config),
-        versions=_versions(),
+def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
+    """Check in this process what a run needs, without training; say what was found."""
+    data = open_data(**config.data.wanted())
+    model = compiled_model(config, data)
+    total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
+    with storage_errors(folder), tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".tfdist-"):
+        free = shutil.disk_usage(_existing(folder)).free
+    size = 4 * model.count_params()
+    begun = find_newest(folder / "checkpoints")
+    instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
+    shape = "x".join(map(str, data.image_shape))
+    return [
+        f"data      {data.name}{instead}: {data.train_examples} images to train on, {data.test_examples} to"
+        f" test on, {shape}, {len(data.classes)} classes",
+        f"model     {config.model.name}: {model.count_params()} parameters, {size / 1e6:.1f} MB",
+        f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
+        f"goes to   {folder}: {free / 1e9:.1f} GB free"
+        + (f"; goes on from its step {begun.step}" if begun else ""),
+        "Nothing was trained.",
+    ]
+
+
+def _existing(folder: Path) -> Path:
+    """Give the nearest folder above that exists."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def _check_answers(run: Run, data: Data, model: Any, found: dict[str, float], batches: int | None) -> None:
+    """Let this process alone classify the test images, and hold it against what the cluster counted."""
+    images, labels = data.prepared.split("test").arrays()
+    count = len(labels) if batches is None else min(len(labels), batches * _IMAGES_AT_ONCE)
+    answers = np.concatenate(
+        [
+            np.argmax(model.predict_on_batch(images[start : min(count, start + _IMAGES_AT_ONCE)]), axis=-1)
+            for start in range(0, count, _IMAGES_AT_ONCE)
+        ]
     )
-    _write(run_dir / "report.json", asdict(report))
-    return report
-
-
-class _Reporting(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Tell the launcher how far the training has come."""
-
-    def __init__(self, steps: int, batch_size: int) -> None:
-        super().__init__()
-        self._steps = steps
-        self._batch_size = batch_size
-        self._done = self._in_earlier_epochs = 0
-        self._last = (time.monotonic(), 0)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note where the epoch's own count starts."""
-        self._in_earlier_epochs = self._done
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the steps, which may come several at a time, and report twice a second."""
-        self._done = self._in_earlier_epochs + batch + 1
-        (then, before), now = self._last, time.monotonic()
-        if now - then < _SECONDS_BETWEEN_REPORTS and self._done < self._steps:
-            return
-        self._last = (now, self._done)
-        speed = (self._done - before) * self._batch_size / (now - then)
-        loss = (logs or {}).get("loss")
-        report_progress(
-            self._done,
-            self._steps,
-            examples_per_second=speed,
-            loss=None if loss is None else float(loss),
+    run.show_answers(images[:count], labels[:count], answers)
+    accuracy = float(np.mean(answers == labels[:count]))
+    if batches is None and abs(accuracy - found["accuracy"]) > _ACCURACY_TOLERANCE:
+        problem = (
+            f"classifies {accuracy:.4f} of the test images rightly, the trained one {found['accuracy']:.4f}"
         )
+        raise TfdistError("the model to be exported", problem, remedy="Report it: this is a fault of tfdist")
 
 
-def _export(
-    config: Config, data: Data, model: Any, found: dict[str, float], run_dir: Path, steps: int
-) -> Path:
+def _export(config: Config, data: Data, model: Any, found: dict[str, float], folder: Path, step: int) -> Path:
     """Write the SavedModel, from a copy of the model whose variables are all in this process."""
-    local = build_model(config, data)
-    local.set_weights(model.get_weights())
     images, _ = next(iter(data.test(_IMAGES_TO_CHECK)))
     metadata = {
         "model": config.model.name,
@@ -158,18 +163,8 @@ def _export(
         "test": found,
         "versions": _versions(),
     }
-    return export(local, run_dir / "export", step=steps, images=images.numpy(), metadata=metadata)
+    return export(model, folder / "export", step=step, images=images.numpy(), metadata=metadata)
 
 
 def _versions() -> dict[str, str]:
     return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(value, indent=2) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise TfdistError(str(path), f"cannot be written: {error.strerror or error}") from None

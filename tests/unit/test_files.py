@@ -33,9 +33,8 @@ def test_a_folder_appears_when_all_of_it_is_written(tmp_path):
 def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     final = tmp_path / "7"
     final.mkdir()
-    with pytest.raises(KeyError), fresh_folder(final) as partial:
-        (partial / "x").write_text("half")
-        raise KeyError
+    with pytest.raises(UnicodeEncodeError), fresh_folder(final) as partial:
+        (partial / "x").write_text("half \ud800", "ascii")
     assert os.listdir(tmp_path) == ["7"]
     assert os.listdir(final) == []
 

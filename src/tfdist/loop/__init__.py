@@ -1,5 +1,9 @@
 """Train, evaluate and predict with a compiled Keras model under any strategy."""
 
 from tfdist.loop.evaluation import evaluate as evaluate
+from tfdist.loop.evaluation import run_tests as run_tests
 from tfdist.loop.prediction import predict as predict
+from tfdist.loop.session import Session as Session
+from tfdist.loop.state import State as State
+from tfdist.loop.state import take_from_chief as take_from_chief
 from tfdist.loop.training import fit as fit

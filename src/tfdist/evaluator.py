@@ -1,0 +1,80 @@
+"""Evaluate each new checkpoint of a run, beside the training: what the cluster's evaluator does."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
+from tfdist.cluster import ClusterConfig
+from tfdist.config import Config
+from tfdist.data import open_data
+from tfdist.errors import StorageError, TaskLost
+from tfdist.loop import Session, State, run_tests
+from tfdist.recipe import compiled_model, test_batches, total_steps
+from tfdist.strategy import make_strategy
+from tfdist.summaries import Summaries
+
+__all__ = ["evaluate_checkpoints"]
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_PATIENCE_SECONDS = 3600
+_log = logging.getLogger("tfdist")
+
+
+def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -> None:
+    """Evaluate each checkpoint of a run, until that of its last step.
+
+    Args:
+        config: What is trained.
+        cluster: The cluster and this process's task.
+        folder: The run's folder, on a disk that the chief writes to.
+    """
+    strategy = make_strategy(cluster, **_own_options(config))
+    data = open_data(**config.data.wanted())
+    with strategy.scope():
+        model = compiled_model(config, data)
+    state = State(model, strategy)
+    session = Session(model, strategy, lambda context: test_batches(context, data, config))
+    testing = session.testing()
+    summaries = Summaries(folder / "summaries", ("evaluator",))
+    for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data)):
+        check_variables(found, state.values())
+        try:
+            state.assign(found.read())
+        except StorageError:
+            if found.folder.exists():
+                raise
+            _log.warning("step %d: its checkpoint was removed before it could be read", found.step)
+            continue
+        results = run_tests(session, testing, model, config.evaluation.batches)
+        summaries.add("evaluator", found.step, results)
+        told = ", ".join(f"{name} {value:.4f}" for name, value in results.items())
+        _log.info("step %d: %s", found.step, told)
+    summaries.close()
+
+
+def _new_checkpoints(folder: Path, total: int) -> Iterator[Checkpoint]:
+    """Give the checkpoints in their order, as they come, until the last."""
+    seen, last_news = -1, time.monotonic()
+    while seen < total:
+        fresh = [step for step in list_steps(folder) if step > seen]
+        if fresh:
+            seen, last_news = fresh[0], time.monotonic()
+            found = open_checkpoint(folder / str(seen))
+            if isinstance(found, Checkpoint):
+                yield found
+            else:
+                _log.warning("step %d: %s", seen, found)
+        elif time.monotonic() - last_news > _PATIENCE_SECONDS:
+            problem = f"no new checkpoint for {_PATIENCE_SECONDS} s"
+            raise TaskLost(str(folder), problem, remedy="Is the chief lost, or its disk another one?")
+        else:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _own_options(config: Config) -> dict[str, Any]:
+    """Give the options of the cluster's strategy that one process has a use for."""
+    names = ("logical_devices", "precision", "memory_growth")
+    return {name: value for name, value in config.strategy.options().items() if name in names}

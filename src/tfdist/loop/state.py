@@ -1,0 +1,76 @@
+"""Hold the variables that training changes: read them all, set them all, agree on the chief's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.loop.generations import is_keras_2
+
+__all__ = ["State", "take_from_chief"]
+
+
+class State:
+    """Hold the variables of a model and its optimizer, by name, as one process would have them."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._of_keras_2 = is_keras_2(model)
+        optimizer = model.optimizer
+        with strategy.scope():
+            optimizer.build(model.trainable_variables)
+        # Metrics are begun anew by whoever counts. The learning rate is what the config says now.
+        skipped = {id(each) for metric in model.metrics for each in metric.variables}
+        for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+            skipped.add(id(getattr(each, "_learning_rate", None)))
+        kept = [("model", model.variables), ("optimizer", _called(optimizer.variables))]
+        self._variables: dict[str, Any] = {}
+        for owner, variables in kept:
+            for each in variables:
+                if id(each) in skipped:
+                    continue
+                skipped.add(id(each))
+                name = f"{owner}/{len(self._variables)}/{getattr(each, 'path', None) or each.name}"
+                self._variables[name] = each
+
+    def values(self) -> dict[str, tf.Tensor]:
+        """Read all variables. Where several processes train, all of them have to call it."""
+        with self._strategy.scope():
+            return {name: tf.convert_to_tensor(_value(each)) for name, each in self._variables.items()}
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Set all variables, in their order."""
+        with self._strategy.scope():
+            for variable, value in zip(self._variables.values(), values, strict=True):
+                _value(variable).assign(tf.cast(value, variable.dtype))
+
+
+def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, is_chief: bool) -> list[Any]:
+    """Give every worker the chief's values of what all of them hold; all of them have to call it.
+
+    Numbers of up to 53 bits are exact, for they are sent as float64.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return list(values)
+    weight = 1.0 if is_chief else 0.0
+
+    def added_up(sent: list[tf.Tensor]) -> Any:
+        context = tf.distribute.get_replica_context()
+        # Of the chief's replicas, one speaks.
+        is_first = tf.cast(context.replica_id_in_sync_group == 0, tf.float64) * weight
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, [each * is_first for each in sent])
+
+    sent = [tf.cast(each, tf.float64) for each in values]
+    found = tf.function(lambda sent: strategy.run(added_up, args=(sent,)), autograph=False)(sent)
+    local = [strategy.experimental_local_results(each)[0] for each in found]
+    return [tf.cast(each, tf.convert_to_tensor(mine).dtype) for each, mine in zip(local, values, strict=True)]
+
+
+def _value(variable: Any) -> Any:
+    """Give TensorFlow's variable behind one of Keras 3."""
+    return getattr(variable, "_value", variable) if hasattr(variable, "path") else variable
+
+
+def _called(variables: Any) -> Any:
+    # The optimizers of early Keras 2 have a method.
+    return variables() if callable(variables) else variables

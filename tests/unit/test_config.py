@@ -1,0 +1,32 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tfdist.config import json_schema, read_config
+from tfdist.render import config_text
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_the_shipped_schema_is_the_one_of_this_version():
+    # To renew it: python -m tfdist.schema > configs/tfdist.schema.json
+    shipped = json.loads((CONFIGS / "tfdist.schema.json").read_text())
+    assert shipped == json.loads(json.dumps(json_schema()))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_shipped_config_names_the_schema_and_is_read(path, tmp_path):
+    assert path.read_text().startswith("# yaml-language-server: $schema=tfdist.schema.json\n")
+    assert f"--config configs/{path.name}\n" in path.read_text()
+    config = read_config(path).config
+    everything = tmp_path / "everything.yaml"
+    everything.write_text(config_text(config))
+    assert read_config(everything).config == config
+
+
+def test_a_strategy_gets_the_options_that_the_file_names(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("strategy: {name: multi_worker_mirrored, collective: ring, bytes_per_pack: 0}\n")
+    options = read_config(path).config.strategy.options()
+    assert options == {"strategy": "multi_worker_mirrored", "collective": "ring", "bytes_per_pack": 0}
