@@ -12,6 +12,7 @@ _VERBS = {
     "train": "Train on the cluster that a config file describes, and export the model.",
     "launch": "Start a script of your own as a cluster on this machine.",
     "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
+    "predict": "Ask an exported model about images, a folder of them, or a data set.",
     "verify": "Prove that the cluster computes what one process computes, step by step.",
     "schema": "Print the JSON Schema of the config file.",
 }
