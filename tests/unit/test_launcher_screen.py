@@ -40,6 +40,10 @@ for step in range(1, 301):
         (rb"\xff\xfe latin \xe9\n", "[worker:0] \\xff\\xfe latin \\xe9\n"),
         (rb"caf\xc3\xa9\r\n", "[worker:0] café\n"),
         (rb"1/3\r2/3\r3/3\n", "[worker:0] 3/3\n"),
+        (
+            rb"I0000 00:00:1795267459.73 299 port.cc:153] on.\nW0000 00:00:1.2 3 a.cc:1] b\n",
+            "[worker:0] W0000 00:00:1.2 3 a.cc:1] b\n",
+        ),
         (rb"\x1b[31mred\x1b[0m\x1b[2K\x07\x00!\n", "[worker:0] red!\n"),
     ],
 )

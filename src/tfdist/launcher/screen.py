@@ -25,6 +25,12 @@ _PLAIN_SECONDS, _BAR_SECONDS = 1.0, 0.2
 _RATE_SECONDS = 30.0
 # Colours and cursor movements of one task would spoil the lines of the others; its log file keeps them.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+# What TensorFlow's C++ notes at level INFO, which from 2.20 on no variable silences before it is loaded.
+_NOTES = re.compile(
+    r"^(?:WARNING: All log messages before absl::InitializeLog\(\) .*|I\d{4} [\d:.]+ +\d+ \S+:\d+\] .*"
+    r"|To enable the following instructions: .* rebuild TensorFlow .*)\n",
+    re.MULTILINE,
+)
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
@@ -118,6 +124,8 @@ class Screen:
                 return False
             if text := tail.read(to_the_end=to_the_end):
                 more = True
+                if not (text := _NOTES.sub("", text)):
+                    continue  # the log file keeps them
                 prefix = self._prefixes[tail.name]
                 self._print(prefix + text[:-1].replace("\n", f"\n{prefix}") + "\n")
                 self._out.flush()
