@@ -124,6 +124,10 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     optimizer: Literal["sgd", "momentum", "adam"] = "adam"
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    schedule: Annotated[
+        Literal["constant", "cosine"],
+        Meta(description="What becomes of the learning rate; cosine lets it fall to 0 over the run."),
+    ] = "constant"
     steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 

@@ -37,7 +37,7 @@ def compiled_model(config: Config, data: Data) -> Any:
     """Build the model and compile it; call it in the strategy's scope."""
     model = build_model(config, data)
     model.compile(
-        _optimizer(config.train),
+        _optimizer(config.train, total_steps(config, data)),
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=config.train.steps_per_execution,
@@ -62,8 +62,11 @@ def test_batches(context: tf.distribute.InputContext, data: Data, config: Config
     return data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
 
 
-def _optimizer(section: TrainSection) -> Any:
+def _optimizer(section: TrainSection, steps: int) -> Any:
+    rate: Any = section.learning_rate
+    if section.schedule == "cosine":
+        rate = tf.keras.optimizers.schedules.CosineDecay(section.learning_rate, steps)
     if section.optimizer == "adam":
-        return tf.keras.optimizers.Adam(section.learning_rate)
+        return tf.keras.optimizers.Adam(rate)
     momentum = 0.9 if section.optimizer == "momentum" else 0.0
-    return tf.keras.optimizers.SGD(section.learning_rate, momentum=momentum)
+    return tf.keras.optimizers.SGD(rate, momentum=momentum)

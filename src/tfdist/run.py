@@ -57,6 +57,7 @@ class Run:
             "model.name": config.model.name,
             **{f"model.options.{name}": value for name, value in config.model.options.items()},
             "train.optimizer": config.train.optimizer,
+            "train.schedule": config.train.schedule,
             "train.seed": config.train.seed,
         }
         self._state = State(model, strategy)

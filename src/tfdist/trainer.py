@@ -163,7 +163,14 @@ def _export(config: Config, data: Data, model: Any, found: dict[str, float], fol
         "test": found,
         "versions": _versions(),
     }
-    return export(model, folder / "export", step=step, images=images.numpy(), metadata=metadata)
+    return export(
+        model,
+        folder / "export",
+        step=step,
+        images=images.numpy(),
+        metadata=metadata,
+        formats=config.export.formats,
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -44,6 +44,16 @@ def test_each_shipped_config_trains_and_exports(name, tmp_path, cache):
     assert [each.name for each in (folder / "checkpoints").iterdir()] == ["40"]
     assert f"test accuracy  {report['test_accuracy']:.4f}" in run.stdout
     assert _left_by(tmp_path) == []
+    words = [sys.executable, "-m", "tfdist.predict", "--model", folder, "--input", "digits", "--output"]
+    asked = subprocess.run(
+        [*words, tmp_path / "answers.csv"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "TFDIST_CACHE_DIR": cache},
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert f"accuracy  {report['test_accuracy']:.4f} on 10000" in asked.stderr
 
 
 @pytest.mark.parametrize(
@@ -63,6 +73,7 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
         CONFIGS / f"{name}.yaml",
         "--smoke",
         "--set=data.name=shapes",
+        "--set=export.formats=[keras, tflite]",
         "--run_dir",
         folder,
         TFDIST_CACHE_DIR=cache,
@@ -70,7 +81,8 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     assert run.returncode == 0, run.stdout + run.stderr
     assert json.loads((folder / "report.json").read_text())["steps"] == 4
     assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["2", "4"]
-    assert (folder / "export" / "latest" / "saved_model.pb").exists()
+    exported = {each.name for each in (folder / "export" / "latest").iterdir()}
+    assert {"saved_model.pb", "model.keras", "model.tflite", "metadata.json"} <= exported
     assert {each.name for each in (folder / "summaries").iterdir()} == {"train", "test"}
 
 
