@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.models import Standardize
-from tfdist.saved_model import export
+from tfdist.saved_model import export, try_formats
 
 keras = tf.keras
 SHAPE = (8, 6, 3)
@@ -154,14 +154,22 @@ def test_a_model_that_answers_otherwise_is_no_export(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_one_format_cannot_take_leaves_no_other_either(tmp_path):
+def test_what_one_format_cannot_take_leaves_no_other_either(tmp_path, capfd):
     class Cholesky(keras.layers.Layer):  # which TensorFlow Lite has not, and nobody can import
         def call(self, x):
             return x + tf.reduce_sum(tf.linalg.cholesky(tf.eye(2) * (1 + tf.reduce_mean(x) ** 2)))
 
     model = small_model(Cholesky())
-    with pytest.raises(ConfigError, match=r"export\.formats: tflite: TensorFlow Lite cannot take this model"):
+    lacking = (
+        r"export\.formats: tflite: TensorFlow Lite cannot take this model: it has no: Cholesky\. Leave it out"
+    )
+    with pytest.raises(ConfigError, match=lacking):
         export(model, tmp_path, step=1, images=drawn(), metadata=METADATA, formats=("tflite",))
+    assert "Cholesky" not in capfd.readouterr().err  # of which the converter writes pages
+    with pytest.raises(ConfigError, match=lacking):
+        try_formats(model, SHAPE, ("tflite",))
+    with pytest.raises(TfdistError, match=r"model\.keras: a fresh process could not load the export"):
+        try_formats(model, SHAPE, ("keras",))
     with pytest.raises(TfdistError, match=r"model\.keras: a fresh process could not load the export"):
         export(model, tmp_path, step=1, images=drawn(), metadata=METADATA, formats=("keras",))
     assert os.listdir(tmp_path) == []
@@ -173,7 +181,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfdist.errors import StorageError
-from tfdist.saved_model import export
+from tfdist.saved_model import export, try_formats
 
 place, whole, formats = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])
 model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(9000)])
