@@ -10,7 +10,7 @@ import weakref
 
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["LocalPorts", "port_taken", "split_address"]
+__all__ = ["LocalPorts", "is_free", "port_taken", "split_address"]
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # Below the ports that Linux, macOS and Windows hand to outgoing connections, so that none of those can
@@ -105,7 +105,7 @@ def _reserve(port: int) -> socket.socket | None:
     lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         lock.bind(("127.0.0.1", port))
-        is_ours = _is_free(port)
+        is_ours = is_free(port)
     except OSError:  # taken: by another run's reservation, or by a UDP service
         is_ours = False
     if not is_ours:
@@ -114,7 +114,8 @@ def _reserve(port: int) -> socket.socket | None:
     return lock
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Say whether a server could listen on the port now."""
     # TensorFlow binds all interfaces, both families, so a listener on any one of them is in the way.
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:

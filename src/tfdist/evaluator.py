@@ -35,9 +35,9 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     data = open_data(**config.data.wanted())
     with strategy.scope():
         model = compiled_model(config, data)
-    state = State(model, strategy)
     session = Session(model, strategy, lambda context: test_batches(context, data, config))
     testing = session.testing()
+    state = State(model, strategy, session.random_states)
     summaries = Summaries(folder / "summaries", ("evaluator",))
     for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data)):
         check_variables(found, state.values())

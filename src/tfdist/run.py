@@ -60,30 +60,31 @@ class Run:
             "train.schedule": config.train.schedule,
             "train.seed": config.train.seed,
         }
-        self._state = State(model, strategy)
         self._summaries = Summaries(folder / "summaries", ("train", "test")) if self._is_chief else None
 
     def train(self) -> dict[str, float]:
         """Train to the last step, from the newest checkpoint if there is one; give the final evaluation."""
-        self._resume()
+        found = self._newest()
         self._pace = _Pace(self._config.data.batch_size, self.step)
         session = Session(self._model, self._strategy, self._batches)
         training = session.training()
         testing = session.testing(lambda context: test_batches(context, self._data, self._config))
+        self._state = State(self._model, self._strategy, session.random_states)
+        self._take_up(found)
         evaluate_every = self._config.evaluation.every or self._per_epoch
         save_every = self._config.checkpoint.every or self._per_epoch
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         while self.step < self.total:
             self._advance(session, training, _next(self.step, self.total, evaluate_every, save_every))
             is_last = self.step == self.total
             if is_last:
                 session.finish()
             # An evaluator of its own spares the cluster all evaluations but the last.
-            if is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator):
-                found = self._evaluate(session, testing)
+            is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
+            results = self._evaluate(session, testing) if is_due else {}
             if is_last or self.step % save_every == 0:
-                self._save(found, is_last=is_last)
-        return found or self._evaluate(session, testing)
+                self._save(results, is_last=is_last)
+        return results or self._evaluate(session, testing)
 
     def close(self) -> None:
         """Have the curves on the disk."""
@@ -106,8 +107,8 @@ class Run:
 
     def _advance(self, session: Session, training: Any, goal: int) -> None:
         """Train up to a step."""
-        session.step.reset()
-        counted = session.step.no_totals()
+        session.train_step.reset()
+        counted = session.train_step.no_totals()
         every, per_call = self._config.summaries.every, self._config.train.steps_per_execution
         for ran, totals in training.epoch(goal - self.step, per_call, counted):
             before, self.step = self.step, self.step + ran
@@ -135,8 +136,7 @@ class Run:
         return found
 
     def _save(self, found: Mapping[str, float], *, is_last: bool) -> None:
-        """Save what the run needs to go on; the chief writes it."""
-        values = self._state.values()
+        """Save what the run needs to go on, where this is the chief."""
         if not self._is_chief:
             return
         facts = {
@@ -146,28 +146,34 @@ class Run:
             "best": self._best,
             "is_last": is_last,
         }
-        checkpoint.save(self._checkpoints, self.step, values, facts)
+        checkpoint.save(self._checkpoints, self.step, self._state.values(), facts)
         checkpoint.prune(self._checkpoints, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
 
-    def _resume(self) -> None:
-        """Take step and variables from the newest checkpoint that is whole, as the chief finds it."""
+    def _newest(self) -> checkpoint.Checkpoint | None:
+        """Find where to go on: the step of the newest whole checkpoint, as the chief finds it."""
         found = checkpoint.find_newest(self._checkpoints) if self._is_chief else None
-        mine = self._state.values()
-        values: list[Any] = list(mine.values())
         if found is not None:
             if self._config.checkpoint.resume == "never":
                 problem = f"holds checkpoints already, of step {found.step}, and checkpoint.resume is never"
                 remedy = "Give another --run_dir, or say resume: auto to go on"
                 raise ConfigError(str(self._checkpoints), problem, remedy=remedy)
             _check_same(found, self._trained)
+        step = 0 if found is None else found.step
+        [agreed] = take_from_chief(self._strategy, [step], is_chief=self._is_chief)
+        self.step = self.begun_at = int(agreed)
+        return found
+
+    def _take_up(self, found: checkpoint.Checkpoint | None) -> None:
+        """Set all variables as they were at the step to go on from; the chief knows how."""
+        if not self.step:
+            return
+        mine = self._state.values()
+        values: list[Any] = list(mine.values())
+        if found is not None:
             checkpoint.check_variables(found, mine)
             values, self._best = found.read(), found.facts["best"]
-        step = 0 if found is None else found.step
-        *values, step = take_from_chief(self._strategy, [*values, step], is_chief=self._is_chief)
-        self.step = self.begun_at = int(step)
-        if self.step:
-            self._state.assign(values)
-            _log.info("going on at step %d of %d, from %s", self.step, self.total, self._checkpoints)
+        self._state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
+        _log.info("going on at step %d of %d, from %s", self.step, self.total, self._checkpoints)
 
 
 class _Pace:
@@ -202,7 +208,7 @@ def _next(step: int, total: int, *periods: int) -> int:
 def _since(session: Session, before: Any, now: Any) -> dict[str, float]:
     """Give the results of what was counted since."""
     added = tuple(each - old for each, old in zip(now, before, strict=True))
-    return {name: float(value) for name, value in session.step.results(added).items()}
+    return {name: float(value) for name, value in session.train_step.results(added).items()}
 
 
 def _check_same(found: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:

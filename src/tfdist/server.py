@@ -11,7 +11,7 @@ from tfdist.addresses import port_taken, split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import ConfigError, TaskLost
 
-__all__ = ["serve"]
+__all__ = ["answers", "serve"]
 
 _log = logging.getLogger("tfdist")
 
@@ -54,7 +54,7 @@ def serve(cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeo
 
 def _wait_for(chief: str, timeout: float) -> None:
     end = time.monotonic() + timeout
-    while not _answers(chief):
+    while not answers(chief):
         if time.monotonic() > end:
             remedy = "Start it, or see its log"
             raise TaskLost(f"chief at {chief}", f"did not come up for {timeout:g} s", remedy=remedy)
@@ -64,7 +64,7 @@ def _wait_for(chief: str, timeout: float) -> None:
 def _wait_until_gone(chief: str, timeout: float) -> None:
     last_seen, refusals = time.monotonic(), 0
     while refusals < 2:  # twice, because a listener with a full queue refuses too
-        answer = _answers(chief)
+        answer = answers(chief)
         refusals = refusals + 1 if answer is False else 0
         if answer:
             last_seen = time.monotonic()
@@ -103,7 +103,7 @@ def _start(cluster: ClusterConfig) -> tf.distribute.Server:
         raise port_taken(str(cluster.task), cluster.address((task_type, index))) from error
 
 
-def _answers(address: str) -> bool | None:
+def answers(address: str) -> bool | None:
     """Say whether a gRPC server is at the address: yes, no, or None where there is no telling."""
     try:
         with socket.create_connection(split_address(address), timeout=_SECONDS_FOR_AN_ANSWER) as probe:

@@ -30,9 +30,10 @@ from tfdist.data import Data, open_data
 from tfdist.errors import TfdistError
 from tfdist.evaluator import evaluate_checkpoints
 from tfdist.files import storage_errors, write_json
+from tfdist.loop import naming_lost_tasks
 from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_steps
 from tfdist.run import Run
-from tfdist.saved_model import export
+from tfdist.saved_model import export, try_formats
 from tfdist.server import serve
 from tfdist.strategy import make_strategy
 
@@ -74,11 +75,14 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
     data = open_data(**config.data.wanted())
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)
+    if cluster.is_chief and config.export.formats:
+        try_formats(build_model(config, data), data.image_shape, config.export.formats)
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = compiled_model(config, data)
     run = Run(config, cluster, strategy, data, model, folder)
-    found = run.train()
+    with naming_lost_tasks("train", strategy):
+        found = run.train()
     weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
     report = None
     if cluster.is_chief:
@@ -101,7 +105,8 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         run.close()
     if len(cluster.tasks()) > 1 and not cluster.ps:
         # A worker that ended while the chief still writes would be taken for a lost one.
-        strategy.reduce("SUM", strategy.run(tf.function(lambda: tf.constant(1))), axis=None)
+        with naming_lost_tasks("train", strategy):
+            strategy.reduce("SUM", strategy.run(tf.function(lambda: tf.constant(1))), axis=None)
     return report
 
 
@@ -109,6 +114,8 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
     """Check in this process what a run needs, without training; say what was found."""
     data = open_data(**config.data.wanted())
     model = compiled_model(config, data)
+    if config.export.formats:
+        try_formats(model, data.image_shape, config.export.formats)
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
     with storage_errors(folder), tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".tfdist-"):
         free = shutil.disk_usage(_existing(folder)).free

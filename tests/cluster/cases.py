@@ -221,41 +221,6 @@ def keras_itself(strategy: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
-def writing(strategy: Any, folder: Path) -> dict[str, Any]:
-    """Callbacks that write files, and some that decide."""
-    own = folder / "written"
-    suffix = ".weights.h5" if keras.__version__ >= "3" else ""
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((5,)),
-                keras.layers.Dense(4),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-    callbacks = [
-        keras.callbacks.ModelCheckpoint(
-            str(own / ("best" + suffix)), save_weights_only=True, save_best_only=True
-        ),
-        keras.callbacks.CSVLogger(str(folder / "log.csv")),
-        keras.callbacks.TensorBoard(str(own / "board"), profile_batch=0),
-        keras.callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=1),
-        keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, min_delta=1e9, patience=1),
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
-    ]
-    own.mkdir(exist_ok=True)
-    data = batches(*points())
-    history = fit(model, data, strategy=strategy, epochs=9, validation=data, callbacks=callbacks, verbose=0)
-    return {
-        "epochs": len(history.epoch),
-        "rate": float(tf.convert_to_tensor(model.optimizer.learning_rate)),
-        "csv": (folder / "log.csv").read_text().splitlines() if (folder / "log.csv").exists() else [],
-        "written": sorted(each.name for each in own.rglob("*") if each.is_file()),
-    }
-
-
 def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
     """A user's own loop, as in TensorFlow's guides, with a layer that writes variables as it is called."""
     with strategy.scope():

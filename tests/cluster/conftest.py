@@ -18,7 +18,7 @@ from tfdist.cluster import ClusterConfig, Task
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SECONDS_TO_SHOW_STACKS = 3
+SHOW_STACKS, SECONDS_TO_SHOW_STACKS = signal.SIGUSR1, 5
 
 
 @dataclass
@@ -66,20 +66,32 @@ class Running:
                 end = min(end, time.monotonic() + 20)  # the first failure is the root cause: do not wait long
             time.sleep(0.05)
         hanging = [name for name, each in self.processes.items() if each.poll() is None]
-        for name in hanging:  # faulthandler in the task then writes every thread's stack to its log
-            self.processes[name].send_signal(signal.SIGABRT)
-        if hanging:
-            time.sleep(SECONDS_TO_SHOW_STACKS)
+        self._show_stacks(hanging)
         codes = {name: each.poll() for name, each in self.processes.items()}
         logs = {name: (self.folder / f"{name}.log").read_text(errors="replace") for name in self.processes}
         if hanging or (any(codes.values()) and not failures_expected):
-            shown = "\n".join(f"--- {name}, exit {codes[name]} ---\n{logs[name][-6000:]}" for name in codes)
+            shown = "\n".join(
+                f"--- {name}, {'still running' if name in hanging else f'exit {code}'} ---\n{logs[name][-6000:]}"
+                for name, code in codes.items()
+            )
             pytest.fail(
                 f"still running after {limit:g} s: {hanging}; exit codes: {codes}\n{shown}", pytrace=False
             )
         found = {name: self.folder / f"{name}.json" for name in self.processes}
         results = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
         return Finished(codes, results, logs)
+
+    def _show_stacks(self, hanging: list[str]) -> None:
+        """Let faulthandler write the stack of every thread of these tasks to their logs."""
+        for name in hanging:
+            self.processes[name].send_signal(SHOW_STACKS)
+        end = time.monotonic() + SECONDS_TO_SHOW_STACKS
+        logs = [self.folder / f"{name}.log" for name in hanging]
+        while time.monotonic() < end and not all(
+            "(most recent call first)" in log.read_text() for log in logs
+        ):
+            time.sleep(0.05)
+        time.sleep(0.1)  # for the threads after the first
 
     def __enter__(self) -> "Running":
         return self
@@ -110,22 +122,47 @@ def run_cluster(
         return running.wait(limit)
 
 
+def wait_for(path: Path, limit: float = 90) -> None:
+    """Wait until a task has written a file."""
+    end = time.monotonic() + limit
+    while not path.exists():
+        assert time.monotonic() < end, f"no task wrote {path.name} within {limit:g} s"
+        time.sleep(0.05)
+
+
 SETUPS: dict[str, dict[str, Any]] = {
     "one_device": {},
     "mirrored": {"options": {"logical_devices": 2}},
     "multi_worker_mirrored": {"workers": 2},
     "parameter_server": {"workers": 2, "ps": 1},
-    "parameter_server_sync": {"workers": 3, "ps": 2},
+    "parameter_server_sync": {"workers": 3, "ps": 2, "options": {"min_shard_bytes": 2000}},
 }
 IN_STEP = ["one_device", "mirrored", "multi_worker_mirrored", "parameter_server_sync"]
-ANYWHERE = ["smoke", "counting", "from_function", "writing"]
+ANYWHERE = [
+    "smoke",
+    "counting",
+    "from_function",
+    "callback_cases.writing",
+    "shared_cases.scaled",
+    "random_cases.draws",
+    "model_cases.shuffled",
+]
 IN_STEP_ONLY = [
+    "shared_cases.at_once",
     "equivalent_sgd",
     "equivalent_adam",
     "equivalent_clipped",
     "equivalent_averaged",
     "custom_loop",
+    "model_cases.trained",
+    "model_cases.summed",
 ]
+
+ONLY_ON = {
+    "mirrored": ["own_cases.steps", "own_cases.steps_by_keras"],
+    "parameter_server": ["own_cases.refused"],
+    "parameter_server_sync": ["own_cases.refused", "shard_cases.trained"],
+}
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +172,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finish
     @functools.cache
     def run(strategy: str) -> Finished:
         cases = ANYWHERE + (IN_STEP_ONLY if strategy in IN_STEP else [])
+        cases += ONLY_ON.get(strategy, [])
+        if strategy == "multi_worker_mirrored":
+            cases = [*cases, "callback_cases.stopping"]
         return run_cluster(tmp_path_factory.mktemp(strategy), strategy, cases, limit=200, **SETUPS[strategy])
 
     return run

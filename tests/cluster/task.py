@@ -1,11 +1,16 @@
 """Be one task of a test's cluster: the same script for all of them."""
 
 import faulthandler
+import importlib
 import json
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-faulthandler.enable()  # SIGABRT then shows the stack of every thread
+faulthandler.enable()  # a crash shows the stack of every thread
+faulthandler.register(signal.SIGUSR1)  # and so does a test that has waited too long
 
 
 def main(order: dict, result: Path) -> None:
@@ -18,10 +23,16 @@ def main(order: dict, result: Path) -> None:
         serve(cluster, **order.get("serve", {}))
         return
     strategy = make_strategy(cluster, order["strategy"], **order["options"])
-    import cases
+    found = {}
+    for name in order["cases"]:
+        found[name] = _case(name)(strategy, Path(order["folder"]))
+        result.write_text(json.dumps(found))  # after each, for the next may be one that fails
 
-    found = {name: getattr(cases, name)(strategy, Path(order["folder"])) for name in order["cases"]}
-    result.write_text(json.dumps(found))
+
+def _case(name: str) -> Callable[..., Any]:
+    """Find `function`, of cases.py, or `module.function`."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module or "cases"), function)
 
 
 if __name__ == "__main__":

@@ -103,17 +103,72 @@ def test_refuses_what_is_no_model():
         fit(3, batches(), verbose=0)
 
 
-def test_refuses_a_train_step_of_its_own(strategy):
-    class Own(keras.Model):
-        def train_step(self, data):
-            return {}
+class Own(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        # AutoGraph of TensorFlow 2.12 knows no strict.
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+        return {"mine": loss}
 
+
+class Nothing(keras.Model):
+    def train_step(self, data):
+        return None
+
+
+class Functions(keras.Model):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def of_its_own(kind, **options):
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True, "steps_per_execution": 3}],
+)
+def test_runs_a_train_step_of_its_own_as_keras_does(strategy, options):
     with strategy.scope():
-        inputs = keras.Input((3,))
-        model = Own(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="train_step of its own"):
+        kerass, ours = (of_its_own(Own, **options) for _ in range(2))
+    expected = kerass.fit(batches(), epochs=2, validation_data=batches(), shuffle=False, verbose=0)
+    found = fit(ours, batches(), strategy=strategy, epochs=2, validation=batches(), verbose=0)
+
+    assert set(found.history) == set(expected.history) == {"mine", "val_loss"}
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Nothing, "expected a dict from train_step, received a NoneType"),
+        (Functions, "has a make_train_function of its own, which is not called"),
+    ],
+)
+def test_refuses_methods_that_say_nothing_to_it(strategy, kind, words):
+    with strategy.scope():
+        model = of_its_own(kind)
+    with pytest.raises(ConfigError, match=words):
         fit(model, batches(), strategy=strategy, verbose=0)
+
+
+def test_xla_computes_the_same(strategy):
+    losses = []
+    for compiles in (True, False):
+        with strategy.scope():
+            model = linear(jit_compile=compiles)
+        losses.append(fit(model, batches(), strategy=strategy, epochs=2, verbose=0).history["loss"])
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_refuses_a_model_of_another_scope(strategy):

@@ -2,6 +2,7 @@
 
 from tfdist.loop.evaluation import evaluate as evaluate
 from tfdist.loop.evaluation import run_tests as run_tests
+from tfdist.loop.lost import naming_lost_tasks as naming_lost_tasks
 from tfdist.loop.prediction import predict as predict
 from tfdist.loop.session import Session as Session
 from tfdist.loop.state import State as State

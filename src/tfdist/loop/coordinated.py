@@ -1,6 +1,7 @@
 """Run the steps of an epoch on workers that go each at its own pace."""
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -8,7 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import TaskLost
 from tfdist.loop.executions import Totals
+from tfdist.loop.lost import is_lost_worker, named
 from tfdist.loop.workers import worker_index
 
 __all__ = ["CoordinatedRunner"]
@@ -16,6 +19,9 @@ __all__ = ["CoordinatedRunner"]
 # Enough that no worker waits for the coordinator, few enough that they end soon when training is stopped.
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
+_SECONDS_TO_COME_BACK = 120.0
+
+_log = logging.getLogger("tfdist")
 
 
 class CoordinatedRunner:
@@ -30,8 +36,13 @@ class CoordinatedRunner:
         self._dataset = dataset
         self._iterator: Any = None
         self._coordinator = coordinator
+        self._strategy = coordinator.strategy
         self._workers = workers
         self._scheduled: deque[tuple[int, Any]] = deque()
+
+    def rewind(self) -> None:
+        """Let the next epoch begin with the data's beginning."""
+        self._iterator = None
 
     def epoch(
         self, steps: int | None, steps_per_execution: int, totals: Totals
@@ -47,11 +58,15 @@ class CoordinatedRunner:
 
         With a number of steps, the data are gone on with where the last epoch left them, and begun anew as
         often as needed. Without, an epoch is the data set: every worker's part of it.
+
+        A lost worker is no reason to stop. Where its part of the data must be seen, or nobody else has data,
+        it is waited for.
         """
         if steps is None or self._iterator is None:
             self._iterator = iter(self._dataset)
         exhausted: set[int] = set()
         done = promised = since_begun = 0
+        last_news, is_well = time.monotonic(), True
         try:
             while steps is None or done < steps:
                 while len(exhausted) < self._workers and self._has_room(steps, promised):
@@ -64,19 +79,29 @@ class CoordinatedRunner:
                     if steps is None or not since_begun:
                         return
                     self._iterator, exhausted, since_begun = iter(self._dataset), set(), 0
+                    last_news = time.monotonic()
                     continue
                 wanted, worker, ran, given = self._fetch()
                 promised -= wanted - ran
                 done, since_begun = done + ran, since_begun + ran
                 if ran:
                     yield ran, given
+                if ran or worker not in exhausted:
+                    last_news = time.monotonic()
+                elif time.monotonic() - last_news > _SECONDS_TO_COME_BACK:
+                    self._go_on_without(exhausted, is_epoch_the_data=steps is None or not since_begun)
+                    exhausted = set(range(self._workers))
                 if ran < wanted:
                     exhausted.add(worker)
                     # It is free at once to take what the others should.
                     time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+        except Exception:
+            is_well = False
+            raise
         finally:
             self._scheduled.clear()
-            self._coordinator.join()
+            if is_well:  # else a task may be gone, and what it had in hand would be waited for
+                self._coordinator.join()
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
@@ -88,5 +113,23 @@ class CoordinatedRunner:
 
     def _fetch(self) -> tuple[int, int, int, Any]:
         wanted, closure = self._scheduled.popleft()
-        worker, ran, given = closure.fetch()
-        return wanted, int(worker), int(ran), given
+        began = time.monotonic()
+        while True:
+            try:
+                worker, ran, given = closure.fetch()
+            except tf.errors.OpError as error:
+                # What a worker gave is gone with it where it dies before its answer is fetched.
+                # TensorFlow has another worker compute it, and that is what is fetched then.
+                if not is_lost_worker(error) or time.monotonic() - began > _SECONDS_TO_COME_BACK:
+                    raise
+                time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+            else:
+                return wanted, int(worker), int(ran), given
+
+    def _go_on_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:
+        absent = [("worker", index) for index in range(self._workers) if index not in exhausted]
+        names = " and ".join(named(absent, self._strategy))
+        if is_epoch_the_data:
+            problem = f"is gone for {_SECONDS_TO_COME_BACK:g} s, and with it its part of the data"
+            raise TaskLost(names, problem, remedy="Its own log says why; start it again")
+        _log.warning("goes on without %s, gone for %g s", names, _SECONDS_TO_COME_BACK)

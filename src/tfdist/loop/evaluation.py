@@ -1,14 +1,20 @@
 """Evaluate in parallel, every example once."""
 
+import contextlib
+import logging
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.loop.callbacks import count, count_anew
 from tfdist.loop.feeding import Data, known_steps
+from tfdist.loop.lost import naming_lost_tasks
 from tfdist.loop.session import Runner, Session
 
 __all__ = ["evaluate", "run_tests", "steps_per_execution"]
+
+_log = logging.getLogger("tfdist")
 
 
 def evaluate(
@@ -24,30 +30,47 @@ def evaluate(
         strategy: The strategy; the current one where None.
         steps: How many batches; all where None.
     """
-    if steps is None:
-        known_steps(data, "steps")
-    session = Session(model, strategy or tf.distribute.get_strategy(), data)
-    return run_tests(session, session.testing(), model, steps)
+    expected = known_steps(data, "steps") if steps is None else steps
+    strategy = strategy or tf.distribute.get_strategy()
+    with naming_lost_tasks("evaluate", strategy):
+        session = Session(model, strategy, data)
+        return run_tests(session, session.testing(), model, steps, expected=expected)
 
 
 def run_tests(
-    session: Session, testing: Runner, model: Any, steps: int | None, calls: Any = None
+    session: Session,
+    testing: Runner,
+    model: Any,
+    steps: int | None,
+    calls: Any = None,
+    *,
+    expected: int | None = None,
 ) -> dict[str, float]:
-    """Run a test epoch and give the metrics' results."""
-    session.step.reset()
+    """Run a test epoch, of so many batches as far as is known, and give the metrics' results."""
+    session.test_step.reset()
+    testing.rewind()  # the same examples each time, as in Keras, also where only some batches are wanted
     results: dict[str, Any] = {}
     done = 0
+    count_anew(model, "test")
     if calls is not None:
         calls.on_test_begin()
-    for ran, totals in testing.epoch(steps, steps_per_execution(model), session.step.no_totals()):
-        if calls is not None:
-            calls.on_test_batch_begin(done)
-        results = session.step.results(totals)
-        done += ran
-        if calls is not None:
-            calls.on_test_batch_end(done - 1, results)
+    running = testing.epoch(steps, steps_per_execution(model), session.test_step.no_totals())
+    with contextlib.closing(running):
+        while True:
+            if calls is not None and (expected is None or done < expected):
+                calls.on_test_batch_begin(done)
+            ran, totals = next(running, (0, ()))
+            if not ran:
+                break
+            results = session.test_step.results(totals)
+            done += ran
+            count(model, "test", ran)
+            if calls is not None:
+                calls.on_test_batch_end(done - 1, results)
     if not done:
         raise DataError("the validation data", "hold no batch")
+    if steps is None and expected is not None and done > expected:
+        _log.warning("a worker came back while evaluating: %d batches counted of %d", done, expected)
     found = {name: float(value) for name, value in results.items()}
     if calls is not None:
         calls.on_test_end(found)

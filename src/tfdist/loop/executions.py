@@ -10,10 +10,13 @@ __all__ = ["Totals", "make_execution"]
 Totals = tuple[tf.Tensor, ...]
 
 
-def make_execution(step: Callable[[Any], Totals]) -> Callable[..., tuple[tf.Tensor, Totals]]:
+def make_execution(
+    step: Callable[[Any], Totals], *, adds: bool = True
+) -> Callable[..., tuple[tf.Tensor, Totals]]:
     """Make a function that takes up to so many steps on an iterator.
 
-    It gives how many steps there was data for, and the totals with what they add.
+    It gives how many steps there was data for, and the totals with what they add; or, where that does not
+    add up, what the last step gave.
     """
 
     def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
@@ -26,6 +29,8 @@ def make_execution(step: Callable[[Any], Totals]) -> Callable[..., tuple[tf.Tens
 
             def add() -> Totals:
                 added = step(batch.get_value())
+                if not adds:
+                    return added
                 return tuple(total + part for total, part in zip(totals, added, strict=True))
 
             totals = tf.cond(has_value, add, lambda: totals)

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.loop.sending import check_order, check_size
 from tfdist.loop.workers import worker_index
 
 __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
@@ -33,6 +34,11 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         strategy: The strategy whose replicas are fed.
     """
     if isinstance(data, tf.data.Dataset):
+        if (
+            isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            and strategy.extended._num_workers > 1
+        ):
+            check_order(data)
         return strategy.experimental_distribute_dataset(_sharded_by_example(data))
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -73,18 +79,17 @@ def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any
 
 def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
     """Make a function that rebuilds a data set on a worker, and takes that worker's batches of it."""
+    if workers > 1:
+        check_order(dataset)
+    check_size(dataset)
     spec = dataset.element_spec
-    # A data set lives in the process that made it, but its graph can be sent.
-    graph = dataset._as_serialized_graph(
-        external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN
-    ).numpy()
+    # A data set lives in the process that made it, but its graph can be sent. It is an argument to what the
+    # workers run: a constant would be copied with every function, and built while the graph is optimized.
+    graph = dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN)
 
     def make_own() -> tf.data.Dataset:
         index = worker_index()
-        # Were the text a plain constant, TensorFlow would build the data set ahead, while it optimizes the
-        # graph, and then fail to send it.
-        text = tf.where(index >= 0, tf.constant(graph), tf.constant(b""))
-        variant = tf.raw_ops.DatasetFromGraph(graph_def=text)
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
         return tf.data.experimental.from_variant(variant, spec).shard(workers, index)
 
     return make_own, spec

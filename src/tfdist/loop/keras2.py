@@ -1,11 +1,13 @@
 """Do one step with a Keras 2 model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.loop.checks import reductions
 from tfdist.loop.generations import keras_of
+from tfdist.loop.randomness import drawing_apart
 from tfdist.loop.sharing import batch_size, shared_mean, unpacked
 
 __all__ = ["Keras2Step"]
@@ -18,15 +20,15 @@ class Keras2Step:
     puts the copies together, and on a parameter server the additions are TensorFlow's own, atomic ones.
     """
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras = keras_of(model)
         self._model = model
         self._strategy = strategy
         is_mean = reductions(model) != {"sum"}
-        self._share = 1.0 / strategy.num_replicas_in_sync if is_mean else None
+        # Keras 2 divides a mean over examples by the number of replicas, and leaves a sum as it is.
+        self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
         # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
         self._forward = tf.autograph.to_graph(_forward)
-        del element_spec
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give no sums: they are in the metrics' own variables."""
@@ -53,13 +55,20 @@ class Keras2Step:
 
     def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Train on a batch, each replica on its part."""
-        self._strategy.run(self._train_on_part, args=(batch,))
+        self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
         return ()
 
     def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Test on a batch, each replica on its part."""
-        self._strategy.run(self._test_on_part, args=(batch,))
+        self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
         return ()
+
+    def _compiled(self, run: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Let XLA compile it, with the update of the variables as Keras 2 does, where the model says so."""
+        if not self._model.jit_compile:
+            return run
+        compiled: Callable[[Any], None] = tf.function(run, jit_compile=True, autograph=False)
+        return compiled
 
     # -- in replica context --
 
@@ -67,13 +76,16 @@ class Keras2Step:
         model, optimizer = self._model, self._model.optimizer
         x, y, sample_weight = unpacked(data)
         scales = hasattr(optimizer, "get_scaled_loss")
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, drawing_apart(self._strategy):
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
-            scaled = optimizer.get_scaled_loss(loss) if scales else loss
+            mean = loss if self._divided_by is None else loss * self._divided_by
+            scaled = optimizer.get_scaled_loss(mean) if scales else mean
         gradients = tape.gradient(scaled, model.trainable_variables)
         if scales:
             gradients = optimizer.get_unscaled_gradients(gradients)
-        gradients, _, _ = shared_mean(gradients, [], [], batch_size(x), share=self._share)
+        size = batch_size(x)
+        weight = None if self._divided_by is None else size
+        gradients = shared_mean(gradients, [], [], size=size, weight=weight).gradients
         optimizer.apply_gradients(
             zip(gradients, model.trainable_variables, strict=True), experimental_aggregate_gradients=False
         )

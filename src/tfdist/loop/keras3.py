@@ -5,36 +5,64 @@ by racing reads and writes (Keras 3's `assign_add` is a read, an add and a write
 found is put together before any variable changes.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tfdist.loop.checks import reductions
+from tfdist.loop.checks import has_own
 from tfdist.loop.generations import keras_of
-from tfdist.loop.sharing import batch_size, shared_mean, unpacked
+from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, weighed
+from tfdist.loop.randomness import Randomness
+from tfdist.loop.shards import parts_of, read_by_rows
+from tfdist.loop.sharing import Shared, batch_size, shared_mean, unpacked
+from tfdist.loop.updating import Updating
+from tfdist.loop.weighing import losses_of_one_process, recorded_divisors, weight_of
 
 __all__ = ["Keras3Step"]
+
+
+class _Losses(NamedTuple):
+    """Hold the losses of a replica: those that a model is compiled with, and those that its layers add."""
+
+    compiled: tf.Tensor
+    added: tf.Tensor | None  # apart only where they count by something else
+    weight: tf.Tensor | None
+
+
+class _Part(NamedTuple):
+    """Hold what one replica has found."""
+
+    gradients: list[Any]
+    added: list[Any]
+    weight: tf.Tensor | None
+    state: list[tf.Tensor]
+    sums: list[tf.Tensor]
 
 
 class Keras3Step:
     """Train, test and predict on one batch, and say what to add to the metrics."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras = keras_of(model)
         self._model = model
         self._strategy = strategy
-        self._is_mean = reductions(model) != {"sum"}
-        # Keras 3 makes a float32 of 1/N, also where it computes in float64.
-        self._share = float(np.float32(1.0 / strategy.num_replicas_in_sync))
-        with strategy.scope():
-            model._symbolic_build(data_batch=element_spec)
         self._metrics = list(model.metrics_variables)
-        self._state = list(model.non_trainable_variables)
+        # Keras keeps the mean of each output's loss where there are several.
+        trackers = [] if model._compile_loss is None else list(model._compile_loss.metrics)
+        self._loss_trackers = [model._loss_tracker, *trackers]
+        self._meets = strategy.num_replicas_in_sync > 1 and meet_in(model)
+        self._randomness = Randomness(model, strategy)
+        read_by_rows(model.variables)
+        self._state = [*model.non_trainable_variables, *self._randomness.unseeded]
         if model.optimizer is not None:
-            _count_exactly(model.optimizer)
+            self._trainable = parts_of(model.trainable_variables)
+            self._updating = Updating(strategy, model.optimizer, self._trainable)
+
+    @property
+    def unseeded(self) -> list[Any]:
+        """Give the state of what is drawn from where no layer has a seed."""
+        return self._randomness.unseeded
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give the sums that a metric starts from."""
@@ -56,90 +84,141 @@ class Keras3Step:
 
     def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Train on a batch, each replica on its part; give what it adds to the totals."""
-        with _reduced_already(self._model.optimizer):
-            per_replica = self._strategy.run(self._train_on_part, args=(batch,))
+        scale = self._updating.loss_scale()
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            gradients, *parts = self._strategy.run(self._train_on_part, args=(batch, scale))
+        self._updating.apply(gradients, scale)
         state, sums = (
-            [self._strategy.experimental_local_results(each)[0] for each in part] for part in per_replica
+            [self._strategy.experimental_local_results(each)[0] for each in part] for part in parts
         )
         for variable, value in zip(self._touched, state, strict=True):
-            variable.value.assign(tf.cast(value, variable.dtype))
+            # Workers that go each at their own pace must not set each other's random numbers back.
+            is_seed = self._randomness.owns(variable)
+            write = variable.value.assign_add if is_seed else variable.value.assign
+            write(tf.cast(value, variable.dtype))
         return tuple(sums)
 
     def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Test on a batch, each replica on its part; give what it adds to the totals."""
-        sums = self._strategy.run(self._test_on_part, args=(batch,))
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            sums = self._strategy.run(self._test_on_part, args=(batch,))
         return tuple(self._strategy.experimental_local_results(each)[0] for each in sums)
 
     # -- in replica context --
 
-    def _train_on_part(self, data: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        x, _, _ = unpacked(data)
-        gradients, state, sums = self._if_any(lambda: self._compiled(self._gradients)(data), x)
-        gradients, state, sums = shared_mean(
-            gradients, state, sums, batch_size(x), share=self._share if self._is_mean else None
-        )
-        self._model.optimizer.apply(gradients, self._model.trainable_variables)
-        return state, sums
+    def _train_on_part(
+        self, data: Any, scale: tf.Tensor | None
+    ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
+        shared = self._shared(lambda batch: self._gradients(batch, scale), data)
+        return shaped(shared.gradients, self._trainable), shared.state, self._counted(shared)
 
     def _test_on_part(self, data: Any) -> list[tf.Tensor]:
-        x, _, _ = unpacked(data)
-        sums = self._if_any(lambda: self._compiled(self._tested)(data), x)
-        return shared_mean([], [], sums, batch_size(x), share=None)[2]
+        return self._counted(self._shared(self._tested, data))
 
-    def _compiled(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _shared(self, compute: Callable[[Any], _Part], data: Any) -> Shared:
+        x, _, _ = unpacked(data)
+        part = self._if_any(lambda: self._compiled(compute)(data), x)
+        return shared_mean(
+            part.gradients,
+            part.state,
+            part.sums,
+            size=batch_size(x),
+            weight=part.weight,
+            added=part.added,
+        )
+
+    def _compiled(self, compute: Callable[[Any], _Part]) -> Callable[[Any], _Part]:
         """Let XLA compile it where the model asks for it: anew in each replica, which has its own ones."""
         if not self._model.jit_compile:
             return compute
-        compiled: Callable[[Any], Any] = tf.function(compute, jit_compile=True, autograph=False)
+        compiled: Callable[[Any], _Part] = tf.function(compute, jit_compile=True, autograph=False)
         return compiled
 
-    def _gradients(self, data: Any) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
-        model = self._model
-        with tf.GradientTape() as tape, self._scope() as scope:
-            loss = self._forward(data, training=True)
-            if model.optimizer is not None:
-                loss = model.optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, [each.value for each in model.trainable_variables])
-        self._touched = [each for each in self._state if scope.get_current_value(each) is not None]
-        state = [tf.convert_to_tensor(scope.get_current_value(each)) for each in self._touched]
-        return gradients, state, self._sums(scope, data)
+    def _gradients(self, data: Any, scale: tf.Tensor | None) -> _Part:
+        seeds = self._randomness.snapshot()
+        with (
+            tf.GradientTape(persistent=True) as tape,
+            self._scope(seeds) as scope,
+            self._randomness.unseeded_from_here(),
+        ):
+            losses = self._forward(data, training=True)
+            scaled = [weighed(each, scale) for each in (losses.compiled, losses.added)]
+            weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._meets else [None, None]
+            scaled = [weighed(each, weight) for each, weight in zip(scaled, weighs, strict=True)]
+        weights = [each.value for each in self._trainable]
+        gradients, added = (
+            [] if each is None else unweighed(tape.gradient(each, weights), weight)
+            for each, weight in zip(scaled, weighs, strict=True)
+        )
+        begun = {id(variable): value for variable, value in seeds}
+        found = [(each, scope.get_current_value(each)) for each in self._state]
+        found = [(each, new) for each, new in found if new is not None and new is not begun.get(id(each))]
+        self._touched = [each for each, _ in found]
+        state = [
+            tf.convert_to_tensor(new - begun[id(each)] if id(each) in begun else new) for each, new in found
+        ]
+        return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
-    def _tested(self, data: Any) -> list[tf.Tensor]:
-        with self._scope() as scope:
-            self._forward(data, training=False)
-            return self._sums(scope, data)
+    def _tested(self, data: Any) -> _Part:
+        with self._scope(self._randomness.snapshot()) as scope, self._randomness.unseeded_from_here():
+            losses = self._forward(data, training=False)
+            return _Part([], [], losses.weight, [], self._sums(scope, losses, data))
 
-    def _forward(self, data: Any, *, training: bool) -> Any:
+    def _forward(self, data: Any, *, training: bool) -> _Losses:
         model = self._model
         x, y, sample_weight = unpacked(data)
         y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
-        unscaled = loss / tf.cast(self._share, loss.dtype)
-        model._loss_tracker.update_state(unscaled, sample_weight=batch_size(x))
+        with recorded_divisors() as divisors:
+            loss = model._compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+            )
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        return loss
+        if has_own(model, "compute_loss"):  # it adds up what it likes; what it gives is a mean over examples
+            return _Losses(loss, None, batch_size(x))
+        weight, is_of_examples = weight_of(divisors, batch_size(x))
+        added = [model._aggregate_additional_loss(each) for each in model.losses]
+        if is_of_examples or not added or self._strategy.num_replicas_in_sync == 1:
+            return _Losses(loss, None, weight)
+        return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
 
-    def _scope(self) -> Any:
+    def _scope(self, seeds: list[tuple[Any, tf.Tensor]]) -> Any:
         # Metrics begin from nothing. Penalties on weights ask the scope, and it alone, for the weights.
         penalized = [each for each in self._model.trainable_variables if each.regularizer is not None]
         metrics = [(each, tf.zeros(each.shape, each.dtype)) for each in self._metrics]
         weights = [(each, tf.convert_to_tensor(each.value)) for each in penalized]
-        return self._keras.StatelessScope(metrics + weights, collect_losses=True)
+        return self._keras.StatelessScope(metrics + weights + seeds, collect_losses=True)
 
-    def _sums(self, scope: Any, data: Any) -> list[tf.Tensor]:
-        """Give what the metrics counted."""
-        found = {id(each): tf.cast(scope.get_current_value(each), tf.float64) for each in self._metrics}
+    def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
+        """Give what adds up: what the metrics counted, and the losses times what they count by."""
         x, _, _ = unpacked(data)
-        trackers = self._model._compile_loss.metrics if self._model._compile_loss is not None else []
-        if self._is_mean:
-            replicas = self._strategy.num_replicas_in_sync
-            for each in trackers:  # Keras multiplies with N what it has multiplied with its share
-                found[id(each.total)] /= replicas * self._share
-        if next(each for each in tf.nest.flatten(x) if each is not None).shape[0] is None:
-            # Keras weighs the loss of each of several outputs by the batch size where it knows that ahead,
-            # and else counts every batch as one.
-            for each in (variable for tracker in trackers for variable in tracker.variables):
-                found[id(each)] *= tf.cast(batch_size(x), tf.float64)
+
+        def weighted(value: Any, weight: Any) -> tf.Tensor:
+            return tf.cast(value, tf.float64) * tf.cast(weight, tf.float64)
+
+        of_outputs = [
+            tf.math.divide_no_nan(*(scope.get_current_value(part) for part in (each.total, each.count)))
+            for each in self._loss_trackers[1:]
+        ]
+        weight = 1.0 if losses.weight is None else losses.weight
+        added = 0.0 if losses.added is None else losses.added
+        return [
+            *(tf.cast(scope.get_current_value(each), tf.float64) for each in self._metrics),
+            weighted(added, batch_size(x)),
+            *(weighted(each, weight) for each in (losses.compiled, *of_outputs)),
+        ]
+
+    def _counted(self, shared: Shared) -> list[tf.Tensor]:
+        """Give what a batch adds to the metrics. Its losses count by its size.
+
+        Keras counts those of several outputs so where it knows the size ahead, and else each batch as one.
+        """
+        count = len(self._metrics)
+        added, *losses = shared.sums[count:]
+        found = {id(each): value for each, value in zip(self._metrics, shared.sums[:count], strict=True)}
+        for tracker, total in zip(self._loss_trackers, losses, strict=True):
+            found[id(tracker.total)] = shared.size * tf.math.divide_no_nan(total, shared.weight)
+            found[id(tracker.count)] = shared.size
+        found[id(self._loss_trackers[0].total)] += added
         return [found[id(each)] for each in self._metrics]
 
     def _if_any(self, compute: Callable[[], Any], x: Any) -> Any:
@@ -150,6 +229,8 @@ class Keras3Step:
         """
         if self._strategy.num_replicas_in_sync == 1:
             return compute()
+        if self._meets:
+            return computed_or_zero(compute, batch_size(x))
         traced: list[Any] = []
 
         def flat() -> list[tf.Tensor]:
@@ -172,27 +253,3 @@ class Keras3Step:
         return tf.nest.pack_sequence_as(
             traced[0], [None if each is None else next(found) for each in parts], expand_composites=True
         )
-
-
-@contextlib.contextmanager
-def _reduced_already(optimizer: Any) -> Iterator[None]:
-    """Keep the optimizer from adding gradients up over the replicas: they are the global ones already.
-
-    Keras 3 clips and accumulates each replica's gradients before it adds them up, which is another clipping
-    than one process does on the whole batch; and it has no argument to leave the adding out.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
-    try:
-        yield
-    finally:
-        del inner._all_reduce_sum_gradients
-
-
-def _count_exactly(optimizer: Any) -> None:
-    """Let the optimizer count its steps by TensorFlow's own, atomic assign_add.
-
-    Keras 3's is `assign(self + value)`: of two workers that count at once, one is lost.
-    """
-    variable = optimizer.iterations
-    variable.assign_add = lambda value: variable.value.assign_add(tf.cast(value, variable.dtype))

@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, TaskLost
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.feeding import known_steps
 from tfdist.loop.generations import is_keras_2
+from tfdist.loop.lost import naming_lost_tasks
 from tfdist.loop.session import Cluster, replica_spec
+from tfdist.loop.shards import built_on_parts, read_by_rows
 from tfdist.loop.sharing import batch_size, unpacked
 
 __all__ = ["predict"]
@@ -28,26 +30,37 @@ def predict(model: Any, data: tf.data.Dataset, *, strategy: tf.distribute.Strate
         raise DataError("predict", expected="a tf.data.Dataset", received=type(data).__name__, remedy=remedy)
     known_steps(data, "predict")
     strategy = strategy or tf.distribute.get_strategy()
-    cluster = Cluster(strategy)
+    with naming_lost_tasks("predict", strategy):
+        parts = _predicted(model, data, Cluster(strategy))
+    if not parts:
+        raise DataError("the data", "hold no batch")
+    # A worker that was lost and came back predicts its part anew.
+    numbers, order = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
+    if numbers[-1] + 1 != len(numbers):
+        problem = f"lost a worker and with it {numbers[-1] + 1 - len(numbers)} predictions"
+        raise TaskLost("predict", problem, remedy="Predict again")
+    return tf.nest.map_structure(
+        lambda *values: np.concatenate(values)[order], *[values for _, values in parts]
+    )
+
+
+def _predicted(model: Any, data: tf.data.Dataset, cluster: Cluster) -> list[Any]:
+    """Give the examples' numbers and outputs, in the order in which they come."""
+    strategy = cluster.strategy
     dataset, spec = cluster.distribute(_numbered(data))
     one = replica_spec(spec)
-    if not is_keras_2(model) and not model.built:
-        with strategy.scope():
-            model._symbolic_build(data_batch=(one[1],))
+    if not is_keras_2(model):
+        if not model.built:
+            with strategy.scope(), built_on_parts(getattr(model, "optimizer", None)):
+                model._symbolic_build(data_batch=(one[1],))
+        read_by_rows(model.variables)
 
     def outputs(batch: Any) -> tuple[tf.Tensor, Any]:
         return batch[0], model(batch[1], training=False)
 
     if cluster.coordinator is None:
-        parts = _predicted_in_step(strategy, dataset, outputs)
-    else:
-        parts = _predicted_by_workers(cluster, dataset, one, outputs)
-    if not parts:
-        raise DataError("the data", "hold no batch")
-    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]), kind="stable")
-    return tf.nest.map_structure(
-        lambda *values: np.concatenate(values)[order], *[values for _, values in parts]
-    )
+        return _predicted_in_step(strategy, dataset, outputs)
+    return _predicted_by_workers(cluster, dataset, one, outputs)
 
 
 def _numbered(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,17 +1,20 @@
 """Put a model, a strategy and the data together to something that runs epochs."""
 
+import functools
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfdist.loop.checks import check_model
+from tfdist.loop.checks import check_model, has_own
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.executions import Totals, make_execution
 from tfdist.loop.feeding import Data, distribute, distribute_to_workers
 from tfdist.loop.generations import is_keras_2
 from tfdist.loop.keras2 import Keras2Step
 from tfdist.loop.keras3 import Keras3Step
+from tfdist.loop.own_steps import OwnStep
+from tfdist.loop.shards import built_on_parts, check_parts, parts_of
 from tfdist.loop.synchronous import SynchronousRunner
 
 __all__ = ["Cluster", "Runner", "Session", "replica_spec"]
@@ -20,10 +23,26 @@ __all__ = ["Cluster", "Runner", "Session", "replica_spec"]
 class Runner(Protocol):
     """Run epochs of one kind of step over one data set."""
 
+    def rewind(self) -> None:
+        """Let the next epoch begin with the data's beginning."""
+
     def epoch(
         self, steps: int | None, steps_per_execution: int, totals: Totals
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+
+
+class Step(Protocol):
+    """Say what came of the steps that were run."""
+
+    def no_totals(self) -> Totals:
+        """Give what the totals start from."""
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Give the metrics' results."""
+
+    def reset(self) -> None:
+        """Start the metrics anew."""
 
 
 class Cluster:
@@ -52,37 +71,63 @@ class Session:
         self._cluster = Cluster(strategy)
         self._model = model
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
-        self._dataset, spec = self._cluster.distribute(data)
-        make = Keras2Step if is_keras_2(model) else Keras3Step
-        self.step = make(model, strategy, replica_spec(spec))
+        self._dataset, self._spec = self._cluster.distribute(data)
+        if not is_keras_2(model):
+            with strategy.scope(), built_on_parts(model.optimizer):
+                model._symbolic_build(data_batch=replica_spec(self._spec))
+        check_parts(model)
+        # A model may train in a way of its own, and be tested as all are; or the other way round.
+        self.train_step: Step
+        self.test_step: Step
 
     def training(self) -> Runner:
         """Run training steps on the data."""
-        return self._runner(self.step.train, self._dataset)
+        self.train_step, runner = self._way("train_step", self._dataset, self._spec)
+        return runner
 
     def testing(self, data: Data | None = None) -> Runner:
         """Run test steps, on other data if given."""
-        dataset = self._dataset if data is None else self._cluster.distribute(data)[0]
-        return self._runner(self.step.test, dataset)
+        dataset, spec = (self._dataset, self._spec) if data is None else self._cluster.distribute(data)
+        self.test_step, runner = self._way("test_step", dataset, spec)
+        return runner
+
+    @property
+    def random_states(self) -> list[Any]:
+        """Give the states of random generators that belong to no layer."""
+        return self._keras_step.unseeded if isinstance(self._keras_step, Keras3Step) else []
 
     def end_epoch(self) -> None:
         """Let the replicas agree on what each of them may have written for itself."""
-        if isinstance(self.step, Keras2Step):
-            self.step.settle()
+        if isinstance(self.train_step, Keras2Step):
+            self.train_step.settle()
 
     def finish(self) -> None:
         """Do what an optimizer does when training is over: put averages of weights in place."""
         model = self._model
         if model.optimizer is not None and hasattr(model.optimizer, "finalize_variable_values"):
             with self._cluster.strategy.scope():
-                model.optimizer.finalize_variable_values(model.trainable_variables)
+                variables = model.trainable_variables
+                own = variables if is_keras_2(model) else parts_of(variables)
+                model.optimizer.finalize_variable_values(own)
+
+    @functools.cached_property
+    def _keras_step(self) -> Keras2Step | Keras3Step:
+        make = Keras2Step if is_keras_2(self._model) else Keras3Step
+        return make(self._model, self._cluster.strategy)
+
+    def _way(self, name: str, dataset: Any, spec: Any) -> tuple[Step, Runner]:
+        if has_own(self._model, name):
+            own = OwnStep(self._model, self._cluster.strategy, name, spec)
+            return own, SynchronousRunner(own.execution, dataset, eagerly=True)  # it makes its own graphs
+        step = self._keras_step
+        return step, self._runner(step.train if name == "train_step" else step.test, dataset)
 
     def _runner(self, step: Callable[[Any], Totals], dataset: Any) -> Runner:
         execution = make_execution(step)
         if self._cluster.coordinator is None:
             return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly)
         return CoordinatedRunner(
-            lambda iterator, steps: execution(iterator, steps, self.step.no_totals()),
+            lambda iterator, steps: execution(iterator, steps, self._keras_step.no_totals()),
             dataset,
             self._cluster.coordinator,
             self._cluster.workers,

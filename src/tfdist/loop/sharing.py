@@ -1,13 +1,13 @@
 """Add up over the replicas what each has computed on its part of the global batch."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.errors import DataError
 
-__all__ = ["batch_size", "shared_mean", "unpacked"]
+__all__ = ["Shared", "batch_size", "shared_mean", "unpacked"]
 
 
 def unpacked(data: Any) -> tuple[Any, Any, Any]:
@@ -25,48 +25,83 @@ def batch_size(x: Any) -> tf.Tensor:
     return tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
 
 
+class Shared(NamedTuple):
+    """Hold what all replicas have together: the same on each of them."""
+
+    gradients: list[Any]
+    state: list[tf.Tensor]
+    sums: list[tf.Tensor]
+    size: tf.Tensor
+    weight: tf.Tensor
+
+
 def shared_mean(
     gradients: Sequence[Any],
     state: Sequence[tf.Tensor],
     sums: Sequence[tf.Tensor],
-    size: tf.Tensor,
     *,
-    share: float | None,
-) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
-    """Average gradients and state over all examples of the global batch, and add sums up.
+    size: tf.Tensor,
+    weight: tf.Tensor | None,
+    added: Sequence[Any] = (),
+) -> Shared:
+    """Average gradients and state over the global batch, and add sums up.
 
-    Keras gives each replica the mean over its own examples, divided by the number of replicas. Where one has
-    fewer than the others, at the end of an epoch, its examples would then weigh more: so each counts by
-    its size here.
+    The mean that a replica computes is over its own examples. Where one has fewer than the others, at the
+    end of an epoch, its examples would weigh more in a mean of such means: so each mean counts by what it
+    was divided by.
 
     Args:
-        gradients: What Keras computed on this replica, None where a variable has no part in the loss.
+        gradients: What this replica computed, None where a variable has no part in the loss.
         state: New values of variables that the forward pass updates, such as moving averages.
         sums: What adds up, such as what a metric counted.
         size: How many examples this replica had.
-        share: What Keras has multiplied a mean over examples with on each replica; None where the loss is a
-            sum over examples, whose gradients are added up as they are.
+        weight: What the loss was divided by; None where it is a sum, whose gradients add up as they are.
+        added: Gradients of losses that count by examples where the loss itself does not.
     """
     context = tf.distribute.get_replica_context()
+    size = tf.cast(size, tf.float64)
+    one = tf.constant(1.0, tf.float64)
+    by = one if weight is None else tf.cast(weight, tf.float64)
     if context.num_replicas_in_sync == 1:
-        return list(gradients), list(state), list(sums)
-    known = [each for each in gradients if each is not None]
-    if share is not None:
-        known = [_scaled(each, tf.cast(size, tf.float64) / share) for each in known]
+        both = _added_up(gradients, one, added, one) if added else list(gradients)
+        return Shared(both, list(state), list(sums), size, by)
+    if added:  # what is divided by two numbers can be added up only when both are known
+        sizes, weights = context.all_reduce(tf.distribute.ReduceOp.SUM, [size, by])
+        share = one if weight is None else tf.math.divide_no_nan(by, weights)
+        gradients = _added_up(gradients, share, added, tf.math.divide_no_nan(size, sizes))
+    is_mean = weight is not None and not added
+    known = [_scaled(each, by) if is_mean else each for each in gradients if each is not None]
     # Numbers of 32 bits and counts are exact in a float64. All that is small goes together in one exchange.
-    weight = tf.cast(size, tf.float64)
     has_any = tf.cast(size > 0, tf.float64)
-    moved = [tf.cast(each, tf.float64) * (weight if each.dtype.is_floating else has_any) for each in state]
-    found = _all_summed([*known, *moved, *(tf.cast(each, tf.float64) for each in sums), weight, has_any])
-    total, parts = found[-2], tf.maximum(found[-1], 1.0)
-    added = found[: len(known)]
-    means = iter(added if share is None else [_scaled(each, 1.0 / total) for each in added])
-    averaged = [None if each is None else next(means) for each in gradients]
+    moved = [tf.cast(each, tf.float64) * (size if each.dtype.is_floating else has_any) for each in state]
+    numbers = [*moved, *(tf.cast(each, tf.float64) for each in sums), size, by, has_any]
+    found = _all_summed([*known, *numbers])
+    total, weights, parts = found[-3], found[-2], tf.maximum(found[-1], 1.0)
+    means = iter(_scaled(each, _inverse(weights)) if is_mean else each for each in found[: len(known)])
     values = [
         tf.cast(each / (total if old.dtype.is_floating else parts), old.dtype)
         for each, old in zip(found[len(known) :], state, strict=False)
     ]
-    return averaged, values, found[len(known) + len(state) : -2]
+    return Shared(
+        [None if each is None else next(means) for each in gradients],
+        values,
+        found[len(known) + len(state) : -3],
+        total,
+        one if weight is None else weights,
+    )
+
+
+def _added_up(
+    gradients: Sequence[Any], factor: tf.Tensor, others: Sequence[Any], other_factor: tf.Tensor
+) -> list[Any]:
+    def both(one: Any, other: Any) -> Any:
+        parts = [(one, factor), (other, other_factor)]
+        known = [_scaled(value, by) for value, by in parts if value is not None]
+        if len(known) == 2:
+            return tf.convert_to_tensor(known[0]) + tf.convert_to_tensor(known[1])
+        return known[0] if known else None
+
+    return [both(*pair) for pair in zip(gradients, others, strict=True)]
 
 
 def _all_summed(values: Sequence[Any]) -> list[Any]:
@@ -79,6 +114,11 @@ def _all_summed(values: Sequence[Any]) -> list[Any]:
         for place, each in zip(places, found, strict=True):
             summed[place] = each
     return summed
+
+
+def _inverse(weights: tf.Tensor) -> tf.Tensor:
+    # As Keras does, where all is masked: a mean over nothing is zero.
+    return tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weights)
 
 
 def _scaled(value: Any, factor: tf.Tensor) -> Any:

@@ -5,25 +5,31 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.loop.generations import is_keras_2
+from tfdist.loop.shards import built_on_parts
 
 __all__ = ["State", "take_from_chief"]
 
 
 class State:
-    """Hold the variables of a model and its optimizer, by name, as one process would have them."""
+    """Hold the variables of a model, its optimizer and its random generators, by name."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, others: Sequence[Any] = ()) -> None:
+        """Collect the variables.
+
+        Args:
+            model: The model, built and compiled.
+            strategy: The strategy in whose scope it was made.
+            others: Variables that belong to neither model nor optimizer.
+        """
         self._strategy = strategy
-        self._of_keras_2 = is_keras_2(model)
         optimizer = model.optimizer
-        with strategy.scope():
+        with strategy.scope(), built_on_parts(optimizer):
             optimizer.build(model.trainable_variables)
-        # Metrics are begun anew by whoever counts. The learning rate is what the config says now.
+        # Metrics are begun anew by whoever counts. The learning rate is what the model is compiled with now.
         skipped = {id(each) for metric in model.metrics for each in metric.variables}
         for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
             skipped.add(id(getattr(each, "_learning_rate", None)))
-        kept = [("model", model.variables), ("optimizer", _called(optimizer.variables))]
+        kept = [("model", model.variables), ("optimizer", _called(optimizer.variables)), ("random", others)]
         self._variables: dict[str, Any] = {}
         for owner, variables in kept:
             for each in variables:
@@ -34,15 +40,21 @@ class State:
                 self._variables[name] = each
 
     def values(self) -> dict[str, tf.Tensor]:
-        """Read all variables. Where several processes train, all of them have to call it."""
+        """Read all variables, each whole."""
         with self._strategy.scope():
-            return {name: tf.convert_to_tensor(_value(each)) for name, each in self._variables.items()}
+            return {name: tf.convert_to_tensor(self._copy(each)) for name, each in self._variables.items()}
 
     def assign(self, values: Sequence[Any]) -> None:
         """Set all variables, in their order."""
         with self._strategy.scope():
             for variable, value in zip(self._variables.values(), values, strict=True):
                 _value(variable).assign(tf.cast(value, variable.dtype))
+
+    def _copy(self, variable: Any) -> Any:
+        """Give this process's copy: to read a moving average of Keras 2's is to average over all workers."""
+        value = _value(variable)
+        is_copied = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return self._strategy.experimental_local_results(value)[0] if is_copied else value
 
 
 def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, is_chief: bool) -> list[Any]:

@@ -20,6 +20,10 @@ class SynchronousRunner:
         self._dataset = dataset
         self._iterator: Any = None
 
+    def rewind(self) -> None:
+        """Let the next epoch begin with the data's beginning."""
+        self._iterator = None
+
     def epoch(
         self, steps: int | None, steps_per_execution: int, totals: Totals
     ) -> Generator[tuple[int, Totals], None, None]:

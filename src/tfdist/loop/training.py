@@ -1,16 +1,19 @@
 """Own the cadence of training: epochs, callbacks, validation and logs."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError, DataError, TaskLost, shown
-from tfdist.loop.callbacks import follow_chief, make_callbacks
+from tfdist.errors import ConfigError, DataError, shown
+from tfdist.loop.callbacks import count, count_anew, follow_chief, make_callbacks
 from tfdist.loop.evaluation import run_tests, steps_per_execution
+from tfdist.loop.executions import Totals
 from tfdist.loop.feeding import Data, known_steps
-from tfdist.loop.session import Runner, Session
+from tfdist.loop.lost import naming_lost_tasks
+from tfdist.loop.session import Session
+from tfdist.loop.stopping import Stopping
 
 __all__ = ["fit"]
 
@@ -51,7 +54,10 @@ def fit(
     strategy = strategy or tf.distribute.get_strategy()
     _check_counts(epochs, initial_epoch, steps_per_epoch, validation_steps, validation_freq)
     steps = steps_per_epoch if steps_per_epoch is not None else known_steps(train, "steps_per_epoch")
-    with _lost_tasks_named():
+    test_steps = validation_steps
+    if validation is not None and validation_steps is None:
+        test_steps = known_steps(validation, "validation_steps")
+    with naming_lost_tasks("fit", strategy):
         session = Session(model, strategy, train)
         training = session.training()
         testing = None if validation is None else session.testing(validation)
@@ -64,17 +70,23 @@ def fit(
             steps=steps,
         )
         model.stop_training = False
+        count_anew(model, "train")
         calls.on_train_begin()
+        initial_epoch = follow_chief(callbacks, model, strategy, initial_epoch=initial_epoch, steps=steps)
+        stopping = Stopping(callbacks, model, strategy)
         logs: dict[str, Any] = {}
-        for epoch in range(follow_chief(callbacks, model, strategy, initial_epoch), epochs):
+        for epoch in range(initial_epoch, epochs):
             calls.on_epoch_begin(epoch)
-            logs = _run_epoch(session, training, calls, model, steps_per_epoch)
+            running = training.epoch(
+                steps_per_epoch, steps_per_execution(model), session.train_step.no_totals()
+            )
+            logs = _run_epoch(session, running, calls, model, stopping, steps)
             session.end_epoch()
             if testing is not None and (epoch + 1) % validation_freq == 0:
-                found = run_tests(session, testing, model, validation_steps, calls)
+                found = run_tests(session, testing, model, validation_steps, calls, expected=test_steps)
                 logs.update({f"val_{name}": value for name, value in found.items()})
             calls.on_epoch_end(epoch, logs)
-            if model.stop_training:
+            if stopping.after_epoch():
                 break
         session.finish()
         calls.on_train_end(logs)
@@ -82,20 +94,31 @@ def fit(
 
 
 def _run_epoch(
-    session: Session, training: Runner, calls: Any, model: Any, steps: int | None
+    session: Session,
+    running: Generator[tuple[int, Totals], None, None],
+    calls: Any,
+    model: Any,
+    stopping: Stopping,
+    expected: int | None,
 ) -> dict[str, Any]:
     """Train for an epoch and give the metrics' results."""
-    session.step.reset()
+    session.train_step.reset()
     logs: dict[str, Any] = {}
     done = 0
-    running = training.epoch(steps, steps_per_execution(model), session.step.no_totals())
     with contextlib.closing(running):
-        for ran, totals in running:
-            calls.on_train_batch_begin(done)
-            logs = session.step.results(totals)
+        while True:
+            # Before the steps, which may need what a callback sets here; Keras too calls it in vain where it
+            # cannot know that the data have ended.
+            if expected is None or done < expected:
+                calls.on_train_batch_begin(done)
+            ran, totals = next(running, (0, ()))
+            if not ran:
+                break
+            logs = session.train_step.results(totals)
             done += ran
+            count(model, "train", ran)
             calls.on_train_batch_end(done - 1, logs)
-            if model.stop_training:
+            if stopping.after_execution():
                 break
     if not done:
         raise DataError("the training data", "hold no batch", remedy="Look at batch() and its drop_remainder")
@@ -114,14 +137,3 @@ def _check_counts(
     ):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ConfigError(name, expected=f"a whole number of at least {least}", received=shown(value))
-
-
-@contextlib.contextmanager
-def _lost_tasks_named() -> Iterator[None]:
-    """Report a task that is gone as what it is, in one line."""
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        first = str(error).strip().partition("\n")[0]
-        remedy = "Its own log says why; start the cluster again, from the last checkpoint"
-        raise TaskLost("fit", f"a task of the cluster is gone: {first[:200]}", remedy=remedy) from error

@@ -7,6 +7,15 @@ __all__ = ["worker_index"]
 
 def worker_index() -> tf.Tensor:
     """Give the index of the worker that runs the graph in which this is called."""
+    # The index comes with the call of the outermost function: within a loop or a branch there is none.
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph
+    with graph.as_default():
+        return _worker_index()
+
+
+def _worker_index() -> tf.Tensor:
     current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
     if current is not None:
         return current()

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
+from tfdist.strategy.shards import Cutter
 
-__all__ = ["Mirrored", "MultiWorkerMirrored", "SynchronousParameterServer"]
+__all__ = ["Mirrored", "MultiWorkerMirrored", "ParameterServer", "SynchronousParameterServer"]
 
 
 def _aggregating(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -61,6 +62,18 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         return _Entered(super().scope(), _aggregating)
 
 
+class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
+    """Let every worker compute at its own pace, on variables that the parameter servers hold."""
+
+    def __init__(self, cluster: ClusterConfig, cutter: Cutter | None) -> None:
+        super().__init__(cluster.resolver())
+        self._cutters = [cutter] if cutter else []
+
+    def scope(self) -> Any:
+        """Enter the strategy, with variables in shards where they are large."""
+        return _Entered(super().scope(), *self._cutters)
+
+
 # TensorFlow would fetch ahead to the workers with functions that it registers on each of them, which the
 # remote workers of TensorFlow 2.12 refuse as duplicates.
 _FROM_CHIEF = tf.distribute.InputOptions(experimental_fetch_to_device=False)
@@ -73,7 +86,7 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
     around it, which takes the parameter server that holds the fewest bytes.
     """
 
-    def __init__(self, cluster: ClusterConfig) -> None:
+    def __init__(self, cluster: ClusterConfig, cutter: Cutter | None) -> None:
         tf.config.experimental_connect_to_cluster(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )
@@ -84,12 +97,15 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
         )
         devices = [each.name for each in tf.config.list_logical_devices(kind) if "/job:worker/" in each.name]
         super().__init__(compute_devices=devices, parameter_device="/device:CPU:0")
+        # As TensorFlow's strategies for clusters have it: `strategy.cluster_resolver` reads it.
+        self.extended._cluster_resolver = cluster.resolver()
         self._load = {f"/job:ps/replica:0/task:{index}": 0 for index in range(cluster.size("ps"))}
         self._is_placing = False
+        self._cutters = [cutter] if cutter else []
 
     def scope(self) -> Any:
         """Enter the strategy; variables made in it are spread over the parameter servers."""
-        return _Entered(super().scope(), _aggregating, self._place)
+        return _Entered(super().scope(), _aggregating, self._place, *self._cutters)
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None

@@ -6,15 +6,16 @@ strategy = make_strategy(None, "mirrored", logical_devices=2)
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from tfdist.addresses import port_taken
+from tfdist.addresses import is_free, port_taken, split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, SynchronousParameterServer
+from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
+from tfdist.strategy.shards import Cutter
 
 __all__ = ["StrategyName", "make_strategy"]
 
@@ -31,8 +32,8 @@ _BELONGS_TO: dict[str, tuple[str, ...]] = {
     "collective": ("multi_worker_mirrored",),
     "bytes_per_pack": ("multi_worker_mirrored",),
     "collective_timeout": ("multi_worker_mirrored",),
-    "min_shard_bytes": ("parameter_server",),
-    "max_shards": ("parameter_server",),
+    "min_shard_bytes": ("parameter_server", "parameter_server_sync"),
+    "max_shards": ("parameter_server", "parameter_server_sync"),
     "logical_devices": ("one_device", "mirrored", "multi_worker_mirrored"),
 }
 
@@ -64,7 +65,7 @@ def make_strategy(
         bytes_per_pack: How many bytes of gradients multi_worker_mirrored sends together; 0 means all.
         collective_timeout: Seconds after which a multi_worker_mirrored exchange that lacks a worker fails.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
-        max_shards: Split a variable over at most so many parameter servers; 1 splits none.
+        max_shards: Split a variable into at most so many shards; as many as there are ps tasks where None.
         logical_devices: Make so many devices out of the first GPU, or of the CPU where there is none.
         memory_growth: Take GPU memory as it is needed, not all at once.
         precision: The dtype policy of Keras from here on.
@@ -209,8 +210,8 @@ def _make(cluster: ClusterConfig, name: str, options: dict[str, Any]) -> tf.dist
     if name == "multi_worker_mirrored":
         return MultiWorkerMirrored(cluster.resolver(), _communication(options))
     if name == "parameter_server":
-        return tf.distribute.ParameterServerStrategy(cluster.resolver(), _partitioner(options))
-    return SynchronousParameterServer(cluster)
+        return ParameterServer(cluster, _cutter(cluster, options))
+    return SynchronousParameterServer(cluster, _cutter(cluster, options))
 
 
 def _communication(options: dict[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
@@ -222,18 +223,27 @@ def _communication(options: dict[str, Any]) -> tf.distribute.experimental.Commun
     )
 
 
-def _partitioner(options: dict[str, Any]) -> Callable[..., list[int]] | None:
-    if options["min_shard_bytes"] is None and options["max_shards"] is None:
+def _cutter(cluster: ClusterConfig, options: dict[str, Any]) -> Cutter | None:
+    least, most = options["min_shard_bytes"], options["max_shards"]
+    if least is None and most is None:
         return None
-    partitioner: Callable[..., list[int]] = tf.distribute.experimental.partitioners.MinSizePartitioner(
-        min_shard_bytes=options["min_shard_bytes"] or (256 << 10), max_shards=options["max_shards"] or 1 << 20
-    )
-    return partitioner
+    return Cutter(min_shard_bytes=least, max_shards=cluster.size("ps") if most is None else most)
+
+
+def _check_port(task: str, address: str) -> None:
+    """Look whether the port is free before TensorFlow 2.12 does, which crashes where it is not."""
+    from tensorflow.python.eager import context
+
+    is_ours = context.get_server_def() is not None  # of a strategy that this process has made before
+    if not is_ours and not is_free(split_address(address)[1]):
+        raise port_taken(task, address)
 
 
 @contextlib.contextmanager
 def _plain_errors(cluster: ClusterConfig) -> Iterator[None]:
     """Say in one line that this task's port is taken, which TensorFlow says in many."""
+    if cluster.task in cluster.training().tasks() and len(cluster.training().tasks()) > 1:
+        _check_port(str(cluster.task), cluster.address(cluster.task))
     try:
         yield
     except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:

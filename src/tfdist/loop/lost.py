@@ -1,0 +1,87 @@
+"""Name the task that is gone, where TensorFlow says in many lines that something is."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist.errors import TaskLost
+from tfdist.server import answers
+
+__all__ = ["is_lost_worker", "named", "naming_lost_tasks"]
+
+_TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+# Where TensorFlow names tasks for other reasons than that they are gone: the device that an operation was on.
+_NOT_GONE = re.compile(r"\{\{.*?\}\}")
+_FROM_PS = "GRPC error information from remote target /job:ps"
+# What a task that was started again, between two calls to it, answers to the second.
+_FORGOTTEN = ("unknown device", "not remote", "unable to find the relevant tensor remote_handle")
+
+
+@contextlib.contextmanager
+def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Report in one line which task of the cluster is gone or silent."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _is_about_a_task(error):
+            raise
+        gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
+        if not gone and not waited:  # such as storage that is unavailable
+            raise
+        problem = f"lost {' and '.join(gone)}" if gone else "waited for a task, and all of them answer"
+        if waited:
+            problem += ": an exchange lacked somebody for longer than collective_timeout"
+        remedy = "Its own log says why; start the cluster again, from the last checkpoint"
+        raise TaskLost(what, problem, remedy=remedy) from error
+
+
+def is_lost_worker(error: tf.errors.OpError) -> bool:
+    """Say whether a worker of asynchronous parameter servers is gone, which training survives."""
+    text = str(error)
+    return _is_about_a_task(error) and "/job:worker" in text and _FROM_PS not in text
+
+
+def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) -> list[str]:
+    """Give the tasks with their addresses."""
+    addresses = _addresses(strategy)
+    return [
+        f"{job}:{index} at {addresses[job, index]}" if (job, index) in addresses else f"{job}:{index}"
+        for job, index in tasks
+    ]
+
+
+def _is_about_a_task(error: tf.errors.OpError) -> bool:
+    text = str(error)
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        return True
+    if isinstance(error, tf.errors.DeadlineExceededError):
+        return "Collective" in text
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        return any(each in text.lower() for each in _FORGOTTEN)
+    # The heartbeats of TensorFlow's tasks, where no call to the lost one was under way.
+    return "heartbeat" in text and "/task:" in text
+
+
+def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
+    """Find the lost tasks: those that do not answer, of those that the message names or else of all.
+
+    Calls fail in chains (the chief's to a ps, whose call to a worker failed), so a message may name tasks
+    that are well.
+    """
+    plain = _NOT_GONE.sub("", text)
+    said = list(dict.fromkeys((job, int(index)) for job, index in _TASK.findall(plain)))
+    addresses = _addresses(strategy)
+    for tasks in (said, list(addresses)):
+        silent = [each for each in tasks if each in addresses and not answers(addresses[each])]
+        if silent:
+            return named(silent, strategy)
+    return named(said, strategy)  # all are back, or nowhere known
+
+
+def _addresses(strategy: tf.distribute.Strategy) -> dict[tuple[str, int], str]:
+    # TensorFlow's ParameterServerStrategy has one, and does not give it.
+    resolver = strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
+    spec = {} if resolver is None else resolver.cluster_spec().as_dict()
+    return {(job, index): address for job, known in spec.items() for index, address in enumerate(known)}

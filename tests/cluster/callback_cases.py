@@ -1,0 +1,140 @@
+"""Callbacks that write files, that decide, that stop training, and that take it up again."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from cases import batches, points
+
+from tfdist.loop import fit
+
+keras = tf.keras
+IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"  # tf_keras does not say
+WEIGHTS = ".h5" if IS_KERAS_2 else ".weights.h5"
+EPOCHS, KILLED_IN = 4, 2
+
+
+def folder_of_this_task(strategy: tf.distribute.Strategy, folder: Path) -> Path:
+    """Give each task a folder of its own, as if each had a disk of its own."""
+    resolver = strategy.cluster_resolver
+    own = folder / ("alone" if resolver is None else f"{resolver.task_type}-{resolver.task_id}")
+    own.mkdir(exist_ok=True)
+    return own
+
+
+def compiled_model(strategy: tf.distribute.Strategy) -> Any:
+    keras.utils.set_random_seed(4)
+    with strategy.scope():
+        layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    return model
+
+
+def writing(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Callbacks that write files, and some that decide."""
+    own, callbacks = folder_of_this_task(strategy, folder), keras.callbacks
+    model = compiled_model(strategy)
+    given = [
+        callbacks.ModelCheckpoint(str(own / ("best" + WEIGHTS)), save_weights_only=True, save_best_only=True),
+        callbacks.CSVLogger(str(own / "log.csv")),
+        callbacks.TensorBoard(str(own / "board"), profile_batch=0),
+        callbacks.BackupAndRestore(str(own / "backup")),
+        callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=1, restore_best_weights=True),
+        callbacks.ReduceLROnPlateau("val_loss", factor=0.5, min_delta=1e9, patience=1),
+        callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    ]
+    data = batches(*points())
+    history = fit(model, data, strategy=strategy, epochs=9, validation=data, callbacks=given, verbose=0)
+    return {
+        "epochs": len(history.epoch),
+        "rate": float(tf.convert_to_tensor(model.optimizer.learning_rate)),
+        "csv": (own / "log.csv").read_text().splitlines() if (own / "log.csv").exists() else [],
+        "written": sorted(str(each.relative_to(own)) for each in own.rglob("*") if each.is_file()),
+        "weights": [each.tolist() for each in model.get_weights()],
+    }
+
+
+class StopAt(keras.callbacks.Callback):
+    """Ask for an end, in this process alone."""
+
+    def __init__(self, batch: int | None = None, epoch: int | None = None) -> None:
+        super().__init__()
+        self.batch, self.epoch = batch, epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == self.batch:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self.epoch:
+            self.model.stop_training = True
+
+
+def stopping(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """One worker alone asks for an end: in the middle of an epoch, at its end, by a callback of Keras's."""
+    is_last = strategy.cluster_resolver.task_id == 1
+    early = keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1)
+    found = {}
+    for name, callback in {"batch": StopAt(batch=3), "epoch": StopAt(epoch=1), "early": early}.items():
+        model = compiled_model(strategy)
+        callbacks = [callback] if is_last else []
+        data = batches(*points())
+        history = fit(model, data, strategy=strategy, epochs=5, callbacks=callbacks, verbose=0)
+        found[name] = [len(history.epoch), int(model.optimizer.iterations.numpy())]
+    return found
+
+
+class Interrupted(keras.callbacks.Callback):
+    """Note what there is when an epoch begins, and end the process in the middle of one."""
+
+    def __init__(self, own: Path) -> None:
+        super().__init__()
+        self.notes = own / "notes.npz"
+        self.is_again = self.notes.exists()
+        self.begun: list[int] = []
+        self.differs: list[int] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        state = self.state()
+        if self.is_again and not self.begun:
+            noted = np.load(self.notes)
+            pairs = zip((noted[f"arr_{n}"] for n in range(len(noted.files))), state, strict=True)
+            self.differs = [n for n, (then, now) in enumerate(pairs) if not np.array_equal(then, now)]
+        elif epoch == KILLED_IN and not self.is_again:
+            np.savez(self.notes, *state)
+        self.begun.append(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.is_again and self.begun[-1] == KILLED_IN and batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def state(self) -> list[np.ndarray]:
+        optimizer = self.model.optimizer
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        return [*self.model.get_weights(), *(np.array(tf.convert_to_tensor(each)) for each in variables)]
+
+
+def resuming(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Begin and be killed, or, the second time, go on; then do the same without an interruption."""
+    own, data = folder_of_this_task(strategy, folder), batches(*points())
+    model, interrupted = compiled_model(strategy), Interrupted(own)
+    # Keras calls them in this order: what is noted when an epoch begins is what the last backup holds.
+    callbacks = [keras.callbacks.BackupAndRestore(str(own / "backup")), interrupted]
+    if not IS_KERAS_2 and not strategy.extended.should_checkpoint:
+        del callbacks[0]  # who does not write may as well do without it; in Keras 2, all have to save
+    history = fit(model, data, strategy=strategy, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    at_once = compiled_model(strategy)
+    fit(at_once, data, strategy=strategy, epochs=EPOCHS, verbose=0)
+    return {
+        "begun": interrupted.begun,
+        "epochs": history.epoch,
+        "differs": interrupted.differs,
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "weights": [each.tolist() for each in model.get_weights()],
+        "at_once": [each.tolist() for each in at_once.get_weights()],
+        "left": sorted(each.name for each in own.rglob("*") if each.is_file()),
+    }

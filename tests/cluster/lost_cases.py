@@ -1,0 +1,130 @@
+"""Work without an end, so that a task can be taken away in the middle of it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.loop import evaluate, fit, predict
+
+keras = tf.keras
+
+
+def endless() -> tf.data.Dataset:
+    ones = tf.ones((4, 1))
+    return tf.data.Dataset.from_tensors((ones, ones)).repeat()
+
+
+def linear(strategy: tf.distribute.Strategy) -> Any:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+class Begun(keras.callbacks.Callback):
+    """Say when training is under way."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 9:
+            (self.folder / "begun").touch()
+
+
+def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    fit(
+        linear(strategy),
+        endless(),
+        strategy=strategy,
+        steps_per_epoch=100,
+        epochs=10**6,
+        callbacks=[Begun(folder)],
+        verbose=0,
+    )
+    return {}
+
+
+def evaluating(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    model = linear(strategy)
+    evaluate(model, endless(), strategy=strategy, steps=2)
+    (folder / "begun").touch()
+    return evaluate(model, endless(), strategy=strategy, steps=10**9)
+
+
+def predicting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    model = linear(strategy)
+    predict(model, endless().take(2), strategy=strategy)
+    (folder / "begun").touch()
+    predict(model, endless().take(10**9), strategy=strategy)
+    return {}
+
+
+class Watch(keras.callbacks.Callback):
+    """Follow a worker that goes and comes back by what it adds to an epoch's logs; stop when it has."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        took_part = logs["mae"] > 0
+        if (self.folder / "without").exists():
+            self.model.stop_training = took_part
+        elif (self.folder / "killed").exists() and not took_part:
+            (self.folder / "without").touch()
+
+
+def surviving(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train while worker 1 goes and comes back; the examples of worker 0 have an error of 0, its own of 1."""
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        ones = tf.ones((4, 1))
+        return tf.data.Dataset.from_tensors((ones, ones * float(context.input_pipeline_id))).repeat()
+
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    callbacks = [Begun(folder), Watch(folder)]
+    history = fit(
+        model, make, strategy=strategy, steps_per_epoch=50, epochs=10**6, callbacks=callbacks, verbose=0
+    )
+    return {"epochs": len(history.epoch), "iterations": int(model.optimizer.iterations.numpy())}
+
+
+def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train on data that end, with a worker that does not come back: go on where its part is not needed."""
+    from tfdist.loop import coordinated
+
+    coordinated._SECONDS_TO_COME_BACK = 2.0
+
+    class UntilAlone(keras.callbacks.Callback):
+        alone = 0
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.alone += (folder / "killed").exists()
+            self.model.stop_training = self.alone == 2
+
+    model, data = linear(strategy), endless().take(20)
+    callbacks = [Begun(folder), UntilAlone()]
+    fit(model, data, strategy=strategy, steps_per_epoch=50, epochs=10**6, callbacks=callbacks, verbose=0)
+    (folder / "went_on").touch()
+    return {"loss": evaluate(model, data, strategy=strategy)["loss"]}
+
+
+def half_hanging(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Wait for somebody who does something else: what a hang of several processes is."""
+    index = strategy.cluster_resolver.task_id
+    (folder / f"begun-{index}").touch()
+    if index == 0:
+        return {"sum": float(strategy.reduce("SUM", tf.constant(1.0), axis=None))}
+    while True:
+        do_something_else()
+
+
+def do_something_else() -> None:
+    time.sleep(600)

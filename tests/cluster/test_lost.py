@@ -1,0 +1,112 @@
+"""A task that is lost is named, with what to do; under asynchronous workers training goes on without it."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+
+from conftest import Running, wait_for
+from tfdist.cluster import ClusterConfig, Task
+
+
+@contextmanager
+def begun(tmp_path, strategy, case, *, options=None, first=(), **shape):
+    cluster = ClusterConfig.local(**shape)
+    cases = [*first, f"lost_cases.{case}"]
+    order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, order)
+        wait_for(tmp_path / "begun")
+        yield running, order
+
+
+def lose(running, name, by=signal.SIGKILL):
+    """Take a task away, and give what its end must be reported as."""
+    process = running.processes.pop(name)
+    os.killpg(process.pid, by)
+    if by == signal.SIGKILL:
+        process.wait()
+    job, _, index = name.partition(":")
+    return process, f"lost {name} at {running.cluster.address(Task(job, int(index)))}"
+
+
+def says(finished, name, what, lost):
+    """Check the one line that a person reads."""
+    lines = [line for line in finished.logs[name].splitlines() if line.startswith("TaskLost: ")]
+    assert finished.exit_codes[name] == 138, finished.logs[name][-3000:]
+    assert [line.startswith(f"TaskLost: {what}: {lost}") for line in lines] == [True], lines
+    assert lines[0].endswith("start the cluster again, from the last checkpoint")
+
+
+def test_a_lost_worker_is_named(tmp_path):
+    with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2) as (running, _):
+        _, lost = lose(running, "worker:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "worker:0", "fit", lost)
+
+
+def test_a_lost_ps_is_named(tmp_path):
+    with begun(
+        tmp_path,
+        "parameter_server",
+        "fitting",
+        options={"min_shard_bytes": 64, "max_shards": 2},
+        first=["option_cases.shards"],
+        workers=1,
+        ps=2,
+    ) as (running, _):
+        _, lost = lose(running, "ps:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "chief:0", "fit", lost)
+    assert finished.exit_codes == {"chief:0": 138, "worker:0": 0, "ps:0": 0}
+    # Two shards of a variable of 256 bytes, and one of another of 16.
+    assert finished.results["chief:0"]["option_cases.shards"] == {"64": [32, 32], "4": [4]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "case", "what", "lost", "shape"),
+    [
+        ("multi_worker_mirrored", "predicting", "predict", "worker:0", {"workers": 2}),
+        ("parameter_server_sync", "fitting", "fit", "worker:1", {"workers": 2, "ps": 2}),
+        ("parameter_server", "predicting", "predict", "ps:0", {"workers": 1, "ps": 1}),
+    ],
+)
+def test_whatever_is_lost_is_named(tmp_path, strategy, case, what, lost, shape):
+    with begun(tmp_path, strategy, case, **shape) as (running, _):
+        _, named = lose(running, lost)
+        finished = running.wait(40, failures_expected=True)
+
+    survivor = next(name for name in ("chief:0", "worker:0", "worker:1") if name in finished.exit_codes)
+    says(finished, survivor, what, named)
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
+    with begun(tmp_path, "parameter_server", "surviving", workers=2, ps=1) as (running, order):
+        lose(running, "worker:1")
+        (tmp_path / "killed").touch()
+        wait_for(tmp_path / "without")
+        running.start(Task("worker", 1), order)
+        finished = running.wait(90)
+
+    found = finished.results["chief:0"]["lost_cases.surviving"]
+    assert found["epochs"] >= 3
+    assert found["iterations"] >= 50 * found["epochs"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
+    with begun(tmp_path, "parameter_server", "abandoned", workers=2, ps=1) as (running, _):
+        lose(running, "worker:1")
+        (tmp_path / "killed").touch()
+        finished = running.wait(90, failures_expected=True)
+
+    assert (tmp_path / "went_on").exists(), finished.logs["chief:0"][-3000:]
+    at = running.cluster.address(Task("worker", 1))
+    assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
+    assert f"TaskLost: worker:1 at {at}: is gone for 2 s, and with it its part" in finished.logs["chief:0"]

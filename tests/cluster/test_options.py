@@ -1,0 +1,54 @@
+"""Each option of make_strategy does what it says, in processes that train."""
+
+import signal
+
+import pytest
+from test_lost import begun, lose, says
+
+from conftest import run_cluster
+
+TIMEOUT = 4.0
+
+
+def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
+    # The worker is stopped and not killed: TensorFlow itself would wait for its heartbeat for longer.
+    options = {
+        "collective": "ring",
+        "bytes_per_pack": 1024,
+        "collective_timeout": TIMEOUT,
+        "precision": "mixed_bfloat16",
+        "intra_op_threads": 2,
+        "inter_op_threads": 7,
+    }
+    case = {"options": options, "first": ["option_cases.seen"], "workers": 2}
+    with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
+        stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)
+        try:
+            finished = running.wait(40, failures_expected=True)
+        finally:
+            stopped.send_signal(signal.SIGKILL)
+            stopped.wait()
+
+    says(
+        finished, "worker:0", "fit", f"{lost}: an exchange lacked somebody for longer than collective_timeout"
+    )
+    assert finished.results["worker:0"]["option_cases.seen"] == {
+        "exchanges": 3,  # of 4096 bytes each
+        "hints": ["ring"],
+        "timeouts": [TIMEOUT],
+        "threads": [2, 7],
+        "compute_dtype": "bfloat16",
+        "variable_dtype": "float32",
+        "computed_in": "bfloat16",
+    }
+
+
+@pytest.mark.slow
+def test_what_is_not_said_is_left_to_tensorflow(tmp_path):
+    finished = run_cluster(tmp_path, "multi_worker_mirrored", ["option_cases.seen"], workers=2)
+
+    found = finished.chief["option_cases.seen"]
+    assert found["exchanges"] == 1
+    assert found["hints"] == ["auto"]
+    assert found["timeouts"] == [0.0]
+    assert found["computed_in"] == "float32"
