@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import checkpoint
@@ -14,7 +15,7 @@ from tfdist.config import Config
 from tfdist.data import Data
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher import report_progress
-from tfdist.loop import Session, State, run_tests, take_from_chief
+from tfdist.loop import Session, State, Step, Totals, run_tests, take_from_chief
 from tfdist.recipe import steps_per_epoch, test_batches, total_steps, train_batches
 from tfdist.summaries import Summaries
 
@@ -114,18 +115,32 @@ class Run:
             before, self.step = self.step, self.step + ran
             if self.step // every > before // every or self.step == self.total:
                 # All tasks have a part in it: Keras 2 puts together what each of them has counted.
-                self._pace.loss = self._show(_since(session, counted, totals))
+                self._show(session.train_step, _since(session.train_step, counted, totals))
                 counted = totals
             self._pace.tell(self.step, self.total)
         session.end_epoch()
 
-    def _show(self, logs: dict[str, float]) -> float | None:
-        """Add a point to the curves of training; give the loss."""
+    def _show(self, way: Step, counted: Totals) -> None:
+        """Add a point to the curves of training."""
+        logs = {name: float(value) for name, value in way.results(counted).items()}
+        self._pace.loss = logs.get("loss")
         if self._summaries is not None:
             logs["examples per second"] = self._pace.since_last_asked(self.step)
             logs["learning rate"] = float(tf.convert_to_tensor(self._model.optimizer.learning_rate))
-            self._summaries.add("train", self.step, logs)
-        return logs.get("loss")
+            self._summaries.add("train", self.step, {**logs, **self._milliseconds(way.times(counted))})
+
+    def _milliseconds(self, times: Any) -> dict[str, float]:
+        """Give the time that each task computes for a step, without what it waits for others and for data."""
+        if times is None:
+            return {}
+        roles = ("worker",) if self._cluster.ps else ("chief", "worker")
+        tasks = [str(each) for each in self._cluster.tasks() if each.type in roles] or ["this process"]
+        # Of a task's replicas the slowest counts.
+        each = np.asarray(times).reshape(len(tasks), -1, 2)
+        slowest = 1000 * np.max(each[:, :, 0] / np.maximum(each[:, :, 1], 1), axis=1)
+        return {
+            f"milliseconds of a step/{task}": float(value) for task, value in zip(tasks, slowest, strict=True)
+        }
 
     def _evaluate(self, session: Session, testing: Any) -> dict[str, float]:
         found = run_tests(session, testing, self._model, self._config.evaluation.batches)
@@ -205,10 +220,9 @@ def _next(step: int, total: int, *periods: int) -> int:
     return min(total, *((step // period + 1) * period for period in periods))
 
 
-def _since(session: Session, before: Any, now: Any) -> dict[str, float]:
-    """Give the results of what was counted since."""
-    added = tuple(each - old for each, old in zip(now, before, strict=True))
-    return {name: float(value) for name, value in session.train_step.results(added).items()}
+def _since(way: Step, before: Totals, now: Totals) -> Totals:
+    """Give what was counted since."""
+    return tuple(each - old for each, old in zip(now, before, strict=True)) if way.adds_up else now
 
 
 def _check_same(found: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:

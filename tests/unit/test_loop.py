@@ -78,6 +78,32 @@ def test_evaluates_and_predicts_uneven_batches(strategy):
     assert evaluate(model, batches(7), strategy=strategy) == pytest.approx(expected, rel=1e-5)
 
 
+class Doubling(keras.Model):
+    """A model that predicts in a way of its own, from all that a batch holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def predict_step(self, data):
+        x, y = data
+        return {"twice": 2 * self(x, training=False), "seen": y}
+
+
+def test_predicts_in_the_way_of_the_model(strategy):
+    with strategy.scope():
+        model = Doubling()
+        model(points()[0])
+        model.compile("sgd", "mse")
+    found = predict(model, batches(7), strategy=strategy)
+    x, y = points()
+    assert found["twice"] == pytest.approx(2 * model(x).numpy(), rel=1e-5)
+    assert found["seen"] == pytest.approx(y)
+
+
 def test_stops_in_the_middle_of_an_epoch(strategy):
     with strategy.scope():
         model = linear()

@@ -2,9 +2,11 @@
 
 from tfdist.loop.evaluation import evaluate as evaluate
 from tfdist.loop.evaluation import run_tests as run_tests
+from tfdist.loop.executions import Totals as Totals
 from tfdist.loop.lost import naming_lost_tasks as naming_lost_tasks
 from tfdist.loop.prediction import predict as predict
 from tfdist.loop.session import Session as Session
+from tfdist.loop.session import Step as Step
 from tfdist.loop.state import State as State
 from tfdist.loop.state import take_from_chief as take_from_chief
 from tfdist.loop.training import fit as fit

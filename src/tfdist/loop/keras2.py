@@ -9,6 +9,7 @@ from tfdist.loop.checks import reductions
 from tfdist.loop.generations import keras_of
 from tfdist.loop.randomness import drawing_apart
 from tfdist.loop.sharing import batch_size, shared_mean, unpacked
+from tfdist.loop.timing import Timing
 
 __all__ = ["Keras2Step"]
 
@@ -20,6 +21,8 @@ class Keras2Step:
     puts the copies together, and on a parameter server the additions are TensorFlow's own, atomic ones.
     """
 
+    adds_up = True
+
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras = keras_of(model)
         self._model = model
@@ -29,16 +32,21 @@ class Keras2Step:
         self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
         # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
         self._forward = tf.autograph.to_graph(_forward)
+        self._timing = Timing(strategy)
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
-        """Give no sums: they are in the metrics' own variables."""
-        return ()
+        """Give the times alone: what is counted is in the metrics' own variables."""
+        return (self._timing.nothing(),)
 
     def results(self, totals: tuple[tf.Tensor, ...]) -> dict[str, Any]:
         """Give the metrics' results."""
         del totals
         with self._strategy.scope():
             return {each.name: each.result() for each in self._model.metrics}
+
+    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor | None:
+        """Give the seconds and steps of each replica, or worker that goes at its own pace, if known."""
+        return totals[-1] if self._timing.is_possible else None
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -55,26 +63,28 @@ class Keras2Step:
 
     def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Train on a batch, each replica on its part."""
-        self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
-        return ()
+        times = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
+        return (self._strategy.experimental_local_results(times)[0],)
 
     def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Test on a batch, each replica on its part."""
         self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
-        return ()
+        return self.no_totals()
 
-    def _compiled(self, run: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _compiled(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Let XLA compile it, with the update of the variables as Keras 2 does, where the model says so."""
         if not self._model.jit_compile:
             return run
-        compiled: Callable[[Any], None] = tf.function(run, jit_compile=True, autograph=False)
+        compiled: Callable[[Any], Any] = tf.function(run, jit_compile=True, autograph=False)
         return compiled
 
     # -- in replica context --
 
-    def _train_on_part(self, data: Any) -> None:
+    def _train_on_part(self, data: Any) -> tf.Tensor:
         model, optimizer = self._model, self._model.optimizer
         x, y, sample_weight = unpacked(data)
+        # XLA has no clock.
+        begun = None if model.jit_compile else self._timing.begun(data)
         scales = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape, drawing_apart(self._strategy):
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
@@ -85,11 +95,14 @@ class Keras2Step:
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)
         weight = None if self._divided_by is None else size
-        gradients = shared_mean(gradients, [], [], size=size, weight=weight).gradients
+        times = self._timing.ended(begun, gradients)
+        shared = shared_mean(gradients, [], [times], size=size, weight=weight)
         optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True), experimental_aggregate_gradients=False
+            zip(shared.gradients, model.trainable_variables, strict=True),
+            experimental_aggregate_gradients=False,
         )
         model.compute_metrics(x, y, y_pred, sample_weight)
+        return shared.sums[0]
 
     def _test_on_part(self, data: Any) -> None:
         x, y, sample_weight = unpacked(data)

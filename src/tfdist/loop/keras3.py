@@ -16,6 +16,7 @@ from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, we
 from tfdist.loop.randomness import Randomness
 from tfdist.loop.shards import parts_of, read_by_rows
 from tfdist.loop.sharing import Shared, batch_size, shared_mean, unpacked
+from tfdist.loop.timing import Timing
 from tfdist.loop.updating import Updating
 from tfdist.loop.weighing import losses_of_one_process, recorded_divisors, weight_of
 
@@ -43,6 +44,8 @@ class _Part(NamedTuple):
 class Keras3Step:
     """Train, test and predict on one batch, and say what to add to the metrics."""
 
+    adds_up = True
+
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras = keras_of(model)
         self._model = model
@@ -53,6 +56,7 @@ class Keras3Step:
         self._loss_trackers = [model._loss_tracker, *trackers]
         self._meets = strategy.num_replicas_in_sync > 1 and meet_in(model)
         self._randomness = Randomness(model, strategy)
+        self._timing = Timing(strategy)
         read_by_rows(model.variables)
         self._state = [*model.non_trainable_variables, *self._randomness.unseeded]
         if model.optimizer is not None:
@@ -66,17 +70,21 @@ class Keras3Step:
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give the sums that a metric starts from."""
-        return tuple(tf.zeros(each.shape, tf.float64) for each in self._metrics)
+        return *(tf.zeros(each.shape, tf.float64) for each in self._metrics), self._timing.nothing()
 
     def results(self, totals: tuple[tf.Tensor, ...]) -> dict[str, Any]:
         """Give the metrics' results from what was added up."""
         mapping = [
             (variable, tf.cast(total, variable.dtype))
-            for variable, total in zip(self._metrics, totals, strict=True)
+            for variable, total in zip(self._metrics, totals[:-1], strict=True)
         ]
         with self._keras.StatelessScope(mapping):
             logs: dict[str, Any] = self._model.get_metrics_result()
         return logs
+
+    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor | None:
+        """Give the seconds and steps of each replica, or worker that goes at its own pace, if known."""
+        return totals[-1] if self._timing.is_possible else None
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -117,11 +125,12 @@ class Keras3Step:
 
     def _shared(self, compute: Callable[[Any], _Part], data: Any) -> Shared:
         x, _, _ = unpacked(data)
+        begun = self._timing.begun(data)
         part = self._if_any(lambda: self._compiled(compute)(data), x)
         return shared_mean(
             part.gradients,
             part.state,
-            part.sums,
+            [*part.sums, self._timing.ended(begun, part)],
             size=batch_size(x),
             weight=part.weight,
             added=part.added,
@@ -213,13 +222,13 @@ class Keras3Step:
         Keras counts those of several outputs so where it knows the size ahead, and else each batch as one.
         """
         count = len(self._metrics)
-        added, *losses = shared.sums[count:]
+        added, *losses, times = shared.sums[count:]
         found = {id(each): value for each, value in zip(self._metrics, shared.sums[:count], strict=True)}
         for tracker, total in zip(self._loss_trackers, losses, strict=True):
             found[id(tracker.total)] = shared.size * tf.math.divide_no_nan(total, shared.weight)
             found[id(tracker.count)] = shared.size
         found[id(self._loss_trackers[0].total)] += added
-        return [found[id(each)] for each in self._metrics]
+        return [*(found[id(each)] for each in self._metrics), times]
 
     def _if_any(self, compute: Callable[[], Any], x: Any) -> Any:
         """Compute on this replica's examples; where it has none, give zeros of the same shapes.

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, TaskLost
+from tfdist.loop.checks import has_own
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.feeding import known_steps
 from tfdist.loop.generations import is_keras_2
@@ -22,7 +23,8 @@ def predict(model: Any, data: tf.data.Dataset, *, strategy: tf.distribute.Strate
 
     Args:
         model: The model, made in the strategy's scope.
-        data: Batches of x, (x, y) or (x, y, sample_weight); only x is used.
+        data: Batches of x, (x, y) or (x, y, sample_weight); only x is used, but for a predict_step of the
+            model's own, which gets them as they are.
         strategy: The strategy; the current one where None.
     """
     if not isinstance(data, tf.data.Dataset):
@@ -47,29 +49,33 @@ def predict(model: Any, data: tf.data.Dataset, *, strategy: tf.distribute.Strate
 def _predicted(model: Any, data: tf.data.Dataset, cluster: Cluster) -> list[Any]:
     """Give the examples' numbers and outputs, in the order in which they come."""
     strategy = cluster.strategy
-    dataset, spec = cluster.distribute(_numbered(data))
+    is_own = has_own(model, "predict_step")
+    dataset, spec = cluster.distribute(_numbered(data, whole=is_own))
     one = replica_spec(spec)
     if not is_keras_2(model):
         if not model.built:
             with strategy.scope(), built_on_parts(getattr(model, "optimizer", None)):
-                model._symbolic_build(data_batch=(one[1],))
+                model._symbolic_build(data_batch=one[1] if is_own else (one[1],))
         read_by_rows(model.variables)
 
     def outputs(batch: Any) -> tuple[tf.Tensor, Any]:
-        return batch[0], model(batch[1], training=False)
+        return batch[0], model.predict_step(batch[1]) if is_own else model(batch[1], training=False)
 
     if cluster.coordinator is None:
         return _predicted_in_step(strategy, dataset, outputs)
     return _predicted_by_workers(cluster, dataset, one, outputs)
 
 
-def _numbered(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Number the examples, so that their order can be found again however they were handed out."""
+def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
+    """Number the examples, so that their order can be found again however they were handed out.
+
+    Where they are not wanted whole, their inputs alone are kept.
+    """
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
         end = start + tf.cast(batch_size(x), tf.int64)
-        return end, (tf.range(start, end), x)
+        return end, (tf.range(start, end), data if whole else x)
 
     return dataset.scan(tf.constant(0, tf.int64), number)
 

@@ -17,7 +17,7 @@ from tfdist.loop.own_steps import OwnStep
 from tfdist.loop.shards import built_on_parts, check_parts, parts_of
 from tfdist.loop.synchronous import SynchronousRunner
 
-__all__ = ["Cluster", "Runner", "Session", "replica_spec"]
+__all__ = ["Cluster", "Runner", "Session", "Step", "replica_spec"]
 
 
 class Runner(Protocol):
@@ -33,13 +33,18 @@ class Runner(Protocol):
 
 
 class Step(Protocol):
-    """Say what came of the steps that were run."""
+    """Say what came of the steps that were run; the totals are sums over them, where these add up."""
+
+    adds_up: bool
 
     def no_totals(self) -> Totals:
         """Give what the totals start from."""
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Give the metrics' results."""
+
+    def times(self, totals: Totals) -> tf.Tensor | None:
+        """Give seconds and steps of each replica or worker, where they are known."""
 
     def reset(self) -> None:
         """Start the metrics anew."""

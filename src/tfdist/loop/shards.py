@@ -39,8 +39,8 @@ def _parts(variable: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def built_on_parts(optimizer: Any) -> Iterator[None]:
-    """Let an optimizer that Keras builds make its slots for the parts."""
-    if optimizer is None or optimizer.built:
+    """Let an optimizer that Keras builds make its slots for the parts, which Keras 2 does of itself."""
+    if optimizer is None or getattr(optimizer, "built", True):
         yield
         return
     build: Callable[[Any], None] = optimizer.build
