@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfig, Task
 from tfdist.config import Config
 from tfdist.data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.loop import Session, State, run_tests
 from tfdist.recipe import compiled_model, test_batches, total_steps
+from tfdist.server import answers
 from tfdist.strategy import make_strategy
 from tfdist.summaries import Summaries
 
 __all__ = ["evaluate_checkpoints"]
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_PATIENCE_SECONDS = 3600
+_PATIENCE_SECONDS = 600
 _log = logging.getLogger("tfdist")
 
 
@@ -39,7 +40,8 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     testing = session.testing()
     state = State(model, strategy, session.random_states)
     summaries = Summaries(folder / "summaries", ("evaluator",))
-    for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data)):
+    chief = cluster.address(Task("chief" if cluster.chief else "worker", 0))
+    for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data), chief):
         check_variables(found, state.values())
         try:
             state.assign(found.read())
@@ -55,21 +57,24 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     summaries.close()
 
 
-def _new_checkpoints(folder: Path, total: int) -> Iterator[Checkpoint]:
+def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoint]:
     """Give the checkpoints in their order, as they come, until the last."""
-    seen, last_news = -1, time.monotonic()
+    seen, sign_of_life = -1, time.monotonic()
     while seen < total:
         fresh = [step for step in list_steps(folder) if step > seen]
+        if fresh or answers(chief):
+            sign_of_life = time.monotonic()
         if fresh:
-            seen, last_news = fresh[0], time.monotonic()
+            seen = fresh[0]
             found = open_checkpoint(folder / str(seen))
             if isinstance(found, Checkpoint):
                 yield found
             else:
                 _log.warning("step %d: %s", seen, found)
-        elif time.monotonic() - last_news > _PATIENCE_SECONDS:
-            problem = f"no new checkpoint for {_PATIENCE_SECONDS} s"
-            raise TaskLost(str(folder), problem, remedy="Is the chief lost, or its disk another one?")
+        elif time.monotonic() - sign_of_life > _PATIENCE_SECONDS:
+            problem = f"has been gone for {_PATIENCE_SECONDS} s, and there is no checkpoint of step {total}"
+            remedy = f"Start it again, or see its log; is {folder} on a disk that both can see?"
+            raise TaskLost(f"chief at {chief}", problem, remedy=remedy)
         else:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 

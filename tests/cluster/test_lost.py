@@ -48,6 +48,7 @@ def test_a_lost_worker_is_named(tmp_path):
     says(finished, "worker:0", "fit", lost)
 
 
+@pytest.mark.slow
 def test_a_lost_ps_is_named(tmp_path):
     with begun(
         tmp_path,

@@ -40,11 +40,6 @@ def lines(text):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
 def digits(cache):
     return open_data("digits", cache_dir=cache)
 

@@ -11,7 +11,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory):
+def environ(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("own")
     (folder / "own_model.py").write_text(
         "import tensorflow as tf\n"
@@ -22,7 +22,7 @@ def environ(tmp_path_factory):
         "    return tf.keras.Sequential([tf.keras.Input(image_shape), *body, layers.Dense(classes)])\n"
     )
     path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    return {**os.environ, "PYTHONPATH": path, "TFDIST_CACHE_DIR": str(folder / "cache")}
+    return {**os.environ, "PYTHONPATH": path, "TFDIST_CACHE_DIR": cache}
 
 
 def verify(environ, name, *arguments):
@@ -44,8 +44,8 @@ OWN = ["--set=model.name=own_model:build", "--set=model.options={units: 32}"]
     ("name", "arguments"),
     [
         ("mirrored", ["--set=strategy.logical_devices=3", "--set=data.batch_size=96", "--numbers=float32", *OWN]),
-        ("mwms2w", ["--steps=4"]),
-        ("ps2w-sync", ["--steps=4"]),
+        pytest.param("mwms2w", ["--steps=4"], marks=pytest.mark.slow),
+        pytest.param("ps2w-sync", ["--steps=4"], marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_cluster_computes_what_one_process_computes(environ, name, arguments):

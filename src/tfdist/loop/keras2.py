@@ -44,9 +44,9 @@ class Keras2Step:
         with self._strategy.scope():
             return {each.name: each.result() for each in self._model.metrics}
 
-    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor | None:
-        """Give the seconds and steps of each replica, or worker that goes at its own pace, if known."""
-        return totals[-1] if self._timing.is_possible else None
+    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """Give the seconds and steps of each replica, or of each worker that goes at its own pace."""
+        return totals[-1]
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -95,7 +95,7 @@ class Keras2Step:
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)
         weight = None if self._divided_by is None else size
-        times = self._timing.ended(begun, gradients)
+        times = self._timing.nothing() if begun is None else self._timing.ended(begun, gradients)
         shared = shared_mean(gradients, [], [times], size=size, weight=weight)
         optimizer.apply_gradients(
             zip(shared.gradients, model.trainable_variables, strict=True),

@@ -82,9 +82,9 @@ class Keras3Step:
             logs: dict[str, Any] = self._model.get_metrics_result()
         return logs
 
-    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor | None:
-        """Give the seconds and steps of each replica, or worker that goes at its own pace, if known."""
-        return totals[-1] if self._timing.is_possible else None
+    def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """Give the seconds and steps of each replica, or of each worker that goes at its own pace."""
+        return totals[-1]
 
     def reset(self) -> None:
         """Start the metrics anew."""

@@ -1,5 +1,6 @@
 """Measure, inside the graph, how long each replica computes in a step before it waits for the others."""
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -10,16 +11,11 @@ __all__ = ["Timing"]
 
 
 class Timing:
-    """Know the seconds and the steps of each replica, or of each worker that goes at its own pace.
-
-    They can be known where a replica has a graph to itself. In a graph of several, TensorFlow runs operations
-    that are not to be cached, such as reading a clock, one after the other.
-    """
+    """Know the seconds and the steps of each replica, or of each worker that goes at its own pace."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         self._count = strategy.extended._num_workers if self._is_apart else strategy.num_replicas_in_sync
-        self.is_possible = self._is_apart or len(strategy.extended.worker_devices) == 1
 
     def nothing(self) -> tf.Tensor:
         """Give what the seconds and steps start from: a row for each replica or worker."""
@@ -27,25 +23,46 @@ class Timing:
 
     # -- in replica context --
 
-    def begun(self, data: Any) -> tf.Tensor | None:
+    def begun(self, data: Any) -> tf.Tensor:
         """Read the clock of this replica's machine when it has the data."""
-        if not self.is_possible:
-            return None
-        with tf.control_dependencies(_tensors(data)):
-            return tf.timestamp()
+        tensors = _tensors(data)
+        return _now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
 
-    def ended(self, begun: tf.Tensor | None, results: Any) -> tf.Tensor:
+    def ended(self, begun: tf.Tensor, results: Any) -> tf.Tensor:
         """Give the seconds from then until the results are there, in this replica's row."""
-        if begun is None:
-            return self.nothing()
-        with tf.control_dependencies(_tensors(results)):
-            seconds = tf.timestamp() - begun
+        seconds = _now(begun, after=_tensors(results)) - begun
         if self._is_apart:
             row = worker_index()
         else:
             row = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
         mine = tf.one_hot(row, self._count, dtype=tf.float64)[:, None]
         return mine * tf.stack([seconds, tf.ones_like(seconds)])
+
+
+def _now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:
+    """Read the clock when some tensors are there; the number tells this place in the graph from others."""
+    with tf.control_dependencies(after):
+        number = tf.identity(number)
+    if tf.executing_eagerly():
+        return tf.timestamp()
+    [now] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock())
+    return now
+
+
+@functools.cache
+def _clock() -> Any:
+    """Make the function that reads the clock.
+
+    In a graph of several replicas TensorFlow runs operations that have effects, and it counts reading a clock
+    among these, one after the other: the second replica's would be read when the first has ended. Within
+    a function that is called as one without effects, it is read when the argument is there.
+    """
+
+    def read(number: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([number]):
+            return tf.timestamp()
+
+    return tf.function(read).get_concrete_function(tf.TensorSpec([], tf.float64))
 
 
 def _tensors(values: Any) -> list[tf.Tensor]:
