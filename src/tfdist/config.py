@@ -175,6 +175,13 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Positive | None, Meta(description="Threads of each task; else the cores are shared out.")
     ] = None
     pin: Annotated[bool, Meta(description="Bind each task that computes to cores of its own.")] = False
+    restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How often all tasks are started again, from the last checkpoint, if one is lost.",
+        ),
+    ] = 3
     isolate: Annotated[
         Literal["auto", "always", "never"],
         Meta(description="Whether the tasks live in a private network: if it can be had, always, or never."),

@@ -6,11 +6,13 @@ Where the file counts tasks, they are started on this machine. Where it gives ad
 of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
 """
 
+import functools
 import json
+import logging
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.cluster import ClusterConfig
@@ -28,6 +30,7 @@ _SMOKE = (
     "checkpoint.every=2",
     "summaries.every=2",
 )
+_log = logging.getLogger("tfdist")
 _GRACE = 30.0
 _GRACE_WITH_EVALUATOR = 600.0  # when the chief has ended, its last checkpoint has yet to be evaluated
 
@@ -82,7 +85,8 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
     words += [f"--set={change}" for change in changes]
     section = settings.config.launch
-    launch(
+    start = functools.partial(
+        launch,
         cluster,
         words,
         run_dir=folder,
@@ -91,7 +95,29 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
         isolate=section.isolate,
         grace=_GRACE_WITH_EVALUATOR if cluster.evaluator else _GRACE,
     )
+    _start_until_done(start, section.restarts)
     _tell(folder)
+
+
+def _start_until_done(start: Callable[[], object], restarts: int) -> None:
+    """Start all tasks, and again where one was lost: each start goes on from the last checkpoint."""
+    from tfdist.launcher import LaunchError
+
+    for left in range(restarts, -1, -1):
+        try:
+            start()
+        except LaunchError as error:
+            if not error.may_pass:
+                raise
+            if not left:
+                error.exit_code = 138  # all is saved: start the same command again
+                raise
+            _log.warning("%s", error)
+            _log.warning(
+                "starting all tasks again, from the last checkpoint; %d more times at most", left - 1
+            )
+        else:
+            return
 
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:

@@ -58,6 +58,7 @@ MORE = {
     "2 workers of 2 devices": ("multi_worker_mirrored", {"workers": 2, "options": {"logical_devices": 2}}),
     "2 ps and 3 workers": ("parameter_server", {"workers": 3, "ps": 2}),
     "1 ps and 2 workers in step": ("parameter_server_sync", {"workers": 2, "ps": 1}),
+    "2 ps and 3 workers in step": ("parameter_server_sync", {"workers": 3, "ps": 2}),
 }
 
 

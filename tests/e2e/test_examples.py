@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     [
         ([], r"OneDeviceStrategy"),
         (["--workers=2"], r"MultiWorkerMirrored"),
-        (["--workers=2", "--ps=1"], r"ParameterServer"),
+        pytest.param(["--workers=2", "--ps=1"], r"ParameterServer", marks=pytest.mark.slow),
     ],
 )
 def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_path):
@@ -28,9 +28,8 @@ def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_
     assert re.fullmatch(strategy, used)
 
 
-@pytest.mark.parametrize(
-    "launcher", [["--workers=2", "--ps=1"], pytest.param(["--workers=2"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [["--workers=2", "--ps=1"], ["--workers=2"]])
 def test_the_curve_of_two_workers_lies_on_that_of_one_process(launcher, tmp_path):
     """The 2016 classic: y = e^x, learned by averaging the gradients of a master's two workers."""
     script = [sys.executable, str(EXAMPLES / "exp_data_parallel.py")]

@@ -1,5 +1,6 @@
 """From a config file to a model that a stranger's program can use, by the command that a user types."""
 
+import functools
 import json
 import os
 import subprocess
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHORT = ["--set=data.name=digits", "--set=train.steps=40"]
 
 
 def train(*arguments, **environ):
@@ -22,34 +22,51 @@ def train(*arguments, **environ):
     )
 
 
+# In calls of three, with checkpoints at every seventh: one comes in the middle of an epoch, after a shorter call.
+# (A cosine would know how long the run was to be.)
+STEPS = ["--set=data.name=digits", "--set=train.schedule=constant", "--set=checkpoint.every=7", "--set=train.steps_per_execution=3"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory, cache):
+    """Give what became of a shipped config's run of 20 steps, which each config does once."""
+
+    @functools.cache
+    def run(name):
+        folder = tmp_path_factory.mktemp(name) / "run"
+        options = ["--config", CONFIGS / f"{name}.yaml", "--run_dir", folder, *STEPS, "--set=train.steps=20"]
+        return train(*options, TFDIST_CACHE_DIR=cache), folder
+
+    return run
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "mwms2w",
+        "local",
         "ps2w",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("local", "mirrored", "ps2w-sync")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("mirrored", "mwms2w", "ps2w-sync")),
     ],
 )
-def test_each_shipped_config_trains_and_exports(name, tmp_path, cache):
-    folder = tmp_path / "run"
-    run = train("--config", CONFIGS / f"{name}.yaml", "--run_dir", folder, *SHORT, TFDIST_CACHE_DIR=cache)
+def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache):
+    run, folder = straight(name)
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((folder / "report.json").read_text())
-    assert report["steps"] == 40
-    assert report["test_accuracy"] > 0.5  # ten classes; 40 steps of 128 are enough for most of the digits
+    assert report["steps"] == 20
+    assert report["test_accuracy"] > 0.3  # ten classes; after 20 steps of 128
     assert (report["data"], report["substitute_for"]) == ("digits", None)
     latest = folder / "export" / "latest"
-    assert latest.resolve().name == "40"
+    assert latest.resolve().name == "20"
     assert json.loads((latest / "metadata.json").read_text())["classes"] == [
         str(digit) for digit in range(10)
     ]
-    assert [each.name for each in (folder / "checkpoints").iterdir()] == ["40"]
+    assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["14", "20", "7"]
     assert f"test accuracy  {report['test_accuracy']:.4f}" in run.stdout
     workers = ["this process"] if name in ("local", "mirrored") else ["worker:0", "worker:1"]
     timed = {f"milliseconds of a step/{worker}" for worker in workers}
     assert _curves(folder, "train") == {"loss", "accuracy", "examples per second", "learning rate", *timed}
     assert _curves(folder, "test") > {"loss", "accuracy"}
-    assert _left_by(tmp_path) == []
+    assert _left_by(folder) == []
     words = [sys.executable, "-m", "tfdist.predict", "--model", folder, "--input", "digits", "--output"]
     asked = subprocess.run(
         [*words, tmp_path / "answers.csv"],
@@ -65,21 +82,22 @@ def test_each_shipped_config_trains_and_exports(name, tmp_path, cache):
 @pytest.mark.parametrize(
     "name",
     [
-        "cifar10-ps2w",
+        "cifar10-local",
         *(
             pytest.param(f"cifar10-{each}", marks=pytest.mark.slow)
-            for each in ("local", "mirrored", "mwms2w", "ps2w-sync")
+            for each in ("mirrored", "mwms2w", "ps2w", "ps2w-sync")
         ),
     ],
 )
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     folder = tmp_path / "run"
+    formats = "[keras, tflite]" if name == "cifar10-local" else "[]"
     run = train(
         "--config",
         CONFIGS / f"{name}.yaml",
         "--smoke",
         "--set=data.name=shapes",
-        "--set=export.formats=[keras, tflite]",
+        f"--set=export.formats={formats}",
         "--run_dir",
         folder,
         TFDIST_CACHE_DIR=cache,
@@ -88,7 +106,8 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     assert json.loads((folder / "report.json").read_text())["steps"] == 4
     assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["2", "4"]
     exported = {each.name for each in (folder / "export" / "latest").iterdir()}
-    assert {"saved_model.pb", "model.keras", "model.tflite", "metadata.json"} <= exported
+    files = {"model.keras", "model.tflite"} if name == "cifar10-local" else set()
+    assert {"saved_model.pb", "metadata.json", *files} <= exported
     assert {each.name for each in (folder / "summaries").iterdir()} == {"train", "test"}
 
 
@@ -114,54 +133,87 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     assert "Its options: dropout" in wrong.stderr
 
 
-# By seven steps, in calls of three: a checkpoint comes in the middle of an epoch and after a shorter call.
-# (A cosine would know how long the run was to be.)
-STOPPED = ["--set=data.name=digits", "--set=train.schedule=constant", "--set=evaluation.batches=2", "--set=checkpoint.every=7", "--set=train.steps_per_execution=3"]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "name",
     ["local", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mirrored", "mwms2w", "ps2w-sync"))],
 )
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, tmp_path, cache):
-    def run(folder, steps):
-        done = train(
-            "--config",
-            CONFIGS / f"{name}.yaml",
-            "--run_dir",
-            tmp_path / folder,
-            *STOPPED,
-            f"--set=train.steps={steps}",
-            TFDIST_CACHE_DIR=cache,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    run("straight", 20)
-    run("stopped", 14)
-    checkpoints = tmp_path / "stopped" / "checkpoints"
-    with (checkpoints / "14" / "variables.index").open("ab") as torn:
-        torn.write(b"x")
-    told = run("stopped", 20)
-    assert "variables.index is damaged; taking the one before" in told
-    assert "going on at step 7 of 20" in told
-    assert json.loads((tmp_path / "stopped" / "report.json").read_text())["begun_at_step"] == 7
-    one, other = (_variables(tmp_path / each / "checkpoints" / "20") for each in ("straight", "stopped"))
-    assert len(one) > 20  # weights, slots of Adam, its count of steps, the state of dropout
-    assert one == other
-    if name != "local":
-        return
-    told = train(
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_path, cache):
+    options = [
         "--config",
         CONFIGS / f"{name}.yaml",
         "--run_dir",
-        tmp_path / "stopped",
-        *STOPPED,
-        "--set=train.seed=1",
-        TFDIST_CACHE_DIR=cache,
+        tmp_path,
+        *STEPS,
+        "--set=evaluation.batches=2",
+    ]
+
+    def run(steps, *more):
+        return train(*options, f"--set=train.steps={steps}", *more, TFDIST_CACHE_DIR=cache)
+
+    stopped = run(14)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    with (tmp_path / "checkpoints" / "14" / "variables.index").open("ab") as torn:
+        torn.write(b"x")
+    resumed = run(20)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    told = resumed.stdout + resumed.stderr
+    assert "variables.index is damaged; taking the one before" in told
+    assert "going on at step 7 of 20" in told
+    assert json.loads((tmp_path / "report.json").read_text())["begun_at_step"] == 7
+    one, other = (_variables(each / "checkpoints" / "20") for each in (straight(name)[1], tmp_path))
+    assert len(one) > 20  # weights, slots of Adam, its count of steps, the state of dropout
+    assert one == other
+    if name == "local":
+        refused = run(20, "--set=train.seed=1")
+        assert refused.returncode == 2
+        assert "was trained with train.seed 0, but now it is 1" in refused.stderr
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(1, 0), pytest.param(0, 138, marks=pytest.mark.slow)])
+def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, status, tmp_path, cache):
+    """A model whose first life on worker 1 ends by SIGKILL at step 5, between two checkpoints."""
+    (tmp_path / "dying.py").write_text(
+        "import json, os, signal\n"
+        "from pathlib import Path\n"
+        "import tensorflow as tf\n"
+        "class Dying(tf.keras.layers.Layer):\n"
+        "    def call(self, x, training=False):\n"
+        "        if training:\n"
+        "            tf.py_function(die, [], [])\n"
+        "        return x\n"
+        "calls = 0\n"
+        "def die():\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        f"    mark = Path({str(tmp_path)!r}, 'died')\n"
+        "    task = json.loads(os.environ.get('TF_CONFIG', '{}')).get('task', {})\n"
+        "    if task.get('index') == 1 and calls == 5 and not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def build(image_shape, classes):\n"
+        "    layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Flatten(), Dying()]\n"
+        "    return tf.keras.Sequential([tf.keras.Input(image_shape), *layers, tf.keras.layers.Dense(classes)])\n"
     )
-    assert told.returncode == 2
-    assert "was trained with train.seed 0, but now it is 1" in told.stderr
+    run = train(
+        "--config",
+        CONFIGS / "mwms2w.yaml",
+        "--set=data.name=digits",
+        "--set=model.name=dying:build",
+        "--set=train.steps=8",
+        "--set=checkpoint.every=2",
+        "--set=evaluation.batches=2",
+        f"--set=launch.restarts={restarts}",
+        "--run_dir",
+        tmp_path / "run",
+        TFDIST_CACHE_DIR=cache,
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    )
+    assert run.returncode == status, run.stdout + run.stderr
+    assert "worker:1: exited with -9 (SIGKILL" in run.stderr
+    if status == 0:
+        assert "starting all tasks again, from the last checkpoint; 0 more times at most" in run.stderr
+        assert json.loads((tmp_path / "run" / "report.json").read_text())["begun_at_step"] == 4
+    assert _left_by(tmp_path) == []
 
 
 def _curves(folder, name):

@@ -88,6 +88,12 @@ class LaunchError(TfdistError, RuntimeError):
         self.exits = tuple(exits)
         self.tail = tuple(tail)
 
+    @property
+    def may_pass(self) -> bool:
+        """Say whether starting again may help: a signal ended the first task to fail, or it asks for that."""
+        first = next((each for each in self.exits if each.failed), None)
+        return first is not None and (first.code < 0 or first.code == 138)
+
     @classmethod
     def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str]) -> "LaunchError":
         """Blame the first task that failed by itself."""
