@@ -10,6 +10,7 @@ from conftest import run_cluster
 TIMEOUT = 4.0
 
 
+@pytest.mark.slow
 def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     # The worker is stopped and not killed: TensorFlow itself would wait for its heartbeat for longer.
     options = {

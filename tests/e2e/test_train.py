@@ -82,11 +82,8 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
 @pytest.mark.parametrize(
     "name",
     [
-        "cifar10-local",
-        *(
-            pytest.param(f"cifar10-{each}", marks=pytest.mark.slow)
-            for each in ("mirrored", "mwms2w", "ps2w", "ps2w-sync")
-        ),
+        pytest.param(f"cifar10-{each}", marks=pytest.mark.slow)
+        for each in ("local", "mirrored", "mwms2w", "ps2w", "ps2w-sync")
     ],
 )
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
@@ -231,6 +228,7 @@ def _variables(folder):
     return {name: reader.get_tensor(name).tobytes() for name in reader.get_variable_to_shape_map()}
 
 
+@pytest.mark.slow
 def test_an_evaluator_evaluates_each_checkpoint_and_ends(tmp_path, cache):
     config = tmp_path / "x.yaml"
     config.write_text(
@@ -322,6 +320,7 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["ps2w", "mirrored"])
 @pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="TFDS_DATA_DIR names no folder with MNIST")
 def test_three_epochs_of_mnist_give_98_and_a_half_percent(name, tmp_path, cache):
