@@ -51,7 +51,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "configs", type=Path, nargs="*", default=[ROOT / "configs/ps2w.yaml", ROOT / "configs/mirrored.yaml"]
+        "configs", type=Path, nargs="*", default=[ROOT / "configs/ps2w.yaml", ROOT / "configs/mwms2w.yaml"]
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)

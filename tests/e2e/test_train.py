@@ -89,18 +89,21 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     folder = tmp_path / "run"
     formats = "[keras, tflite]" if name == "cifar10-local" else "[]"
+    data = "cifar10" if "TFDS_DATA_DIR" in os.environ else "shapes"
     run = train(
         "--config",
         CONFIGS / f"{name}.yaml",
         "--smoke",
-        "--set=data.name=shapes",
+        f"--set=data.name={data}",
+        "--set=data.if_unavailable=fail",
         f"--set=export.formats={formats}",
         "--run_dir",
         folder,
         TFDIST_CACHE_DIR=cache,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert json.loads((folder / "report.json").read_text())["steps"] == 4
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["steps"], report["data"]) == (4, data)
     assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["2", "4"]
     exported = {each.name for each in (folder / "export" / "latest").iterdir()}
     files = {"model.keras", "model.tflite"} if name == "cifar10-local" else set()
@@ -321,7 +324,7 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["ps2w", "mirrored"])
+@pytest.mark.parametrize("name", ["ps2w", "mwms2w"])
 @pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="TFDS_DATA_DIR names no folder with MNIST")
 def test_three_epochs_of_mnist_give_98_and_a_half_percent(name, tmp_path, cache):
     run = train(
