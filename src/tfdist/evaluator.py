@@ -39,10 +39,11 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     session = Session(model, strategy, lambda context: test_batches(context, data, config))
     testing = session.testing()
     state = State(model, strategy, session.random_states)
+    mine = state.values()
     summaries = Summaries(folder / "summaries", ("evaluator",))
     chief = cluster.address(Task("chief" if cluster.chief else "worker", 0))
     for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data), chief):
-        check_variables(found, state.values())
+        check_variables(found, mine)
         try:
             state.assign(found.read())
         except StorageError:

@@ -84,7 +84,7 @@ class Run:
             is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
             results = self._evaluate(session, testing) if is_due else {}
             if is_last or self.step % save_every == 0:
-                self._save(results, is_last=is_last)
+                self._save(results)
         return results or self._evaluate(session, testing)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Run:
             self._best = {"step": self.step, **found}
         return found
 
-    def _save(self, found: Mapping[str, float], *, is_last: bool) -> None:
+    def _save(self, found: Mapping[str, float]) -> None:
         """Save what the run needs to go on, where this is the chief."""
         if not self._is_chief:
             return
@@ -159,7 +159,6 @@ class Run:
             "examples": self.step * self._config.data.batch_size,
             "evaluation": dict(found),
             "best": self._best,
-            "is_last": is_last,
         }
         checkpoint.save(self._checkpoints, self.step, self._state.values(), facts)
         checkpoint.prune(self._checkpoints, self._config.checkpoint.keep, also=[self._best.get("step", 0)])

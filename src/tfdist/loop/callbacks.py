@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.loop.generations import is_keras_2, keras_of
-from tfdist.loop.state import take_from_chief
+from tfdist.loop.state import optimizer_variables, take_from_chief
 
 __all__ = ["count", "count_anew", "follow_chief", "is_chief", "make_callbacks"]
 
@@ -96,9 +96,8 @@ def _make_slots(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def _variables(model: Any) -> list[Any]:
-    optimizer = model.optimizer
-    of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    return list({id(each): each for each in (*model.variables, *of_optimizer)}.values())
+    both = (*model.variables, *optimizer_variables(model.optimizer))
+    return list({id(each): each for each in both}.values())
 
 
 def count_anew(model: Any, phase: str) -> None:

@@ -1,18 +1,18 @@
 """Evaluate in parallel, every example once."""
 
-import contextlib
 import logging
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.loop.callbacks import count, count_anew
+from tfdist.loop.callbacks import count_anew
+from tfdist.loop.epochs import run_batches
 from tfdist.loop.feeding import Data, known_steps
 from tfdist.loop.lost import naming_lost_tasks
 from tfdist.loop.session import Runner, Session
 
-__all__ = ["evaluate", "run_tests", "steps_per_execution"]
+__all__ = ["evaluate", "run_tests"]
 
 _log = logging.getLogger("tfdist")
 
@@ -54,19 +54,11 @@ def run_tests(
     count_anew(model, "test")
     if calls is not None:
         calls.on_test_begin()
-    running = testing.epoch(steps, steps_per_execution(model), session.test_step.no_totals())
-    with contextlib.closing(running):
-        while True:
-            if calls is not None and (expected is None or done < expected):
-                calls.on_test_batch_begin(done)
-            ran, totals = next(running, (0, ()))
-            if not ran:
-                break
-            results = session.test_step.results(totals)
-            done += ran
-            count(model, "test", ran)
-            if calls is not None:
-                calls.on_test_batch_end(done - 1, results)
+    batches = run_batches(
+        "test", testing, session.test_step, model, steps=steps, expected=expected, calls=calls
+    )
+    for done, results in batches:  # noqa: B007  # the last ones are those of all batches
+        pass
     if not done:
         raise DataError("the validation data", "hold no batch")
     if steps is None and expected is not None and done > expected:
@@ -75,10 +67,3 @@ def run_tests(
     if calls is not None:
         calls.on_test_end(found)
     return found
-
-
-def steps_per_execution(model: Any) -> int:
-    """Give the number that the model is compiled with."""
-    # Keras 2 hides it, in a variable.
-    value = getattr(model, "steps_per_execution", None)
-    return int(tf.convert_to_tensor(model._steps_per_execution if value is None else value))

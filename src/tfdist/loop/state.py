@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.loop.shards import built_on_parts
 
-__all__ = ["State", "take_from_chief"]
+__all__ = ["State", "optimizer_variables", "take_from_chief"]
 
 
 class State:
@@ -29,7 +29,7 @@ class State:
         skipped = {id(each) for metric in model.metrics for each in metric.variables}
         for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
             skipped.add(id(getattr(each, "_learning_rate", None)))
-        kept = [("model", model.variables), ("optimizer", _called(optimizer.variables)), ("random", others)]
+        kept = [("model", model.variables), ("optimizer", optimizer_variables(optimizer)), ("random", others)]
         self._variables: dict[str, Any] = {}
         for owner, variables in kept:
             for each in variables:
@@ -83,6 +83,7 @@ def _value(variable: Any) -> Any:
     return getattr(variable, "_value", variable) if hasattr(variable, "path") else variable
 
 
-def _called(variables: Any) -> Any:
-    # The optimizers of early Keras 2 have a method.
-    return variables() if callable(variables) else variables
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """Give an optimizer's variables, which early ones of Keras 2 have a method for."""
+    found: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return found

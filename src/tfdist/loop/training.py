@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, DataError, shown
-from tfdist.loop.callbacks import count, count_anew, follow_chief, make_callbacks
-from tfdist.loop.evaluation import run_tests, steps_per_execution
-from tfdist.loop.executions import Totals
+from tfdist.loop.callbacks import count_anew, follow_chief, make_callbacks
+from tfdist.loop.epochs import run_batches
+from tfdist.loop.evaluation import run_tests
 from tfdist.loop.feeding import Data, known_steps
 from tfdist.loop.lost import naming_lost_tasks
 from tfdist.loop.session import Session
@@ -77,10 +77,17 @@ def fit(
         logs: dict[str, Any] = {}
         for epoch in range(initial_epoch, epochs):
             calls.on_epoch_begin(epoch)
-            running = training.epoch(
-                steps_per_epoch, steps_per_execution(model), session.train_step.no_totals()
+            batches = run_batches(
+                "train",
+                training,
+                session.train_step,
+                model,
+                steps=steps_per_epoch,
+                expected=steps,
+                calls=calls,
             )
-            logs = _run_epoch(session, running, calls, model, stopping, steps)
+            session.train_step.reset()
+            logs = _run_epoch(batches, stopping)
             session.end_epoch()
             if testing is not None and (epoch + 1) % validation_freq == 0:
                 found = run_tests(session, testing, model, validation_steps, calls, expected=test_steps)
@@ -94,30 +101,13 @@ def fit(
 
 
 def _run_epoch(
-    session: Session,
-    running: Generator[tuple[int, Totals], None, None],
-    calls: Any,
-    model: Any,
-    stopping: Stopping,
-    expected: int | None,
+    batches: Generator[tuple[int, dict[str, Any]], None, None], stopping: Stopping
 ) -> dict[str, Any]:
     """Train for an epoch and give the metrics' results."""
-    session.train_step.reset()
     logs: dict[str, Any] = {}
     done = 0
-    with contextlib.closing(running):
-        while True:
-            # Before the steps, which may need what a callback sets here; Keras too calls it in vain where it
-            # cannot know that the data have ended.
-            if expected is None or done < expected:
-                calls.on_train_batch_begin(done)
-            ran, totals = next(running, (0, ()))
-            if not ran:
-                break
-            logs = session.train_step.results(totals)
-            done += ran
-            count(model, "train", ran)
-            calls.on_train_batch_end(done - 1, logs)
+    with contextlib.closing(batches):
+        for done, logs in batches:  # noqa: B007
             if stopping.after_execution():
                 break
     if not done:
