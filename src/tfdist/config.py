@@ -31,6 +31,10 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     name: Annotated[Strategy, Meta(description="auto takes one that fits the cluster and the devices.")] = (
         "auto"
     )
+    device: Annotated[
+        Literal["auto", "cpu", "gpu"],
+        Meta(description="What is computed on. gpu fails where there is none; auto takes GPUs if there are."),
+    ] = "auto"
     logical_devices: Annotated[
         Positive | None, Meta(description="Make so many devices of this machine's CPU, to try mirrored out.")
     ] = None
@@ -58,10 +62,16 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     memory_growth: Annotated[bool | None, Meta(description="Take GPU memory as it is needed.")] = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self, cluster: ClusterConfig) -> dict[str, Any]:
         """Give what `make_strategy` is to be called with, besides the cluster."""
-        said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
+        # Beside ps tasks, GPUs are the workers' own.
+        left_out = ("name", "memory_growth") if cluster.ps else ("name",)
+        said = {name: getattr(self, name) for name in self.__struct_fields__ if name not in left_out}
         return {"strategy": self.name, **{name: value for name, value in said.items() if value is not None}}
+
+    def serving(self) -> dict[str, Any]:
+        """Give what `serve` is to be called with, besides the cluster."""
+        return {"device": self.device, "memory_growth": self.memory_growth}
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

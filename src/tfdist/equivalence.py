@@ -42,10 +42,10 @@ def record(
         reverse: Take each batch's examples in reverse order: the same sums, in another order.
     """
     if cluster.serves:
-        serve(cluster)
+        serve(cluster, **config.strategy.serving())
         return
     tf.keras.backend.set_floatx(numbers)
-    strategy = make_strategy(cluster, **{**config.strategy.options(), "precision": numbers})
+    strategy = make_strategy(cluster, **{**config.strategy.options(cluster), "precision": numbers})
     data = open_data(**config.data.wanted())
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():

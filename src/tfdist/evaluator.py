@@ -82,5 +82,5 @@ def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoin
 
 def _own_options(config: Config) -> dict[str, Any]:
     """Give the options of the cluster's strategy that one process has a use for."""
-    names = ("logical_devices", "precision", "memory_growth")
-    return {name: value for name, value in config.strategy.options().items() if name in names}
+    names = ("device", "logical_devices", "precision", "memory_growth")
+    return {name: value for name in names if (value := getattr(config.strategy, name)) is not None}

@@ -4,11 +4,13 @@ import errno
 import logging
 import socket
 import time
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.addresses import port_taken, split_address
 from tfdist.cluster import ClusterConfig
+from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
 
 __all__ = ["answers", "serve"]
@@ -16,7 +18,6 @@ __all__ = ["answers", "serve"]
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0
-_LEAST_INTER_OP_THREADS = 8
 # A chief that fails as soon as it is connected must have been seen in between.
 _SECONDS_BETWEEN_PROBES_AT_FIRST = 0.1
 _SECONDS_FOR_AN_ANSWER = 2.0
@@ -27,7 +28,14 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 
-def serve(cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeout: float = 60.0) -> None:
+def serve(
+    cluster: ClusterConfig,
+    *,
+    device: Device = "auto",
+    memory_growth: bool | None = None,
+    start_timeout: float = 600.0,
+    silence_timeout: float = 60.0,
+) -> None:
     """Run this task's server until the chief has ended, then return.
 
     The chief is asked once a second whether it is there. When its process is gone, however it went, this
@@ -36,15 +44,20 @@ def serve(cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeo
 
     Args:
         cluster: The cluster; its task is a ps, or a worker beside ps tasks.
+        device: What a worker computes on: gpu, or cpu, or GPUs where there are any. A ps leaves them alone.
+        memory_growth: Take GPU memory as it is needed, not all at once.
         start_timeout: Seconds that the chief may take to come up.
         silence_timeout: Seconds that the chief, or its machine, may be silent.
 
     Raises:
-        ConfigError: This task serves nobody, or its port is taken.
+        ConfigError: This task serves nobody, its port is taken, or it is to compute on a GPU and has none.
         TaskLost: The chief did not come up, or fell silent, for longer than it may.
     """
     _check_task(cluster)
-    server = _start(cluster)
+    if cluster.task is not None and cluster.task.type == "ps":
+        device, memory_growth = "cpu", None  # it computes nothing, and would take all of a GPU's memory
+    check_device(device, memory_growth=memory_growth)
+    server = _start(cluster, server_config(device, memory_growth=memory_growth))
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
     _wait_for(chief, start_timeout)
@@ -90,11 +103,8 @@ def _check_task(cluster: ClusterConfig) -> None:
         raise ConfigError("serve", f"is for ps and worker tasks, but this is {task}", remedy=remedy)
 
 
-def _start(cluster: ClusterConfig) -> tf.distribute.Server:
+def _start(cluster: ClusterConfig, config: Any) -> tf.distribute.Server:
     task_type, index = cluster.task or ("", 0)
-    # Operations that wait for another task hold a thread each: with as many threads as a small machine has
-    # cores, all may wait and none be left to answer.
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_LEAST_INTER_OP_THREADS)
     try:
         return tf.distribute.Server(
             cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config

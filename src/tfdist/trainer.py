@@ -27,6 +27,7 @@ from tfdist.checkpoint import find_newest
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data, open_data
+from tfdist.devices import check_device
 from tfdist.errors import TfdistError
 from tfdist.evaluator import evaluate_checkpoints
 from tfdist.files import storage_errors, write_json
@@ -35,7 +36,7 @@ from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_st
 from tfdist.run import Run
 from tfdist.saved_model import export, try_formats
 from tfdist.server import serve
-from tfdist.strategy import make_strategy
+from tfdist.strategy import check_strategy, make_strategy
 
 __all__ = ["Report", "rehearse", "train"]
 
@@ -65,13 +66,13 @@ class Report:
 def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None:
     """Do this task's part of a run; give the report where this is the chief."""
     if cluster.serves:
-        serve(cluster)
+        serve(cluster, **config.strategy.serving())
         return None
     if cluster.task is not None and cluster.task.type == "evaluator":
         evaluate_checkpoints(config, cluster, folder)
         return None
     started = time.monotonic()
-    strategy = make_strategy(cluster, **config.strategy.options())
+    strategy = make_strategy(cluster, **config.strategy.options(cluster))
     data = open_data(**config.data.wanted())
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)
@@ -112,6 +113,10 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
 
 def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
     """Check in this process what a run needs, without training; say what was found."""
+    lead = cluster.with_task("chief" if cluster.chief else "worker", 0) if cluster else cluster
+    check_strategy(lead, **config.strategy.options(cluster))
+    if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
+        check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
     data = open_data(**config.data.wanted())
     model = compiled_model(config, data)
     if config.export.formats:

@@ -128,9 +128,16 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     assert "data      digits: 60000 images to train on, 10000 to test on, 28x28x1, 10 classes" in run.stdout
     assert "steps     1404 of 128 examples; 468 are an epoch" in run.stdout
     assert not folder.exists()
-    wrong = train(*options, "--dry_run", "--set=model.options={drop_out: 0.1}", TFDIST_CACHE_DIR=cache)
-    assert wrong.returncode == 2
-    assert "Its options: dropout" in wrong.stderr
+    for change, message in (
+        ("model.options={drop_out: 0.1}", "Its options: dropout"),
+        ("strategy.device=gpu", "device: gpu is asked for, but TensorFlow finds none on this machine"),
+        ("strategy.name=multi_worker_mirrored", "has no work under multi_worker_mirrored"),
+    ):
+        wrong = train(
+            *options, "--dry_run", f"--set={change}", TFDIST_CACHE_DIR=cache, CUDA_VISIBLE_DEVICES="-1"
+        )
+        assert wrong.returncode == 2, wrong.stdout
+        assert message in wrong.stderr
 
 
 @pytest.mark.parametrize(
@@ -275,9 +282,11 @@ def test_a_substitute_is_said_first_and_last(tmp_path, cache):
         ("data: {name: nosuchset}", [], "nosuchset"),
         ("cluster: {worker: ['127.0.0.1:1', '127.0.0.1:2']}", [], "{path}:1: cluster: gives addresses, but not which of them"),
         ("cluster: {worker: 2}\nstrategy: {name: parameter_server}", [], "worker:"),
+        ("cluster: {worker: 2}\nstrategy: {device: gpu}", [], "worker:"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_said_and_status_2(tmp_path, cache, text, arguments, message):
+def test_a_mistake_is_said_and_status_2(tmp_path, cache, monkeypatch, text, arguments, message):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     config = tmp_path / "x.yaml"
     config.write_text(text)
     run = train("--config", config, "--run_dir", tmp_path / "run", *arguments, TFDIST_CACHE_DIR=cache)

@@ -9,6 +9,7 @@ from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import share_cores
+from tfdist.launcher.cores import own_gpus
 
 SHOW = """
 import json, os
@@ -45,6 +46,37 @@ def test_more_pinned_tasks_than_cores_take_turns():
     assert [share.pinned for share in shares.values()] == [(3,), (5,), (3,), (5,), (3,)]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "expected"),
+    [
+        (
+            {"workers": 2, "ps": 1},
+            "0123",
+            ["-1", "0,1", "2,3", "-1"],
+        ),  # neither the chief nor the ps computes
+        ({"workers": 3}, "0123", ["0", "1", "2"]),
+        ({"workers": 2, "chief": 1}, "7", ["7", "7", "7"]),
+    ],
+)
+def test_those_that_compute_share_the_gpus(cluster, gpus, expected):
+    shares = share_cores(ClusterConfig.local(**cluster), cores=range(4), gpus=gpus)
+    assert [share.visible()["CUDA_VISIBLE_DEVICES"] for share in shares.values()] == expected
+
+
+def test_cuda_is_left_alone_where_no_gpu_is():
+    shares = share_cores(ClusterConfig.local(workers=2), cores=range(2), gpus=[])
+    assert not any(share.visible() for share in shares.values())
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("2, GPU-5ebe9f43", ["2", "GPU-5ebe9f43"]), ("0,-1,1", ["0"]), ("-1", []), ("", [])],
+)
+def test_only_the_gpus_that_cuda_would_see_are_shared(monkeypatch, visible, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert own_gpus() == gpus
+
+
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
 class TestInTheTasks:
@@ -65,6 +97,19 @@ class TestInTheTasks:
         monkeypatch.setenv("OMP_NUM_THREADS", "7")
         tasks, _ = self.tasks(tmp_path)
         assert [task[3] for task in tasks] == ["7", "7"]
+
+    def test_each_sees_its_part_of_the_gpus(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+        show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('TF_FORCE_GPU_ALLOW_GROWTH'))"
+        _, shown = run(show, tmp_path)
+        assert [(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)] == ["4 None\n", "5 None\n"]
+        assert "worker:1 on GPU 5" in shown
+
+    def test_two_that_share_a_gpu_leave_each_other_memory(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+        show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['TF_FORCE_GPU_ALLOW_GROWTH'])"
+        run(show, tmp_path)
+        assert {(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)} == {"4 true\n"}
 
     def test_an_explicit_number_wins_over_the_users_variables(self, tmp_path, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "7")

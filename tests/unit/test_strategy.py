@@ -1,6 +1,8 @@
 """Strategies are refused, with a remedy, where they could not be what they are called."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -80,10 +82,13 @@ def test_refuses_what_the_cluster_cannot_run(made, name, words):
         ({"logical_devices": True}, "received True"),
         ({"intra_op_threads": -1}, "at least 0"),
         ({"memory_growth": True}, "this machine has none"),
+        ({"device": "gpu"}, "device: gpu is asked for, but TensorFlow finds none on this machine"),
+        ({"device": "gpus"}, "device: is unknown: 'gpus'. Did you mean 'gpu'"),
+        ({"device": "cpu", "memory_growth": True}, "memory_growth: is about GPUs"),
     ],
 )
 def test_refuses_options_that_do_nothing(options, words):
-    if "memory_growth" in options and tf.config.list_physical_devices("GPU"):
+    if {"memory_growth", "device"} & set(options) and tf.config.list_physical_devices("GPU"):
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(None, "one_device", **options)
@@ -100,3 +105,15 @@ def test_refuses_options_that_do_nothing(options, words):
 def test_refuses_to_serve_where_nobody_asks(made, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         serve(made)
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
+def test_a_worker_without_the_gpu_that_it_is_to_compute_on_serves_nobody():
+    with pytest.raises(ConfigError, match="device: gpu is asked for"):
+        serve(cluster(("worker", 0), chief=1, worker=1, ps=1), device="gpu")
+
+
+@pytest.mark.gpu
+def test_cpu_hides_the_gpus(tmp_path):
+    script = "import tensorflow as tf, tfdist; tfdist.make_strategy(device='cpu'); assert not tf.config.list_logical_devices('GPU')"
+    subprocess.run([sys.executable, "-c", script], check=True)

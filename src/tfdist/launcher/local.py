@@ -87,7 +87,8 @@ def launch(
             if task == lead_of(cluster):
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = cores if threads else {}
-            environment = {**cores, **_FOR_PYTHON, **_inherited(), **forced, **(env or {}), **own}
+            given = {**_inherited(), **shares[task].visible(), **forced, **(env or {})}
+            environment = {**cores, **_FOR_PYTHON, **given, **own}
             tasks.append(_task_plan(task, environment, shares[task], logs[task], reporter))
         plan = {
             "command": [_characters(word) for word in command],

@@ -86,16 +86,12 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
     around it, which takes the parameter server that holds the fewest bytes.
     """
 
-    def __init__(self, cluster: ClusterConfig, cutter: Cutter | None) -> None:
+    def __init__(self, cluster: ClusterConfig, cutter: Cutter | None, device: str = "auto") -> None:
         tf.config.experimental_connect_to_cluster(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )
-        kind = (
-            "GPU"
-            if any("/job:worker/" in each.name for each in tf.config.list_logical_devices("GPU"))
-            else "CPU"
-        )
-        devices = [each.name for each in tf.config.list_logical_devices(kind) if "/job:worker/" in each.name]
+        gpus, cpus = (_of_workers(kind) for kind in ("GPU", "CPU"))
+        devices = gpus if gpus and device != "cpu" else cpus
         super().__init__(compute_devices=devices, parameter_device="/device:CPU:0")
         # As TensorFlow's strategies for clusters have it: `strategy.cluster_resolver` reads it.
         self.extended._cluster_resolver = cluster.resolver()
@@ -134,3 +130,7 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
             if device in made.device:  # a slot variable goes where its variable is, wherever that is
                 self._load[device] += made.dtype.size * max(made.shape.num_elements() or 0, 1)
         return made
+
+
+def _of_workers(kind: str) -> list[str]:
+    return [each.name for each in tf.config.list_logical_devices(kind) if "/job:worker/" in each.name]

@@ -6,18 +6,19 @@ strategy = make_strategy(None, "mirrored", logical_devices=2)
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
 from tfdist.addresses import is_free, port_taken, split_address
 from tfdist.cluster import ClusterConfig
+from tfdist.devices import Device, check_device, configure_devices, device_kind
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
 
-__all__ = ["StrategyName", "make_strategy"]
+__all__ = ["StrategyName", "check_strategy", "make_strategy"]
 
 _log = logging.getLogger("tfdist")
 
@@ -27,14 +28,18 @@ StrategyName = Literal[
 Collective = Literal["auto", "ring", "nccl"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
+_WORDS = {"collective": get_args(Collective), "precision": get_args(Precision)}
+_OF_PS = ("parameter_server", "parameter_server_sync")
+
 # An option that only some strategies have; with another one it would do nothing.
 _BELONGS_TO: dict[str, tuple[str, ...]] = {
     "collective": ("multi_worker_mirrored",),
     "bytes_per_pack": ("multi_worker_mirrored",),
     "collective_timeout": ("multi_worker_mirrored",),
-    "min_shard_bytes": ("parameter_server", "parameter_server_sync"),
-    "max_shards": ("parameter_server", "parameter_server_sync"),
+    "min_shard_bytes": _OF_PS,
+    "max_shards": _OF_PS,
     "logical_devices": ("one_device", "mirrored", "multi_worker_mirrored"),
+    "memory_growth": ("one_device", "mirrored", "multi_worker_mirrored"),
 }
 
 
@@ -47,6 +52,7 @@ def make_strategy(
     collective_timeout: float | None = None,
     min_shard_bytes: int | None = None,
     max_shards: int | None = None,
+    device: Device = "auto",
     logical_devices: int | None = None,
     memory_growth: bool | None = None,
     precision: Precision | None = None,
@@ -66,12 +72,14 @@ def make_strategy(
         collective_timeout: Seconds after which a multi_worker_mirrored exchange that lacks a worker fails.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
         max_shards: Split a variable into at most so many shards; as many as there are ps tasks where None.
+        device: What is computed on: gpu, or cpu, or GPUs where there are any.
         logical_devices: Make so many devices out of the first GPU, or of the CPU where there is none.
         memory_growth: Take GPU memory as it is needed, not all at once.
         precision: The dtype policy of Keras from here on.
         intra_op_threads: Threads that work on one operation.
         inter_op_threads: Operations that run at once.
     """
+    cluster = ClusterConfig() if cluster is None else cluster
     options = {
         "collective": collective,
         "bytes_per_pack": bytes_per_pack,
@@ -79,30 +87,49 @@ def make_strategy(
         "min_shard_bytes": min_shard_bytes,
         "max_shards": max_shards,
         "logical_devices": logical_devices,
+        "memory_growth": memory_growth,
+        "precision": precision,
         "intra_op_threads": intra_op_threads,
         "inter_op_threads": inter_op_threads,
     }
-    if strategy not in get_args(StrategyName):
-        remedy = did_you_mean(strategy, get_args(StrategyName))
-        raise ConfigError("strategy", "is unknown: " + shown(strategy), remedy=remedy)
-    cluster = ClusterConfig() if cluster is None else cluster
-    name = _choose(cluster, logical_devices) if strategy == "auto" else strategy
-    _check_cluster(cluster, name)
-    _check_options(options, name, collective, precision)
-    _configure_devices(logical_devices, memory_growth, intra_op_threads, inter_op_threads)
+    name = check_strategy(cluster, strategy, device=device, **options)
+    # Where workers compute on behalf of the chief, their GPUs are in question: known when all are connected.
+    is_theirs = name in _OF_PS and device == "gpu"
+    check_device("auto" if is_theirs else device, memory_growth=memory_growth)
+    configure_devices(
+        device,
+        logical_devices=logical_devices,
+        memory_growth=memory_growth,
+        intra_op_threads=intra_op_threads,
+        inter_op_threads=inter_op_threads,
+    )
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
     with _plain_errors(cluster):
-        made = _make(cluster, name, options)
+        made = _make(cluster, name, device, options)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
 
 
-def _choose(cluster: ClusterConfig, logical_devices: int | None) -> StrategyName:
+def check_strategy(
+    cluster: ClusterConfig, strategy: str = "auto", *, device: str = "auto", **options: Any
+) -> StrategyName:
+    """Refuse what a cluster, a strategy and its options cannot do together; give the strategy's name."""
+    if strategy not in get_args(StrategyName):
+        remedy = did_you_mean(strategy, get_args(StrategyName))
+        raise ConfigError("strategy", "is unknown: " + shown(strategy), remedy=remedy)
+    given = {key: value for key, value in options.items() if value is not None}
+    name: Any = _choose(cluster, device, options.get("logical_devices")) if strategy == "auto" else strategy
+    _check_cluster(cluster, name)
+    _check_options(given, name)
+    return name  # type: ignore[no-any-return]
+
+
+def _choose(cluster: ClusterConfig, device: str, logical_devices: int | None) -> StrategyName:
     """Take the strategy that the cluster's shape and the devices call for."""
     training = ClusterConfig() if _is_evaluator(cluster) else cluster
     trainers = training.size("chief") + training.size("worker")
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    gpus = 0 if device == "cpu" else len(tf.config.list_physical_devices("GPU"))
     devices = logical_devices or gpus
     name: StrategyName
     if training.size("ps"):
@@ -151,55 +178,30 @@ def _check_cluster(cluster: ClusterConfig, name: str) -> None:
         raise ConfigError(f"strategy {name}", problem, remedy="Call tfdist.serve(cluster) on this task")
 
 
-def _check_options(options: dict[str, Any], name: str, collective: str | None, precision: str | None) -> None:
+def _check_options(options: Mapping[str, Any], name: str) -> None:
     """Refuse an option that would do nothing, and a value that means nothing."""
     for key, value in options.items():
         owners = _BELONGS_TO.get(key)
-        if value is not None and owners is not None and name not in owners:
-            problem = f"does nothing under {name}"
-            raise ConfigError(key, problem, remedy=f"Leave it out, or take {' or '.join(owners)}")
-        if value is None or isinstance(value, str):
+        if owners is not None and name not in owners:
+            remedy = f"Leave it out, or take {' or '.join(owners)}"
+            if key == "memory_growth":
+                remedy = "Give it to tfdist.serve on the workers"
+            raise ConfigError(key, f"does nothing under {name}", remedy=remedy)
+        known = _WORDS.get(key)
+        if known is not None and value not in known:
+            raise ConfigError(key, "is unknown: " + shown(value), remedy=did_you_mean(value, known))
+        if known is not None or key == "memory_growth":
             continue
         least = 0 if key in ("bytes_per_pack", "intra_op_threads", "inter_op_threads") else 1
         is_number = isinstance(value, int) or (key == "collective_timeout" and isinstance(value, float))
         if isinstance(value, bool) or not is_number or value < (0 if isinstance(value, float) else least):
             raise ConfigError(key, expected=f"a number of at least {least}", received=shown(value))
-    for key, word, known in (
-        ("collective", collective, get_args(Collective)),
-        ("precision", precision, get_args(Precision)),
-    ):
-        if word is not None and word not in known:
-            raise ConfigError(key, "is unknown: " + shown(word), remedy=did_you_mean(word, known))
 
 
-def _configure_devices(
-    logical_devices: int | None,
-    memory_growth: bool | None,
-    intra_op_threads: int | None,
-    inter_op_threads: int | None,
-) -> None:
-    gpus = tf.config.list_physical_devices("GPU")
-    if memory_growth is not None and not gpus:
-        raise ConfigError("memory_growth", "is about GPUs, and this machine has none", remedy="Leave it out")
-    try:
-        if intra_op_threads is not None:
-            tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads)
-        if inter_op_threads is not None:
-            tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
-        for gpu in gpus if memory_growth is not None else ():
-            tf.config.experimental.set_memory_growth(gpu, memory_growth)
-        if logical_devices is not None:
-            device = (gpus or tf.config.list_physical_devices("CPU"))[0]
-            parts = [tf.config.LogicalDeviceConfiguration()] * logical_devices
-            tf.config.set_logical_device_configuration(device, parts)
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(
-            "make_strategy", str(error), remedy="Call it before the first tensor is made"
-        ) from error
-
-
-def _make(cluster: ClusterConfig, name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+def _make(
+    cluster: ClusterConfig, name: str, device: str, options: Mapping[str, Any]
+) -> tf.distribute.Strategy:
+    kind = device_kind()
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(f"/device:{kind}:0")
     if name == "mirrored":
@@ -209,12 +211,27 @@ def _make(cluster: ClusterConfig, name: str, options: dict[str, Any]) -> tf.dist
         return Mirrored(devices, reduction)
     if name == "multi_worker_mirrored":
         return MultiWorkerMirrored(cluster.resolver(), _communication(options))
+    cutter = _cutter(cluster, options)
     if name == "parameter_server":
-        return ParameterServer(cluster, _cutter(cluster, options))
-    return SynchronousParameterServer(cluster, _cutter(cluster, options))
+        made = ParameterServer(cluster, cutter)
+    else:
+        made = SynchronousParameterServer(cluster, cutter, device)
+    if device == "gpu":
+        _check_workers(cluster)
+    return made
 
 
-def _communication(options: dict[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
+def _check_workers(cluster: ClusterConfig) -> None:
+    """Refuse a worker without a GPU, now that all are connected."""
+    gpus = [each.name for each in tf.config.list_logical_devices("GPU")]
+    for index in range(cluster.size("worker")):
+        if not any(f"/job:worker/replica:0/task:{index}/" in name for name in gpus):
+            where = f"worker:{index} at {cluster.address(('worker', index))}"
+            remedy = "Say auto or cpu; or see whether nvidia-smi lists it there"
+            raise ConfigError(where, "has no GPU for TensorFlow, but device is gpu", remedy=remedy)
+
+
+def _communication(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
     implementations = tf.distribute.experimental.CommunicationImplementation
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options["bytes_per_pack"] or 0,
@@ -223,7 +240,7 @@ def _communication(options: dict[str, Any]) -> tf.distribute.experimental.Commun
     )
 
 
-def _cutter(cluster: ClusterConfig, options: dict[str, Any]) -> Cutter | None:
+def _cutter(cluster: ClusterConfig, options: Mapping[str, Any]) -> Cutter | None:
     least, most = options["min_shard_bytes"], options["max_shards"]
     if least is None and most is None:
         return None
