@@ -12,8 +12,8 @@ from tfdist.config import Config
 from tfdist.data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.loop import Session, State, run_tests
+from tfdist.probing import answers
 from tfdist.recipe import compiled_model, test_batches, total_steps
-from tfdist.server import answers
 from tfdist.strategy import make_strategy
 from tfdist.summaries import Summaries
 

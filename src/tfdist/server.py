@@ -1,31 +1,24 @@
 """Serve as a ps task, or as a worker of a parameter-server cluster, for as long as the chief lives."""
 
-import errno
 import logging
-import socket
 import time
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.addresses import port_taken, split_address
+from tfdist.addresses import port_taken
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
+from tfdist.probing import answers
 
-__all__ = ["answers", "serve"]
+__all__ = ["serve"]
 
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0
 # A chief that fails as soon as it is connected must have been seen in between.
 _SECONDS_BETWEEN_PROBES_AT_FIRST = 0.1
-_SECONDS_FOR_AN_ANSWER = 2.0
-# What an HTTP/2 client says first (RFC 9113, 3.4), and its empty SETTINGS frame. Every gRPC server answers
-# with a SETTINGS frame of its own, from a thread of its own: a live process answers, and a stopped one, for
-# which the kernel alone goes on accepting connections, does not.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 
 def serve(
@@ -111,13 +104,3 @@ def _start(cluster: ClusterConfig, config: Any) -> tf.distribute.Server:
         )
     except tf.errors.OpError as error:
         raise port_taken(str(cluster.task), cluster.address((task_type, index))) from error
-
-
-def answers(address: str) -> bool | None:
-    """Say whether a gRPC server is at the address: yes, no, or None where there is no telling."""
-    try:
-        with socket.create_connection(split_address(address), timeout=_SECONDS_FOR_AN_ANSWER) as probe:
-            probe.sendall(_GREETING)
-            return bool(probe.recv(9))
-    except OSError as error:  # timeouts and unreachable hosts too: they may come back
-        return False if error.errno in _GONE else None

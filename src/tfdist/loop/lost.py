@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
-from tfdist.server import answers
+from tfdist.probing import answers
 
 __all__ = ["is_lost_worker", "named", "naming_lost_tasks"]
 
