@@ -6,7 +6,8 @@ The exceptions, and the exit status that the command line gives for each:
     ├── ConfigError  (ValueError)    2    a setting, a file, a variable or a flag of the user's is wrong
     ├── DataError    (ValueError)    2    the data cannot be had, or are not what they are said to be
     ├── StorageError (OSError)       2    a folder cannot be written to or read: permissions, a full disk
-    └── TaskLost     (RuntimeError)  138  a task of the cluster is gone or silent: start this one again
+    ├── TaskLost     (RuntimeError)  138  a task of the cluster is gone or silent: start this one again
+    └── Preempted    (RuntimeError)  138  this task was told to end (SIGTERM): start it again
 
 Each is also the builtin that a caller would catch without knowing tfdist.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 __all__ = [
     "ConfigError",
     "DataError",
+    "Preempted",
     "StorageError",
     "TaskLost",
     "TfdistError",
@@ -73,6 +75,12 @@ class StorageError(TfdistError, OSError):
 
 class TaskLost(TfdistError, RuntimeError):
     """Report a task of the cluster that is gone or silent; starting again may cure it."""
+
+    exit_code = 138
+
+
+class Preempted(TfdistError, RuntimeError):
+    """Report that this process was told to end, and has saved what it could."""
 
     exit_code = 138
 

@@ -9,7 +9,9 @@ import tensorflow as tf
 from tfdist.addresses import port_taken
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, server_config
-from tfdist.errors import ConfigError, TaskLost
+from tfdist.errors import ConfigError, Preempted, TaskLost
+from tfdist.farewell import farewell_was_said
+from tfdist.preemption import Notice, hearing_notice
 from tfdist.probing import answers
 
 __all__ = ["serve"]
@@ -19,6 +21,8 @@ _log = logging.getLogger("tfdist")
 _SECONDS_BETWEEN_PROBES = 1.0
 # A chief that fails as soon as it is connected must have been seen in between.
 _SECONDS_BETWEEN_PROBES_AT_FIRST = 0.1
+# Less than the 30 s that Kubernetes, Slurm and our launcher give before SIGKILL.
+_SECONDS_FOR_THE_CHIEF_TO_SAVE = 25.0
 
 
 def serve(
@@ -31,9 +35,11 @@ def serve(
 ) -> None:
     """Run this task's server until the chief has ended, then return.
 
-    The chief is asked once a second whether it is there. When its process is gone, however it went, this
-    returns within about 5 seconds: whether the training succeeded is told by the chief's own exit status.
-    End the script then; TensorFlow's server stops with the process.
+    The chief is asked once a second whether it is there. When its process has ended, well or not, this
+    returns within about 5 seconds: whether the training succeeded is told by the chief's own exit status. End
+    the script then; TensorFlow's server stops with the process.
+
+    Told to end (SIGTERM), it serves on for as long as the chief may need to save its work.
 
     Args:
         cluster: The cluster; its task is a ps, or a worker beside ps tasks.
@@ -44,7 +50,8 @@ def serve(
 
     Raises:
         ConfigError: This task serves nobody, its port is taken, or it is to compute on a GPU and has none.
-        TaskLost: The chief did not come up, or fell silent, for longer than it may.
+        TaskLost: The chief did not come up or was silent for longer than it may, or was killed.
+        Preempted: This task was told to end.
     """
     _check_task(cluster)
     if cluster.task is not None and cluster.task.type == "ps":
@@ -54,7 +61,11 @@ def serve(
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
     _wait_for(chief, start_timeout)
-    _wait_until_gone(chief, silence_timeout)
+    with hearing_notice() as notice, notice.deferred():
+        _wait_until_gone(chief, silence_timeout, notice)
+    if not farewell_was_said():
+        remedy = "Its own log says why; start this task again with it"
+        raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
     _log.info("the chief has ended, and so does %s", cluster.task)
 
 
@@ -67,17 +78,26 @@ def _wait_for(chief: str, timeout: float) -> None:
         time.sleep(_SECONDS_BETWEEN_PROBES_AT_FIRST)
 
 
-def _wait_until_gone(chief: str, timeout: float) -> None:
-    last_seen, refusals = time.monotonic(), 0
+def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
+    last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
     while refusals < 2:  # twice, because a listener with a full queue refuses too
         answer = answers(chief)
+        now = time.monotonic()
         refusals = refusals + 1 if answer is False else 0
         if answer:
-            last_seen = time.monotonic()
-        if time.monotonic() - last_seen > timeout:
+            last_seen = now
+        if notice.has_come:
+            told_at = min(told_at, now)
+        if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
+            raise Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it goes on")
+        if now - last_seen > timeout:
             remedy = "It is stopped, or its machine is out of reach"
             raise TaskLost(f"chief at {chief}", f"has been silent for {timeout:g} s", remedy=remedy)
         time.sleep(_SECONDS_BETWEEN_PROBES)
+    if notice.has_come:
+        raise Preempted(
+            "SIGTERM", "this task was told to end, and its chief has ended", remedy="Start it again"
+        )
 
 
 def _check_task(cluster: ClusterConfig) -> None:

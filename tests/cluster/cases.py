@@ -237,13 +237,18 @@ def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
     return {"total": float(total), "moving": local_copies(strategy, layer.moving_mean)}
 
 
-def waiting(strategy: Any, folder: Path) -> dict[str, Any]:
-    """Say that the cluster is connected, and stay."""
+def waiting(strategy: Any, folder: Path) -> float:
+    """Say that the cluster is connected, and stay until its servers have been told to end."""
     import time
 
+    with strategy.scope():
+        variable = tf.Variable(3.0)  # on a ps
     (folder / "connected").touch()
-    time.sleep(600)
-    return {}
+    end = time.monotonic() + 600
+    while not (folder / "told").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(2)  # a server that ends at once would be gone by now
+    return float(variable)
 
 
 def failing(strategy: Any, folder: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_a_lost_ps_is_named(tmp_path):
         finished = running.wait(40, failures_expected=True)
 
     says(finished, "chief:0", "fit", lost)
-    assert finished.exit_codes == {"chief:0": 138, "worker:0": 0, "ps:0": 0}
+    assert finished.exit_codes == {"chief:0": 138, "worker:0": 138, "ps:0": 138}
     # Two shards of a variable of 256 bytes, and one of another of 16.
     assert finished.results["chief:0"]["option_cases.shards"] == {"64": [32, 32], "4": [4]}
 

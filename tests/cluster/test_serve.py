@@ -35,7 +35,20 @@ def test_ends_when_the_chief_is_killed(tmp_path):
         os.kill(started.processes["chief:0"].pid, signal.SIGKILL)
         finished = started.wait(30, failures_expected=True)
 
-    assert finished.exit_codes == {"chief:0": -9, "worker:0": 0, "ps:0": 0}
+    assert finished.exit_codes == {"chief:0": -9, "worker:0": 138, "ps:0": 138}
+    assert "is gone: killed, or lost with its machine" in finished.logs["ps:0"]
+
+
+def test_serves_on_for_the_chief_when_told_to_end(tmp_path):
+    with running(tmp_path, "waiting") as started:
+        wait_until_connected(tmp_path)
+        for name in ("ps:0", "worker:0"):
+            os.kill(started.processes[name].pid, signal.SIGTERM)
+        (tmp_path / "told").touch()
+        finished = started.wait(40, failures_expected=True)
+
+    assert finished.exit_codes == {"chief:0": 0, "worker:0": 138, "ps:0": 138}
+    assert finished.results["chief:0"]["waiting"] == 3.0, "the ps answered after SIGTERM"
 
 
 def test_ends_when_the_chief_fails(tmp_path):

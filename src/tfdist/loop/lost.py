@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
+from tfdist.farewell import withhold_farewell
 from tfdist.probing import answers
 
 __all__ = ["is_lost_worker", "named", "naming_lost_tasks"]
@@ -33,6 +34,7 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         problem = f"lost {' and '.join(gone)}" if gone else "waited for a task, and all of them answer"
         if waited:
             problem += ": an exchange lacked somebody for longer than collective_timeout"
+        withhold_farewell()
         remedy = "Its own log says why; start the cluster again, from the last checkpoint"
         raise TaskLost(what, problem, remedy=remedy) from error
 

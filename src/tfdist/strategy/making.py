@@ -15,6 +15,7 @@ from tfdist.addresses import is_free, port_taken, split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, configure_devices, device_kind
 from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.farewell import say_farewell_at_exit
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
 
@@ -218,6 +219,8 @@ def _make(
         made = SynchronousParameterServer(cluster, cutter, device)
     if device == "gpu":
         _check_workers(cluster)
+    servers = [task for task in cluster.tasks() if task.type in ("ps", "worker")]
+    say_farewell_at_exit([f"/job:{job}/task:{index}" for job, index in servers])
     return made
 
 

@@ -1,0 +1,55 @@
+"""Let the chief's servers know whether it has ended, or is gone.
+
+The chief that ends by itself, well or not, leaves a mark in the memory of each server of its cluster: a file
+in TensorFlow's `ram://`, written by an operation on that server, so that it takes neither a disk nor a port.
+A server that finds its chief gone without the mark knows that it was killed, or lost with its machine.
+"""
+
+import atexit
+import logging
+import threading
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+__all__ = ["farewell_was_said", "say_farewell_at_exit", "withhold_farewell"]
+
+_MARK = "ram://tfdist-chief-has-ended"
+_SECONDS = 10.0  # for a server that is silent
+_log = logging.getLogger("tfdist")
+_to_whom: set[str] = set()
+
+
+def say_farewell_at_exit(devices: Sequence[str]) -> None:
+    """Leave the mark on these tasks when this process ends."""
+    if not _to_whom:
+        # Those that are registered last are called first: TensorFlow is still whole then.
+        atexit.register(_say_farewell)
+    _to_whom.update(devices)
+
+
+def withhold_farewell() -> None:
+    """Leave no mark: this process ends to be started again."""
+    _to_whom.clear()
+
+
+def farewell_was_said() -> bool:
+    """Say whether the chief has left its mark here."""
+    return bool(tf.io.gfile.exists(_MARK))
+
+
+def _say_farewell() -> None:
+    # A thread for each, which a silent server holds up: only so long, and not beyond the end of the process.
+    threads = [threading.Thread(target=_mark, args=(each,), daemon=True) for each in sorted(_to_whom)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_SECONDS)
+
+
+def _mark(device: str) -> None:
+    try:
+        with tf.device(device):
+            tf.io.write_file(_MARK, "")
+    except tf.errors.OpError as error:
+        _log.info("%s is gone already: %s", device, str(error).splitlines()[0])
