@@ -1,28 +1,20 @@
 """Own the cadence of a run: steps, evaluations, checkpoints, curves, and where it goes on after a stop."""
 
-import logging
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfdist import checkpoint
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data
-from tfdist.errors import ConfigError, shown
-from tfdist.launcher import report_progress
-from tfdist.loop import Session, State, Step, Totals, run_tests, take_from_chief
+from tfdist.keeping import Keeper
+from tfdist.loop import Session, State, Step, Totals, run_tests
+from tfdist.pace import Pace
 from tfdist.recipe import steps_per_epoch, test_batches, total_steps, train_batches
 from tfdist.summaries import Summaries
 
 __all__ = ["Run"]
-
-_SECONDS_BETWEEN_REPORTS = 0.5
-_log = logging.getLogger("tfdist")
 
 
 class Run:
@@ -43,35 +35,21 @@ class Run:
     ) -> None:
         self._config, self._cluster, self._strategy = config, cluster, strategy
         self._data, self._model = data, model
-        self._checkpoints = folder / "checkpoints"
-        self._is_chief = cluster.is_chief
         self._per_epoch = steps_per_epoch(config, data)
         self.total = total_steps(config, data)
         self.step = self.begun_at = 0
-        self._best: dict[str, Any] = {}
-        # What may not change while a run goes on.
-        self._trained: dict[str, Any] = {
-            "data.name": data.name,
-            "data.fingerprint": data.fingerprint,
-            "data.batch_size": config.data.batch_size,
-            "data.augment": config.data.augment,
-            "model.name": config.model.name,
-            **{f"model.options.{name}": value for name, value in config.model.options.items()},
-            "train.optimizer": config.train.optimizer,
-            "train.schedule": config.train.schedule,
-            "train.seed": config.train.seed,
-        }
-        self._summaries = Summaries(folder / "summaries", ("train", "test")) if self._is_chief else None
+        self._keeper = Keeper(folder / "checkpoints", config, data, strategy, is_chief=cluster.is_chief)
+        self._summaries = Summaries(folder / "summaries", ("train", "test")) if cluster.is_chief else None
 
     def train(self) -> dict[str, float]:
         """Train to the last step, from the newest checkpoint if there is one; give the final evaluation."""
-        found = self._newest()
-        self._pace = _Pace(self._config.data.batch_size, self.step)
+        self.step = self.begun_at = self._keeper.find()
+        self._pace = Pace(self._cluster, self._config.data.batch_size, self.step)
         session = Session(self._model, self._strategy, self._batches)
         training = session.training()
         testing = session.testing(lambda context: test_batches(context, self._data, self._config))
-        self._state = State(self._model, self._strategy, session.random_states)
-        self._take_up(found)
+        state = State(self._model, self._strategy, session.random_states)
+        self._keeper.take_up(state, self.total)
         evaluate_every = self._config.evaluation.every or self._per_epoch
         save_every = self._config.checkpoint.every or self._per_epoch
         results: dict[str, float] = {}
@@ -84,7 +62,7 @@ class Run:
             is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
             results = self._evaluate(session, testing) if is_due else {}
             if is_last or self.step % save_every == 0:
-                self._save(results)
+                self._keeper.save(self.step, state, results)
         return results or self._evaluate(session, testing)
 
     def close(self) -> None:
@@ -127,91 +105,14 @@ class Run:
         if self._summaries is not None:
             logs["examples per second"] = self._pace.since_last_asked(self.step)
             logs["learning rate"] = float(tf.convert_to_tensor(self._model.optimizer.learning_rate))
-            self._summaries.add("train", self.step, {**logs, **self._milliseconds(way.times(counted))})
-
-    def _milliseconds(self, times: Any) -> dict[str, float]:
-        """Give the time that each task computes for a step, without what it waits for others and for data."""
-        if times is None:
-            return {}
-        roles = ("worker",) if self._cluster.ps else ("chief", "worker")
-        tasks = [str(each) for each in self._cluster.tasks() if each.type in roles] or ["this process"]
-        # Of a task's replicas the slowest counts.
-        each = np.asarray(times).reshape(len(tasks), -1, 2)
-        slowest = 1000 * np.max(each[:, :, 0] / np.maximum(each[:, :, 1], 1), axis=1)
-        return {
-            f"milliseconds of a step/{task}": float(value) for task, value in zip(tasks, slowest, strict=True)
-        }
+            self._summaries.add("train", self.step, {**logs, **self._pace.milliseconds(way.times(counted))})
 
     def _evaluate(self, session: Session, testing: Any) -> dict[str, float]:
         found = run_tests(session, testing, self._model, self._config.evaluation.batches)
         if self._summaries is not None:
             self._summaries.add("test", self.step, found)
-        if found.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
-            self._best = {"step": self.step, **found}
+        self._keeper.note(self.step, found)
         return found
-
-    def _save(self, found: Mapping[str, float]) -> None:
-        """Save what the run needs to go on, where this is the chief."""
-        if not self._is_chief:
-            return
-        facts = {
-            "trained": self._trained,
-            "examples": self.step * self._config.data.batch_size,
-            "evaluation": dict(found),
-            "best": self._best,
-        }
-        checkpoint.save(self._checkpoints, self.step, self._state.values(), facts)
-        checkpoint.prune(self._checkpoints, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
-
-    def _newest(self) -> checkpoint.Checkpoint | None:
-        """Find where to go on: the step of the newest whole checkpoint, as the chief finds it."""
-        found = checkpoint.find_newest(self._checkpoints) if self._is_chief else None
-        if found is not None:
-            if self._config.checkpoint.resume == "never":
-                problem = f"holds checkpoints already, of step {found.step}, and checkpoint.resume is never"
-                remedy = "Give another --run_dir, or say resume: auto to go on"
-                raise ConfigError(str(self._checkpoints), problem, remedy=remedy)
-            _check_same(found, self._trained)
-        step = 0 if found is None else found.step
-        [agreed] = take_from_chief(self._strategy, [step], is_chief=self._is_chief)
-        self.step = self.begun_at = int(agreed)
-        return found
-
-    def _take_up(self, found: checkpoint.Checkpoint | None) -> None:
-        """Set all variables as they were at the step to go on from; the chief knows how."""
-        if not self.step:
-            return
-        mine = self._state.values()
-        values: list[Any] = list(mine.values())
-        if found is not None:
-            checkpoint.check_variables(found, mine)
-            values, self._best = found.read(), found.facts["best"]
-        self._state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
-        _log.info("going on at step %d of %d, from %s", self.step, self.total, self._checkpoints)
-
-
-class _Pace:
-    """Tell the launcher how far and how fast the run goes, where this is its chief."""
-
-    def __init__(self, batch_size: int, step: int) -> None:
-        self._batch_size = batch_size
-        self._told = self._asked = (time.monotonic(), step)
-        self.loss: float | None = None
-
-    def tell(self, step: int, total: int) -> None:
-        """Report, but not too often."""
-        if time.monotonic() - self._told[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
-            speed, self._told = self._speed(self._told, step)
-            report_progress(step, total, examples_per_second=speed, loss=self.loss)
-
-    def since_last_asked(self, step: int) -> float:
-        """Give the examples per second since this was last called."""
-        speed, self._asked = self._speed(self._asked, step)
-        return speed
-
-    def _speed(self, since: tuple[float, int], step: int) -> tuple[float, tuple[float, int]]:
-        now = time.monotonic()
-        return (step - since[1]) * self._batch_size / max(now - since[0], 1e-9), (now, step)
 
 
 def _next(step: int, total: int, *periods: int) -> int:
@@ -222,13 +123,3 @@ def _next(step: int, total: int, *periods: int) -> int:
 def _since(way: Step, before: Totals, now: Totals) -> Totals:
     """Give what was counted since."""
     return tuple(each - old for each, old in zip(now, before, strict=True)) if way.adds_up else now
-
-
-def _check_same(found: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:
-    """Refuse to go on with something else than what was trained, naming the first difference."""
-    for name in {**found.facts["trained"], **trained}:
-        before, value = found.facts["trained"].get(name), trained.get(name)
-        if before != value:
-            problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
-            remedy = "Give another --run_dir, or the same value"
-            raise ConfigError(str(found.folder), problem, remedy=remedy)

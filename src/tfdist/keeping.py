@@ -1,0 +1,95 @@
+"""Keep the checkpoints of a run, and find in them where it goes on after a stop."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import checkpoint
+from tfdist.config import Config
+from tfdist.data import Data
+from tfdist.errors import ConfigError, shown
+from tfdist.loop import State, take_from_chief
+
+__all__ = ["Keeper"]
+
+_log = logging.getLogger("tfdist")
+
+
+class Keeper:
+    """Save what a run needs to go on, and take it up again: all tasks call it, the chief has the disk."""
+
+    def __init__(
+        self, folder: Path, config: Config, data: Data, strategy: tf.distribute.Strategy, *, is_chief: bool
+    ) -> None:
+        self._folder, self._config, self._strategy, self._is_chief = folder, config, strategy, is_chief
+        self._found: checkpoint.Checkpoint | None = None
+        self._best: dict[str, Any] = {}
+        # What may not change while a run goes on.
+        self._trained: dict[str, Any] = {
+            "data.name": data.name,
+            "data.fingerprint": data.fingerprint,
+            "data.batch_size": config.data.batch_size,
+            "data.augment": config.data.augment,
+            "model.name": config.model.name,
+            **{f"model.options.{name}": value for name, value in config.model.options.items()},
+            "train.optimizer": config.train.optimizer,
+            "train.schedule": config.train.schedule,
+            "train.seed": config.train.seed,
+        }
+
+    def find(self) -> int:
+        """Find where to go on: the step of the newest whole checkpoint, as the chief finds it."""
+        self._found = found = checkpoint.find_newest(self._folder) if self._is_chief else None
+        if found is not None:
+            if self._config.checkpoint.resume == "never":
+                problem = f"holds checkpoints already, of step {found.step}, and checkpoint.resume is never"
+                remedy = "Give another --run_dir, or say resume: auto to go on"
+                raise ConfigError(str(self._folder), problem, remedy=remedy)
+            _check_same(found, self._trained)
+        step = 0 if found is None else found.step
+        [agreed] = take_from_chief(self._strategy, [step], is_chief=self._is_chief)
+        self._step = int(agreed)
+        return self._step
+
+    def take_up(self, state: State, total: int) -> None:
+        """Set all variables as they were at the step to go on from; the chief knows how."""
+        if not self._step:
+            return
+        mine = state.values()
+        values: list[Any] = list(mine.values())
+        if self._found is not None:
+            checkpoint.check_variables(self._found, mine)
+            values, self._best = self._found.read(), self._found.facts["best"]
+        state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
+        _log.info("going on at step %d of %d, from %s", self._step, total, self._folder)
+
+    def note(self, step: int, results: Mapping[str, float]) -> None:
+        """Remember the best evaluation, whose checkpoint is kept."""
+        if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
+            self._best = {"step": step, **results}
+
+    def save(self, step: int, state: State, results: Mapping[str, float]) -> None:
+        """Save what the run needs to go on, where this is the chief."""
+        if not self._is_chief:
+            return
+        facts = {
+            "trained": self._trained,
+            "examples": step * self._config.data.batch_size,
+            "evaluation": dict(results),
+            "best": self._best,
+        }
+        checkpoint.save(self._folder, step, state.values(), facts)
+        checkpoint.prune(self._folder, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
+
+
+def _check_same(found: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:
+    """Refuse to go on with something else than what was trained, naming the first difference."""
+    for name in {**found.facts["trained"], **trained}:
+        before, value = found.facts["trained"].get(name), trained.get(name)
+        if before != value:
+            problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
+            remedy = "Give another --run_dir, or the same value"
+            raise ConfigError(str(found.folder), problem, remedy=remedy)
