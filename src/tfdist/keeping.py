@@ -1,7 +1,11 @@
 """Keep the checkpoints of a run, and find in them where it goes on after a stop."""
 
+import contextlib
+import json
 import logging
+import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,25 @@ from tfdist import checkpoint
 from tfdist.config import Config
 from tfdist.data import Data
 from tfdist.errors import ConfigError, shown
+from tfdist.files import storage_errors, write_json
 from tfdist.loop import State, take_from_chief
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Start"]
 
 _log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Hold one start of a run.
+
+    Attributes:
+        at_step: The step of the checkpoint that it began with, or 0.
+        lost: How many steps had been done beyond that, and were done again.
+    """
+
+    at_step: int
+    lost: int
 
 
 class Keeper:
@@ -27,6 +45,8 @@ class Keeper:
         self._folder, self._config, self._strategy, self._is_chief = folder, config, strategy, is_chief
         self._found: checkpoint.Checkpoint | None = None
         self._best: dict[str, Any] = {}
+        self._reached: int | None = None  # the descriptor of a file
+        self.history: tuple[Start, ...] = ()
         # What may not change while a run goes on.
         self._trained: dict[str, Any] = {
             "data.name": data.name,
@@ -50,6 +70,8 @@ class Keeper:
                 raise ConfigError(str(self._folder), problem, remedy=remedy)
             _check_same(found, self._trained)
         step = 0 if found is None else found.step
+        if self._is_chief:
+            self._note_start(step)
         [agreed] = take_from_chief(self._strategy, [step], is_chief=self._is_chief)
         self._step = int(agreed)
         return self._step
@@ -70,6 +92,27 @@ class Keeper:
         """Remember the best evaluation, whose checkpoint is kept."""
         if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
             self._best = {"step": step, **results}
+
+    def reached(self, step: int) -> None:
+        """Remember how far the run has come: what goes on after it knows then what was lost."""
+        if self._reached is not None:
+            # Not synced: it outlives the process, which is what usually ends. Rewritten in place, so that no
+            # disk that has filled up since is in the way; and a count for the report is no reason to fail.
+            with contextlib.suppress(OSError):
+                os.pwrite(self._reached, b"%20d\n" % step, 0)
+
+    def _note_start(self, step: int) -> None:
+        """Add this start to the history of the run."""
+        with storage_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._reached = os.open(self._folder / "reached", os.O_RDWR | os.O_CREAT, 0o666)
+            before = os.pread(self._reached, 64, 0).strip()
+            file = self._folder / "history.json"
+            told = json.loads(file.read_text()) if file.exists() else []
+        lost = max(0, int(before) - step) if before.isdigit() else 0
+        self.history = (*(Start(**each) for each in told), Start(step, lost))
+        write_json(file, [asdict(each) for each in self.history])
+        self.reached(step)
 
     def save(self, step: int, state: State, results: Mapping[str, float]) -> None:
         """Save what the run needs to go on, where this is the chief."""

@@ -21,6 +21,16 @@ class Notice:
     def __init__(self) -> None:
         self.has_come = False
         self._is_deferred = False
+        self.listens = (
+            # Only the main thread may set a handler, and who ignores the signal means it.
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+        )
+
+    def listen(self) -> None:
+        """Take the signal, also from TensorFlow, which takes it when it connects mirrored workers."""
+        if self.listens:
+            signal.signal(signal.SIGTERM, self.hear)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -35,6 +45,11 @@ class Notice:
         """Take the signal; a handler."""
         self.has_come = True
         if not self._is_deferred:
+            self.heed()
+
+    def heed(self) -> None:
+        """End, if the notice has come."""
+        if self.has_come:
             raise Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it goes on")
 
 
@@ -42,13 +57,10 @@ class Notice:
 def hearing_notice() -> Iterator[Notice]:
     """Hear the notice for as long as the block lasts, if this is the main thread and nobody ignores it."""
     notice = Notice()
-    is_main = threading.current_thread() is threading.main_thread()  # others may set no handler
     before = signal.getsignal(signal.SIGTERM)
-    if not is_main or before is signal.SIG_IGN:
-        yield notice
-        return
-    signal.signal(signal.SIGTERM, notice.hear)
+    notice.listen()
     try:
         yield notice
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if notice.listens:
+            signal.signal(signal.SIGTERM, before)

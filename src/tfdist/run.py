@@ -8,9 +8,11 @@ import tensorflow as tf
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data
-from tfdist.keeping import Keeper
-from tfdist.loop import Session, State, Step, Totals, run_tests
+from tfdist.errors import Preempted
+from tfdist.keeping import Keeper, Start
+from tfdist.loop import Agreement, Runner, Session, State, Step, Totals, run_tests, wait_for_all
 from tfdist.pace import Pace
+from tfdist.preemption import Notice
 from tfdist.recipe import steps_per_epoch, test_batches, total_steps, train_batches
 from tfdist.summaries import Summaries
 
@@ -32,6 +34,7 @@ class Run:
         data: Data,
         model: Any,
         folder: Path,
+        notice: Notice,
     ) -> None:
         self._config, self._cluster, self._strategy = config, cluster, strategy
         self._data, self._model = data, model
@@ -40,9 +43,20 @@ class Run:
         self.step = self.begun_at = 0
         self._keeper = Keeper(folder / "checkpoints", config, data, strategy, is_chief=cluster.is_chief)
         self._summaries = Summaries(folder / "summaries", ("train", "test")) if cluster.is_chief else None
+        self._notice, self._is_leaving = notice, False
+        self._agreement = Agreement(strategy, is_chief=cluster.is_chief)
+
+    @property
+    def history(self) -> tuple[Start, ...]:
+        """Give where the run has begun, and begun again; known to the chief."""
+        return self._keeper.history
 
     def train(self) -> dict[str, float]:
-        """Train to the last step, from the newest checkpoint if there is one; give the final evaluation."""
+        """Train to the last step, from the newest checkpoint if there is one; give the final evaluation.
+
+        Raises:
+            Preempted: A task of the cluster was told to end. All is saved.
+        """
         self.step = self.begun_at = self._keeper.find()
         self._pace = Pace(self._cluster, self._config.data.batch_size, self.step)
         session = Session(self._model, self._strategy, self._batches)
@@ -50,6 +64,12 @@ class Run:
         testing = session.testing(lambda context: test_batches(context, self._data, self._config))
         state = State(self._model, self._strategy, session.random_states)
         self._keeper.take_up(state, self.total)
+        with self._notice.deferred():
+            results = self._train(session, training, testing, state)
+        self._notice.heed()
+        return results or self._evaluate(session, testing)
+
+    def _train(self, session: Session, training: Runner, testing: Runner, state: State) -> dict[str, float]:
         evaluate_every = self._config.evaluation.every or self._per_epoch
         save_every = self._config.checkpoint.every or self._per_epoch
         results: dict[str, float] = {}
@@ -60,10 +80,14 @@ class Run:
                 session.finish()
             # An evaluator of its own spares the cluster all evaluations but the last.
             is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
-            results = self._evaluate(session, testing) if is_due else {}
-            if is_last or self.step % save_every == 0:
-                self._keeper.save(self.step, state, results)
-        return results or self._evaluate(session, testing)
+            results = self._evaluate(session, testing) if is_due and not self._is_leaving else {}
+            if is_last or self.step % save_every == 0 or self._is_leaving:
+                self._keeper.save(self.step, state, {} if self._is_leaving else results)
+            if self._is_leaving:
+                wait_for_all(self._strategy)  # the chief has saved then
+                problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
+                raise Preempted("SIGTERM", problem, remedy="The same command goes on from there")
+        return results
 
     def close(self) -> None:
         """Have the curves on the disk."""
@@ -84,8 +108,8 @@ class Run:
             skip = self.step * (context.num_replicas_in_sync // context.num_input_pipelines)
         return train_batches(context, self._data, self._config, skip_batches=skip)
 
-    def _advance(self, session: Session, training: Any, goal: int) -> None:
-        """Train up to a step."""
+    def _advance(self, session: Session, training: Runner, goal: int) -> None:
+        """Train up to a step, or to where the tasks agree to leave."""
         session.train_step.reset()
         counted = session.train_step.no_totals()
         every, per_call = self._config.summaries.every, self._config.train.steps_per_execution
@@ -96,6 +120,9 @@ class Run:
                 self._show(session.train_step, _since(session.train_step, counted, totals))
                 counted = totals
             self._pace.tell(self.step, self.total)
+            self._keeper.reached(self.step)
+            if self._leaves():
+                training.wind_up()
         session.end_epoch()
 
     def _show(self, way: Step, counted: Totals) -> None:
@@ -107,8 +134,16 @@ class Run:
             logs["learning rate"] = float(tf.convert_to_tensor(self._model.optimizer.learning_rate))
             self._summaries.add("train", self.step, {**logs, **self._pace.milliseconds(way.times(counted))})
 
-    def _evaluate(self, session: Session, testing: Any) -> dict[str, float]:
-        found = run_tests(session, testing, self._model, self._config.evaluation.batches)
+    def _leaves(self) -> bool:
+        """Ask the others, after an execution, whether to leave; once they do, that stands."""
+        self._is_leaving = self._is_leaving or self._agreement.after_execution(self._notice.has_come)
+        return self._is_leaving
+
+    def _evaluate(self, session: Session, testing: Runner) -> dict[str, float]:
+        batches = self._config.evaluation.batches
+        found = run_tests(session, testing, self._model, batches, leave=self._leaves)
+        if self._is_leaving:
+            return {}
         if self._summaries is not None:
             self._summaries.add("test", self.step, found)
         self._keeper.note(self.step, found)

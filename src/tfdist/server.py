@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.addresses import port_taken
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, server_config
-from tfdist.errors import ConfigError, Preempted, TaskLost
+from tfdist.errors import ConfigError, TaskLost
 from tfdist.farewell import farewell_was_said
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.probing import answers
@@ -64,6 +64,7 @@ def serve(
     with hearing_notice() as notice, notice.deferred():
         _wait_until_gone(chief, silence_timeout, notice)
     if not farewell_was_said():
+        notice.heed()
         remedy = "Its own log says why; start this task again with it"
         raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
     _log.info("the chief has ended, and so does %s", cluster.task)
@@ -89,15 +90,11 @@ def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
         if notice.has_come:
             told_at = min(told_at, now)
         if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
-            raise Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it goes on")
+            return
         if now - last_seen > timeout:
             remedy = "It is stopped, or its machine is out of reach"
             raise TaskLost(f"chief at {chief}", f"has been silent for {timeout:g} s", remedy=remedy)
         time.sleep(_SECONDS_BETWEEN_PROBES)
-    if notice.has_come:
-        raise Preempted(
-            "SIGTERM", "this task was told to end, and its chief has ended", remedy="Start it again"
-        )
 
 
 def _check_task(cluster: ClusterConfig) -> None:

@@ -28,10 +28,12 @@ from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data, open_data
 from tfdist.devices import check_device
-from tfdist.errors import TfdistError
+from tfdist.errors import Preempted, TfdistError
 from tfdist.evaluator import evaluate_checkpoints
+from tfdist.farewell import withhold_farewell
 from tfdist.files import storage_errors, write_json
-from tfdist.loop import naming_lost_tasks
+from tfdist.loop import naming_lost_tasks, wait_for_all
+from tfdist.preemption import Notice, hearing_notice
 from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_steps
 from tfdist.run import Run
 from tfdist.saved_model import export, try_formats
@@ -57,6 +59,8 @@ class Report:
     test_loss: float
     steps: int
     begun_at_step: int
+    starts: int
+    steps_lost: int
     seconds: float
     export: str
     config: dict[str, Any]
@@ -64,15 +68,29 @@ class Report:
 
 
 def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None:
-    """Do this task's part of a run; give the report where this is the chief."""
+    """Do this task's part of a run; give the report where this is the chief.
+
+    Raises:
+        Preempted: This or another task was told to end (SIGTERM). What was trained is saved.
+    """
     if cluster.serves:
         serve(cluster, **config.strategy.serving())
         return None
-    if cluster.task is not None and cluster.task.type == "evaluator":
-        evaluate_checkpoints(config, cluster, folder)
-        return None
+    with hearing_notice() as notice:
+        if cluster.task is not None and cluster.task.type == "evaluator":
+            evaluate_checkpoints(config, cluster, folder)
+            return None
+        try:
+            return _train(config, cluster, folder, notice)
+        except Preempted:
+            withhold_farewell()
+            raise
+
+
+def _train(config: Config, cluster: ClusterConfig, folder: Path, notice: Notice) -> Report | None:
     started = time.monotonic()
     strategy = make_strategy(cluster, **config.strategy.options(cluster))
+    notice.listen()
     data = open_data(**config.data.wanted())
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)
@@ -81,7 +99,7 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = compiled_model(config, data)
-    run = Run(config, cluster, strategy, data, model, folder)
+    run = Run(config, cluster, strategy, data, model, folder, notice)
     with naming_lost_tasks("train", strategy):
         found = run.train()
     weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
@@ -97,6 +115,8 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
             test_loss=found["loss"],
             steps=run.step,
             begun_at_step=run.begun_at,
+            starts=len(run.history),
+            steps_lost=sum(start.lost for start in run.history),
             export=str(_export(config, data, local, found, folder, run.step)),
             seconds=time.monotonic() - started,
             config=msgspec.to_builtins(config),
@@ -104,10 +124,8 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         )
         write_json(folder / "report.json", asdict(report))
         run.close()
-    if len(cluster.tasks()) > 1 and not cluster.ps:
-        # A worker that ended while the chief still writes would be taken for a lost one.
-        with naming_lost_tasks("train", strategy):
-            strategy.reduce("SUM", strategy.run(tf.function(lambda: tf.constant(1))), axis=None)
+    with naming_lost_tasks("train", strategy):
+        wait_for_all(strategy)  # a worker that ended while the chief still writes would be taken for lost
     return report
 
 

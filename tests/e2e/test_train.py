@@ -1,10 +1,13 @@
 """From a config file to a model that a stranger's program can use, by the command that a user types."""
 
+import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,7 +107,7 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((folder / "report.json").read_text())
     assert (report["steps"], report["data"]) == (4, data)
-    assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["2", "4"]
+    assert sorted(each.name for each in (folder / "checkpoints").iterdir() if each.is_dir()) == ["2", "4"]
     exported = {each.name for each in (folder / "export" / "latest").iterdir()}
     files = {"model.keras", "model.tflite"} if name == "cifar10-local" else set()
     assert {"saved_model.pb", "metadata.json", *files} <= exported
@@ -176,6 +179,58 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_pat
         assert "was trained with train.seed 0, but now it is 1" in refused.stderr
 
 
+def _pid_of(task, folder):
+    """Find a task of the run in a folder, among the processes of this machine."""
+    said = f'"task": {json.dumps({"type": task.split(":")[0], "index": int(task.split(":")[1])})}'
+    for each in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            command, environ = (Path("/proc", each, name).read_bytes() for name in ("cmdline", "environ"))
+            if str(folder).encode() in command and said.encode() in environ:
+                return int(each)
+    raise AssertionError(f"{task} does not run")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for tasks in /proc")
+@pytest.mark.parametrize(
+    ("name", "told", "status"),
+    [
+        ("local", None, 138),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("mwms2w", None, 138), ("ps2w-sync", None, 138), ("mwms2w", "worker:1", 0)]
+        ),
+    ],
+)
+def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path, cache):
+    """By SIGTERM to the launcher, or to one task, after which the launcher starts all of them again."""
+    folder = tmp_path / "run"
+    options = ["--config", CONFIGS / f"{name}.yaml", "--run_dir", folder, *STEPS, "--set=train.steps=20"]
+    command = [sys.executable, "-m", "tfdist.train", *map(str, options)]
+    environ = {**os.environ, "TFDIST_CACHE_DIR": cache}
+    with (tmp_path / "told").open("w") as output:
+        running = subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        reached = folder / "checkpoints" / "reached"
+        while not (reached.exists() and int(reached.read_text() or 0) >= 3):
+            assert running.poll() is None, (tmp_path / "told").read_text()
+            time.sleep(0.02)
+        os.kill(_pid_of(told, folder) if told else running.pid, signal.SIGTERM)
+        assert running.wait(200) == status, (tmp_path / "told").read_text()
+    finally:
+        running.kill()
+        running.wait()
+    saved = sorted(int(each.name) for each in (folder / "checkpoints").iterdir() if each.name.isdigit())
+    if status:
+        assert f"all is saved at step {saved[-1]} of 20" in (tmp_path / "told").read_text()
+        assert train(*options, TFDIST_CACHE_DIR=cache).returncode == 0
+    report = json.loads((folder / "report.json").read_text())
+    assert 3 <= report["begun_at_step"] <= 20
+    assert (report["starts"], report["steps_lost"], report["steps"]) == (2, 0, 20)
+    one, other = (_variables(each / "checkpoints" / "20") for each in (straight(name)[1], folder))
+    assert one == other
+    assert _left_by(tmp_path) == []
+
+
 @pytest.mark.parametrize(("restarts", "status"), [(1, 0), pytest.param(0, 138, marks=pytest.mark.slow)])
 def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, status, tmp_path, cache):
     """A model whose first life on worker 1 ends by SIGKILL at step 5, between two checkpoints."""
@@ -219,7 +274,9 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, sta
     assert "worker:1: exited with -9 (SIGKILL" in run.stderr
     if status == 0:
         assert "starting all tasks again, from the last checkpoint; 0 more times at most" in run.stderr
-        assert json.loads((tmp_path / "run" / "report.json").read_text())["begun_at_step"] == 4
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        assert (report["begun_at_step"], report["starts"]) == (4, 2)
+        assert report["steps_lost"] <= 1
     assert _left_by(tmp_path) == []
 
 

@@ -39,10 +39,15 @@ class CoordinatedRunner:
         self._strategy = coordinator.strategy
         self._workers = workers
         self._scheduled: deque[tuple[int, Any]] = deque()
+        self._is_winding_up = False
 
     def rewind(self) -> None:
         """Let the next epoch begin with the data's beginning."""
         self._iterator = None
+
+    def wind_up(self) -> None:
+        """Let the epoch that is running end when the workers have done what they have been given."""
+        self._is_winding_up = True
 
     def epoch(
         self, steps: int | None, steps_per_execution: int, totals: Totals
@@ -65,6 +70,7 @@ class CoordinatedRunner:
         if steps is None or self._iterator is None:
             self._iterator = iter(self._dataset)
         exhausted: set[int] = set()
+        self._is_winding_up = False
         done = promised = since_begun = 0
         last_news, is_well = time.monotonic(), True
         try:
@@ -75,8 +81,8 @@ class CoordinatedRunner:
                     )
                     self._schedule(wanted)
                     promised += wanted
-                if not self._scheduled:  # all workers' data have ended
-                    if steps is None or not since_begun:
+                if not self._scheduled:  # all workers' data have ended, or no more is wanted
+                    if steps is None or not since_begun or self._is_winding_up:
                         return
                     self._iterator, exhausted, since_begun = iter(self._dataset), set(), 0
                     last_news = time.monotonic()
@@ -105,7 +111,7 @@ class CoordinatedRunner:
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
-        return not is_full and (steps is None or promised < steps)
+        return not (is_full or self._is_winding_up) and (steps is None or promised < steps)
 
     def _schedule(self, wanted: int) -> None:
         closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))

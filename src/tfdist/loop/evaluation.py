@@ -1,6 +1,8 @@
 """Evaluate in parallel, every example once."""
 
+import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -45,8 +47,12 @@ def run_tests(
     calls: Any = None,
     *,
     expected: int | None = None,
+    leave: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Run a test epoch, of so many batches as far as is known, and give the metrics' results."""
+    """Run a test epoch, of so many batches as far as is known, and give the metrics' results.
+
+    Where `leave`, asked after each execution, says so, they are those of a part of the data.
+    """
     session.test_step.reset()
     testing.rewind()  # the same examples each time, as in Keras, also where only some batches are wanted
     results: dict[str, Any] = {}
@@ -57,8 +63,10 @@ def run_tests(
     batches = run_batches(
         "test", testing, session.test_step, model, steps=steps, expected=expected, calls=calls
     )
-    for done, results in batches:  # noqa: B007  # the last ones are those of all batches
-        pass
+    with contextlib.closing(batches):
+        for done, results in batches:  # noqa: B007  # the last ones are those of all batches
+            if leave is not None and leave():
+                break
     if not done:
         raise DataError("the validation data", "hold no batch")
     if steps is None and expected is not None and done > expected:

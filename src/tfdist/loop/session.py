@@ -31,6 +31,9 @@ class Runner(Protocol):
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
 
+    def wind_up(self) -> None:
+        """Let the epoch that is running end with what has been begun."""
+
 
 class Step(Protocol):
     """Say what came of the steps that were run; the totals are sums over them, where these add up."""

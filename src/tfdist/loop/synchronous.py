@@ -19,6 +19,7 @@ class SynchronousRunner:
         )
         self._dataset = dataset
         self._iterator: Any = None
+        self._is_winding_up = False
 
     def rewind(self) -> None:
         """Let the next epoch begin with the data's beginning."""
@@ -34,8 +35,8 @@ class SynchronousRunner:
         """
         if steps is None or self._iterator is None:
             self._iterator = iter(self._dataset)
-        done, is_fresh = 0, steps is None
-        while steps is None or done < steps:
+        done, is_fresh, self._is_winding_up = 0, steps is None, False
+        while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
             ran, totals = self._execute(self._iterator, tf.constant(wanted), totals)
             ran = int(ran)
@@ -48,3 +49,7 @@ class SynchronousRunner:
             if steps is None or (is_fresh and not ran):  # the data have ended, or there are none
                 return
             self._iterator, is_fresh = iter(self._dataset), True
+
+    def wind_up(self) -> None:
+        """Let the epoch that is running end here: an execution is over before the next begins."""
+        self._is_winding_up = True
