@@ -177,15 +177,19 @@ def test_a_task_killed_in_the_middle_is_named_and_ends_the_others(tmp_path, noth
     )
 
 
-def test_a_stopped_task_is_ended_too(tmp_path, nothing_left):  # noqa: F811
-    with started(driver(IDLE, tmp_path, grace=0.3)) as process:
+def test_a_stopped_task_takes_sigterm_like_any_other(tmp_path, nothing_left):  # noqa: F811
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\n"
+        "print('up', flush=True)\ntime.sleep(600)"
+    )
+    with started(driver(code, tmp_path, grace=600)) as process:
         until_up(tmp_path, "up")
         for pid in alive(nothing_left):
             if b"TF_CONFIG" in _environment(pid):
                 os.kill(pid, signal.SIGSTOP)
         process.terminate()
         process.communicate(timeout=SECONDS)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 138
 
 
 def test_a_signal_that_was_ignored_stays_ignored(tmp_path):

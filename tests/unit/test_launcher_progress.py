@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.launcher import report_progress
-from tfdist.launcher.progress import VARIABLE, Progress, address, last_report
+from tfdist.launcher import LaunchError, report_progress, report_silent
+from tfdist.launcher.progress import VARIABLE, Progress, Silence, address, read_reports
 
 COUNTS = st.integers(0, 2**63 - 1)
 
@@ -30,7 +30,7 @@ def test_a_report_arrives(pipe):
     report_progress(1, 10)
     report_progress(2, 10, examples_per_second=12.5, loss=math.inf)
     data = os.read(pipe[0], 4096)
-    assert last_report(data) == Progress(2, 10, 12.5, math.inf)
+    assert list(read_reports(data)) == [Progress(1, 10), Progress(2, 10, 12.5, math.inf)]
     assert json.loads(data.splitlines()[0]) == {
         "step": 1,
         "steps": 10,
@@ -44,7 +44,7 @@ def test_a_report_arrives(pipe):
 )
 def test_every_report_is_read_as_it_was_written(step, steps, speed, loss):
     report = Progress(step, steps, speed, loss)
-    assert last_report(json.dumps(report._asdict()).encode() + b"\n") == report
+    assert list(read_reports(json.dumps(report._asdict()).encode() + b"\n")) == [report]
 
 
 @given(
@@ -54,12 +54,32 @@ def test_every_report_is_read_as_it_was_written(step, steps, speed, loss):
     .map(str.encode)
 )
 def test_anything_else_is_no_report(data):
-    assert last_report(data) is None
+    assert list(read_reports(data)) == []
 
 
 @pytest.mark.parametrize("value", [None, -1, 2**63, "1", 1.5, [1]])
 def test_a_step_is_a_count(value):
-    assert last_report(json.dumps({"step": value}).encode()) is None
+    assert list(read_reports(json.dumps({"step": value}).encode())) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"silent": None, "seconds": 1},
+        {"silent": "ps:0"},
+        {"silent": "ps:0", "seconds": -1},
+        {"silent": "ps:0", "seconds": "1"},
+        {"silent": "ps:0", "seconds": math.inf},
+        {"silent": "ps:0", "seconds": 1, "step": 1},
+    ],
+)
+def test_a_silence_is_a_task_and_seconds(values):
+    assert list(read_reports(json.dumps(values).encode())) == []
+
+
+def test_a_broken_report_hides_no_other():
+    data = b'{"step": 1}\nnonsense\n{"silent": "ps:0", "seconds": 2.5}\n{"step": 3}\n'
+    assert list(read_reports(data)) == [Progress(1), Silence("ps:0", 2.5), Progress(3)]
 
 
 def test_a_full_pipe_makes_nobody_wait(pipe):
@@ -73,6 +93,7 @@ def test_a_full_pipe_makes_nobody_wait(pipe):
 def test_without_a_launcher_nothing_happens(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert report_progress(1) is None
+    assert report_silent("worker:1", 30) is False
 
 
 def test_a_launcher_that_is_gone_is_no_matter(monkeypatch):
@@ -80,8 +101,10 @@ def test_a_launcher_that_is_gone_is_no_matter(monkeypatch):
     monkeypatch.setenv(VARIABLE, address(writer))
     os.close(reader)
     report_progress(1)
+    assert report_silent("worker:1", 30) is False
     os.close(writer)
     report_progress(1)
+    assert report_silent("worker:1", 30) is False
 
 
 def test_a_file_under_the_same_number_is_not_written_to(pipe, tmp_path, monkeypatch):
@@ -98,3 +121,42 @@ def test_a_file_under_the_same_number_is_not_written_to(pipe, tmp_path, monkeypa
 def test_only_the_chief_is_asked(tmp_path):
     run(f"import os; print({VARIABLE!r} in os.environ)", tmp_path)
     assert [(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)] == ["True\n", "False\n"]
+
+
+# What the launcher learns from its warden and from the chief comes in no order: whoever asks for a task's end
+# asks until it has ended. The task stands still, as one does that is stopped or whose machine swaps.
+SILENCING = """
+import json, os, signal, time
+from pathlib import Path
+from tfdist.launcher import report_silent
+index, here = json.loads(os.environ["TF_CONFIG"])["task"]["index"], Path({here!r})
+if index:
+    (here / "pid").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not ((here / "pid").exists() and (here / "pid").read_text()):
+    time.sleep(0.01)
+time.sleep({age})
+for name in ("worker:7", "everybody"):
+    report_silent(name, 0.1)
+while report_silent("worker:1", {seconds}):
+    time.sleep(0.05)
+    {then}
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_silent_task_is_killed_and_is_the_root_cause(tmp_path):
+    code = SILENCING.format(here=str(tmp_path), age=0.3, seconds=0.25, then="")
+    with pytest.raises(LaunchError, match=r"worker:1: exited with -9 \(SIGKILL, pid \d+\); log") as caught:
+        run(code, tmp_path)
+    assert caught.value.shown.count("[launcher] worker:1 silent for 0.25 s: killing it\n") == 1
+    assert caught.value.may_pass
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_who_has_not_lived_for_so_long_cannot_have_been_silent(tmp_path):
+    code = SILENCING.format(here=str(tmp_path), age=0, seconds=600, then="break")
+    report, shown = run(code, tmp_path, grace=0.2)
+    assert "silent" not in shown
+    # It was stopped; of the signals it takes SIGTERM all the same.
+    assert [each.code for each in report.exits] == [0, -15]

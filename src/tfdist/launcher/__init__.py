@@ -11,6 +11,15 @@ end of this process can block it; what is shown is read from there.
 from tfdist.launcher.cores import Cores, share_cores
 from tfdist.launcher.local import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.progress import report_progress
+from tfdist.launcher.progress import report_progress, report_silent
 
-__all__ = ["Cores", "LaunchError", "LaunchReport", "TaskExit", "launch", "report_progress", "share_cores"]
+__all__ = [
+    "Cores",
+    "LaunchError",
+    "LaunchReport",
+    "TaskExit",
+    "launch",
+    "report_progress",
+    "report_silent",
+    "share_cores",
+]

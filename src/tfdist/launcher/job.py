@@ -17,7 +17,7 @@ from tfdist.cluster import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher import warden
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.progress import last_report
+from tfdist.launcher.progress import Silence, read_reports
 from tfdist.launcher.screen import LogTail, Screen, last_lines
 
 __all__ = ["LAUNCH", "Job", "TaskLog", "lead_of"]
@@ -39,6 +39,13 @@ class TaskLog(NamedTuple):
 def lead_of(cluster: ClusterConfig) -> Task:
     """Name the task whose success is the job's: the chief, or worker 0 where there is none."""
     return Task("chief" if cluster.size("chief") else "worker", 0)
+
+
+class Life(NamedTuple):
+    """Hold which process a task is, and since when."""
+
+    pid: int
+    began: float
 
 
 class Job:
@@ -64,7 +71,8 @@ class Job:
         self._heard = b""
         self._signals: list[int] = []
         self._signals_said = 0
-        self._pids: dict[Task, int] = {}  # of those that run
+        self._running: dict[Task, Life] = {}
+        self._condemned: set[Task] = set()  # of those, which are being killed for their silence
         self._exits: list[TaskExit] = []
         self._error: TfdistError | None = None
         self._is_private = False
@@ -81,8 +89,7 @@ class Job:
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Have all tasks ended, the second time at once; this is a signal handler."""
         self._signals.append(number)
-        with contextlib.suppress(OSError):  # the warden has ended already
-            self._control.send(b'"end"\n' if len(self._signals) == 1 else b'"kill"\n')
+        self._send("end" if len(self._signals) == 1 else "kill")
 
     def follow(self) -> LaunchReport:
         """Show what happens until everything has ended; then give the report, or raise what went wrong."""
@@ -93,8 +100,8 @@ class Job:
             more = self._screen.refresh()
             with self._screen.room_wakes(poll):
                 ready = {fd for fd, _ in poll.poll(0 if more else _PATIENCE_MS)}
-            if self._reports in ready and (report := last_report(os.read(self._reports, 1 << 20))):
-                self._screen.progress(report)
+            if self._reports in ready:
+                self._take_reports(os.read(self._reports, 1 << 20))
             if self._control.fileno() in ready:
                 self._listen()
             if len(self._signals) > self._signals_said:
@@ -144,6 +151,31 @@ class Job:
                 with self._screen.room_wakes(poll):
                     poll.poll(_PATIENCE_MS)
 
+    def _take_reports(self, data: bytes) -> None:
+        progress = None
+        for report in read_reports(data):
+            if isinstance(report, Silence):
+                self._end_silent(report)
+            else:
+                progress = report
+        if progress is not None:
+            self._screen.progress(progress)
+
+    def _end_silent(self, report: Silence) -> None:
+        task = next((each for each in self._running if str(each) == report.silent), None)
+        if task is None or task in self._condemned:
+            return
+        # The one that was silent may have been lost, and this one started since.
+        if time.monotonic() - self._running[task].began < report.seconds:
+            return
+        self._condemned.add(task)
+        self.say(f"{task} silent for {report.seconds:g} s: killing it")
+        self._send({"kill": str(task)})
+
+    def _send(self, what: object) -> None:
+        with contextlib.suppress(OSError):  # the warden has ended already
+            self._control.send(json.dumps(what).encode() + b"\n")
+
     def _listen(self) -> None:
         try:
             data = self._control.recv(65536)
@@ -167,7 +199,7 @@ class Job:
             case {"unstartable": name, "error": reason, "program": program}:
                 self._error = ConfigError("command", f"{name} cannot start {shown(program)}: {reason}")
             case {"started": name, "pid": pid}:
-                self._pids[Task.parse(name)] = pid
+                self._running[Task.parse(name)] = Life(pid, time.monotonic())
             case {"exited": name, "code": code, "asked": asked}:
                 self._note_exit(Task.parse(name), code, asked)
             case {"asked": names}:
@@ -182,7 +214,8 @@ class Job:
                     self._error = LaunchError("launcher", problem, exits=self._exits)
 
     def _note_exit(self, task: Task, code: int, asked: bool) -> None:
-        ended = TaskExit(task, self._pids.pop(task), code, asked, self._logs[task].path)
+        self._condemned.discard(task)
+        ended = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path)
         self._exits.append(ended)
         if ended.failed:
             self.say(f"{task} {ended}")
@@ -212,7 +245,7 @@ class Job:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-        names = ", ".join(map(str, self._pids)) or "no task"
+        names = ", ".join(map(str, self._running)) or "no task"
         self._error = LaunchError(
             "launcher", f"its warden was killed, and {names} with it", exits=self._exits
         )

@@ -1,16 +1,17 @@
-"""Carry the chief's progress to the launcher: one JSON object a line, through a pipe.
+"""Carry what the chief has to say to the launcher: one JSON object a line, through a pipe.
 
 The variable TFDIST_PROGRESS, which only the chief gets, names the pipe's descriptor and its inode, `7:81442`:
 a child of the chief inherits the variable, but may have a file of its own under that number, or nothing.
 """
 
-import contextlib
 import json
+import math
 import os
 import stat
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-__all__ = ["VARIABLE", "Progress", "address", "last_report", "report_progress"]
+__all__ = ["VARIABLE", "Progress", "Silence", "address", "read_reports", "report_progress", "report_silent"]
 
 VARIABLE = "TFDIST_PROGRESS"
 
@@ -22,6 +23,13 @@ class Progress(NamedTuple):
     steps: int | None = None
     examples_per_second: float | None = None
     loss: float | None = None
+
+
+class Silence(NamedTuple):
+    """Hold the name of a task that no longer answers, and for how many seconds it has not."""
+
+    silent: str
+    seconds: float
 
 
 def report_progress(
@@ -41,16 +49,37 @@ def report_progress(
         examples_per_second: The speed of the whole cluster.
         loss: The last loss.
     """
+    _report(Progress(step, steps, examples_per_second, loss)._asdict())
+
+
+def report_silent(task: str, seconds: float) -> bool:
+    """Ask the launcher to kill a task that runs and no longer answers, which then counts as lost.
+
+    Args:
+        task: Which one, such as `worker:1`.
+        seconds: For how long it has not answered. One that was started since is left alone.
+
+    Returns:
+        Whether a launcher has been asked: without one, whoever started the task is to end it.
+    """
+    return _report(Silence(task, seconds)._asdict())
+
+
+def _report(values: Mapping[str, Any]) -> bool:
+    """Write a line to the launcher, without ever waiting for it; say whether that was possible."""
     fd, _, inode = os.environ.get(VARIABLE, "").partition(":")
     if not inode:
-        return
-    line = json.dumps(Progress(step, steps, examples_per_second, loss)._asdict()).encode() + b"\n"
+        return False
     # The launcher may be behind (BlockingIOError) or gone (BrokenPipeError), the descriptor closed (EBADF):
     # training is to mind none of it.
-    with contextlib.suppress(OSError):
+    try:
         found = os.fstat(int(fd))
-        if stat.S_ISFIFO(found.st_mode) and found.st_ino == int(inode):
-            os.write(int(fd), line)
+        if not stat.S_ISFIFO(found.st_mode) or found.st_ino != int(inode):
+            return False
+        os.write(int(fd), json.dumps(values).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def address(pipe: int) -> str:
@@ -58,17 +87,27 @@ def address(pipe: int) -> str:
     return f"{pipe}:{os.fstat(pipe).st_ino}"
 
 
-def last_report(data: bytes) -> Progress | None:
-    """Read the last of the reports that have come, if it is one.
+def read_reports(data: bytes) -> Iterator[Progress | Silence]:
+    """Read the reports that have come, and pass over whatever is none.
 
-    >>> last_report(b'{"step": 1}\\n{"step": 2, "loss": NaN}\\n')
-    Progress(step=2, steps=None, examples_per_second=None, loss=nan)
+    >>> list(read_reports(b'{"step": "two"}\\n{"silent": "ps:0", "seconds": 30}\\n'))
+    [Silence(silent='ps:0', seconds=30)]
     """
-    try:
-        report = Progress(**json.loads(data.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):
-        return None
+    for line in data.splitlines():
+        try:
+            values = json.loads(line)
+            report = Silence(**values) if "silent" in values else Progress(**values)
+        except (TypeError, ValueError, RecursionError):
+            continue
+        if _is_sound(report):
+            yield report
+
+
+def _is_sound(report: Progress | Silence) -> bool:
+    if isinstance(report, Silence):
+        is_time = isinstance(report.seconds, (int, float)) and 0 <= report.seconds < math.inf
+        return is_time and isinstance(report.silent, str)
     counts = (report.step, report.steps or 0)
     figures = (report.examples_per_second or 0, report.loss or 0)
     are_numbers = all(isinstance(n, int) and 0 <= n < 2**63 for n in counts)
-    return report if are_numbers and all(isinstance(n, (int, float)) for n in figures) else None
+    return are_numbers and all(isinstance(n, (int, float)) for n in figures)

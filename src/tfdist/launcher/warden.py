@@ -9,8 +9,9 @@ tasks. It takes a process of its own, because only that
 - has one thread, without which the kernel lets nobody into a user namespace, and fork is not safe.
 
 They talk over a socket, one JSON value a line. The launcher sends the plan, then `"end"` (SIGTERM, and
-SIGKILL after the grace) or `"kill"`; the end of the stream means that it is dead, and counts as `"kill"`. The
-warden tells what happens, in its order: `network`, `started` or `unstartable`, `exited`, `asked`, `ended`.
+SIGKILL after the grace), `"kill"`, or `{"kill": "worker:1"}` for one task; the end of the stream means that
+it is dead, and counts as `"kill"`. The warden tells what happens, in its order: `network`, `started` or
+`unstartable`, `exited`, `asked`, `ended`.
 """
 
 import contextlib
@@ -90,10 +91,15 @@ class Warden:
             self._kill()
 
     def _obey(self) -> None:
-        if b'"kill"' in self._heard:
-            self._kill()
-        elif b'"end"' in self._heard:
-            self._end_at = min(self._end_at, time.monotonic())
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            match json.loads(line):
+                case "kill":
+                    self._kill()
+                case "end":
+                    self._end_at = min(self._end_at, time.monotonic())
+                case {"kill": name}:
+                    self._signal(signal.SIGKILL, only=name)
 
     def _settle_network(self) -> bool:
         """Enter a private network if that is wanted and possible; say whether the tasks may start."""
@@ -146,13 +152,16 @@ class Warden:
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
         self._tell(asked=list(self._running.values()))
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # or one that is stopped would take no notice
 
     def _kill(self) -> None:
         self._asked = True
         self._kill_at = 0.0
 
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self._running:
+    def _signal(self, number: signal.Signals, only: str | None = None) -> None:
+        for pid, name in self._running.items():
+            if only not in (None, name):
+                continue
             # Its own group has that number until it is reaped. EPERM: all of it has changed to another user.
             with contextlib.suppress(PermissionError):
                 os.killpg(pid, number)
