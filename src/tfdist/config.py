@@ -178,6 +178,15 @@ class ExportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
 
 
+class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say when a task of the cluster counts as lost."""
+
+    silence: Annotated[
+        float,
+        Meta(ge=5, description="Seconds without an answer: a task that is stopped, or whose link is cut."),
+    ] = 30.0
+
+
 class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say how a cluster on this machine is started."""
 
@@ -210,6 +219,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointSection = CheckpointSection()
     summaries: SummariesSection = SummariesSection()
     export: ExportSection = ExportSection()
+    watch: WatchSection = WatchSection()
     launch: LaunchSection = LaunchSection()
 
 

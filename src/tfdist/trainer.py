@@ -39,6 +39,7 @@ from tfdist.run import Run
 from tfdist.saved_model import export, try_formats
 from tfdist.server import serve
 from tfdist.strategy import check_strategy, make_strategy
+from tfdist.watcher import Watcher
 
 __all__ = ["Report", "rehearse", "train"]
 
@@ -74,7 +75,7 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         Preempted: This or another task was told to end (SIGTERM). What was trained is saved.
     """
     if cluster.serves:
-        serve(cluster, **config.strategy.serving())
+        serve(cluster, **config.strategy.serving(), silence_timeout=config.watch.silence)
         return None
     with hearing_notice() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":
@@ -88,9 +89,17 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
 
 
 def _train(config: Config, cluster: ClusterConfig, folder: Path, notice: Notice) -> Report | None:
-    started = time.monotonic()
     strategy = make_strategy(cluster, **config.strategy.options(cluster))
     notice.listen()
+    is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    with Watcher(cluster, silence=config.watch.silence, spared=("worker",) if is_apart else ()):
+        return _train_on(strategy, config, cluster, folder, notice)
+
+
+def _train_on(
+    strategy: tf.distribute.Strategy, config: Config, cluster: ClusterConfig, folder: Path, notice: Notice
+) -> Report | None:
+    started = time.monotonic()
     data = open_data(**config.data.wanted())
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)

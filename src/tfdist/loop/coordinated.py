@@ -19,6 +19,7 @@ __all__ = ["CoordinatedRunner"]
 # Enough that no worker waits for the coordinator, few enough that they end soon when training is stopped.
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
+_SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_COME_BACK = 120.0
 
 _log = logging.getLogger("tfdist")
@@ -40,6 +41,7 @@ class CoordinatedRunner:
         self._workers = workers
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._is_winding_up = False
+        self._is_without = False  # a worker that has fallen silent
 
     def rewind(self) -> None:
         """Let the next epoch begin with the data's beginning."""
@@ -65,7 +67,7 @@ class CoordinatedRunner:
         often as needed. Without, an epoch is the data set: every worker's part of it.
 
         A lost worker is no reason to stop. Where its part of the data must be seen, or nobody else has data,
-        it is waited for.
+        it is waited for. What a worker that only falls silent was given is taken back, if it may be.
         """
         if steps is None or self._iterator is None:
             self._iterator = iter(self._dataset)
@@ -87,7 +89,11 @@ class CoordinatedRunner:
                     self._iterator, exhausted, since_begun = iter(self._dataset), set(), 0
                     last_news = time.monotonic()
                     continue
-                wanted, worker, ran, given = self._fetch()
+                place = self._first_ready()
+                if place is None:
+                    promised -= self._take_back(is_epoch_the_data=steps is None)
+                    continue
+                wanted, worker, ran, given = self._fetch(place)
                 promised -= wanted - ran
                 done, since_begun = done + ran, since_begun + ran
                 if ran:
@@ -106,7 +112,8 @@ class CoordinatedRunner:
             raise
         finally:
             self._scheduled.clear()
-            if is_well:  # else a task may be gone, and what it had in hand would be waited for
+            # Else a task may be gone or silent, and what it has in hand would be waited for.
+            if is_well and not self._is_without:
                 self._coordinator.join()
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
@@ -117,8 +124,32 @@ class CoordinatedRunner:
         closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))
         self._scheduled.append((wanted, closure))
 
-    def _fetch(self) -> tuple[int, int, int, Any]:
-        wanted, closure = self._scheduled.popleft()
+    def _first_ready(self) -> int | None:
+        """Wait for the first answer, and give its place; None where there is none for a long time."""
+        give_up = time.monotonic() + _SECONDS_TO_COME_BACK
+        while time.monotonic() < give_up:
+            for place, (_, closure) in enumerate(self._scheduled):
+                # TensorFlow has no public way to ask: fetch() waits, also for a worker that is silent.
+                if closure._status_available_event.is_set():
+                    return place
+            self._scheduled[0][1]._status_available_event.wait(_SECONDS_BETWEEN_LOOKS)
+        return None
+
+    def _take_back(self, *, is_epoch_the_data: bool) -> int:
+        """Give up what silent workers have in hand, and say how many steps that is."""
+        count, self._is_without = len(self._scheduled), True
+        problem = f"{count} of {self._workers} gave no answer for {_SECONDS_TO_COME_BACK:g} s"
+        if is_epoch_the_data or count >= self._workers:
+            remedy = "Their own logs may say why; start the cluster again, from the last checkpoint"
+            raise TaskLost("the workers", problem, remedy=remedy)
+        _log.warning("the workers: %s; the others do what they were given", problem)
+        steps = sum(wanted for wanted, _ in self._scheduled)
+        self._scheduled.clear()
+        return steps
+
+    def _fetch(self, place: int) -> tuple[int, int, int, Any]:
+        wanted, closure = self._scheduled[place]
+        del self._scheduled[place]
         began = time.monotonic()
         while True:
             try:
