@@ -198,7 +198,8 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int,
         Meta(
             ge=0,
-            description="How often all tasks are started again, from the last checkpoint, if one is lost.",
+            description="How often, in all, lost tasks are started again: an evaluator and a worker of"
+            " asynchronous updates alone, others with the whole cluster, from the last checkpoint.",
         ),
     ] = 3
     isolate: Annotated[

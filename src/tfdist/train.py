@@ -6,13 +6,11 @@ Where the file counts tasks, they are started on this machine. Where it gives ad
 of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
 """
 
-import functools
 import json
-import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster import ClusterConfig
@@ -30,9 +28,7 @@ _SMOKE = (
     "checkpoint.every=2",
     "summaries.every=2",
 )
-_log = logging.getLogger("tfdist")
-_GRACE = 30.0
-_GRACE_WITH_EVALUATOR = 600.0  # when the chief has ended, its last checkpoint has yet to be evaluated
+_SECONDS_FOR_THE_EVALUATOR = 600.0  # when the chief has ended, its last checkpoint has yet to be evaluated
 
 
 def main(
@@ -78,46 +74,32 @@ def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
 def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
     """Start every task as a process of its own, on this machine."""
     from tfdist.data import open_data
-    from tfdist.launcher import launch
+    from tfdist.launcher import LaunchError, launch
 
     # Before anything starts: in their private network the tasks cannot download.
     open_data(**settings.config.data.wanted())
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
     words += [f"--set={change}" for change in changes]
     section = settings.config.launch
-    start = functools.partial(
-        launch,
-        cluster,
-        words,
-        run_dir=folder,
-        threads=section.threads,
-        pin=section.pin,
-        isolate=section.isolate,
-        grace=_GRACE_WITH_EVALUATOR if cluster.evaluator else _GRACE,
-    )
-    _start_until_done(start, section.restarts)
+    name = settings.config.strategy.name
+    is_asynchronous = bool(cluster.ps) and name in ("auto", "parameter_server")
+    try:
+        launch(
+            cluster,
+            words,
+            run_dir=folder,
+            threads=section.threads,
+            pin=section.pin,
+            isolate=section.isolate,
+            linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            restarts=section.restarts,
+            alone=("worker", "evaluator") if is_asynchronous else ("evaluator",),
+        )
+    except LaunchError as error:
+        if error.may_pass:
+            error.exit_code = 138  # all is saved: start the same command again
+        raise
     _tell(folder)
-
-
-def _start_until_done(start: Callable[[], object], restarts: int) -> None:
-    """Start all tasks, and again where one was lost: each start goes on from the last checkpoint."""
-    from tfdist.launcher import LaunchError
-
-    for left in range(restarts, -1, -1):
-        try:
-            start()
-        except LaunchError as error:
-            if not error.may_pass:
-                raise
-            if not left:
-                error.exit_code = 138  # all is saved: start the same command again
-                raise
-            _log.warning("%s", error)
-            _log.warning(
-                "starting all tasks again, from the last checkpoint; %d more times at most", left - 1
-            )
-        else:
-            return
 
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:

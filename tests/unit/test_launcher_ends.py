@@ -100,7 +100,7 @@ def test_the_launcher_may_be_killed_at_any_moment_of_its_start(tmp_path, nothing
 def test_a_killed_warden_takes_everything_with_it(tmp_path, nothing_left):  # noqa: F811
     with forest(tmp_path) as process:
         until_up(tmp_path, "tree stands")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.py" in command)
+        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
         os.kill(warden, signal.SIGKILL)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
@@ -110,7 +110,7 @@ def test_a_killed_warden_takes_everything_with_it(tmp_path, nothing_left):  # no
 def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothing_left):  # noqa: F811
     with started(driver(IDLE, tmp_path)) as process:
         until_up(tmp_path, "up")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.py" in command)
+        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
         process.send_signal(signal.SIGSTOP)
         os.kill(warden, signal.SIGKILL)
         until(lambda: set(alive(nothing_left)) <= {process.pid, warden}, "the tasks have ended")
@@ -119,7 +119,7 @@ def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothin
 def test_a_warden_told_to_end_ends_all(tmp_path, nothing_left):  # noqa: F811
     with forest(tmp_path) as process:
         until_up(tmp_path, "tree stands")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.py" in command)
+        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
         os.kill(warden, signal.SIGTERM)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
@@ -226,7 +226,7 @@ def test_adopted_processes_that_end_become_no_zombies(tmp_path, nothing_left):  
     code = "import os, time\nfor _ in range(20):\n    if os.fork() == 0:\n        os.fork() or time.sleep(0.2); os._exit(0)\n    os.wait()\nprint('up', flush=True); time.sleep(600)"
     with started(driver(code, tmp_path, grace=0.5)) as process:
         until_up(tmp_path, "up")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.py" in command)
+        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
         until(lambda: len(_children(warden)) == 2, "the warden has its two tasks and nothing else")
         process.terminate()
         process.communicate(timeout=SECONDS)

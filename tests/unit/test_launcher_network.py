@@ -14,7 +14,7 @@ from launched import MARK, SECONDS, alive, driver, holds, nothing_left, run, sta
 
 import tfdist
 from tfdist.cluster import ClusterConfig
-from tfdist.launcher import warden
+from tfdist.launcher.warden.network import why_no_private_network
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -42,7 +42,7 @@ print("reached the other one, port", ports[index], os.getuid(), flush=True)
 time.sleep(600)
 """
 
-needs_namespace = pytest.mark.skipif(bool(warden.why_no_private_network()), reason="no private network here")
+needs_namespace = pytest.mark.skipif(bool(why_no_private_network()), reason="no private network here")
 
 
 def reachable(port):
@@ -67,7 +67,7 @@ def test_a_private_network_can_be_had_wherever_unshare_can():
         theirs = subprocess.run(["unshare", *own, "sh", "-c", up], timeout=SECONDS, check=False).returncode
     except FileNotFoundError:
         pytest.skip("needs util-linux")
-    assert (theirs == 0) == (warden.why_no_private_network() == "")
+    assert (theirs == 0) == (why_no_private_network() == "")
 
 
 @needs_namespace

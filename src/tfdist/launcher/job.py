@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple, TextIO
 
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError, shown
-from tfdist.launcher import warden
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import Silence, read_reports
 from tfdist.launcher.screen import LogTail, Screen, last_lines
+from tfdist.launcher.warden.processes import with_variable
 
 __all__ = ["LAUNCH", "Job", "TaskLog", "lead_of"]
 
@@ -58,12 +57,12 @@ class Job:
         control: socket.socket,
         reports: int,
         stream: TextIO,
-        grace: float,
+        plan: Mapping[str, Any],
         mark: str,
     ) -> None:
         self._cluster, self._logs, self._control, self._reports = cluster, logs, control, reports
-        self._grace = f"SIGTERM, and SIGKILL after {grace:g} s"
-        self._lead_grace = f"{grace:g} s"
+        self._grace = f"SIGTERM, and SIGKILL after {plan['grace']:g} s"
+        self._linger, self._restarts = f"{plan['linger']:g} s", plan["restarts"]
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
         self._screen = Screen(stream, self._tails)
@@ -74,6 +73,7 @@ class Job:
         self._running: dict[Task, Life] = {}
         self._condemned: set[Task] = set()  # of those, which are being killed for their silence
         self._exits: list[TaskExit] = []
+        self._restarted = 0  # times
         self._error: TfdistError | None = None
         self._is_private = False
         self._is_over = False
@@ -129,12 +129,14 @@ class Job:
             self._show_rest()
             self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
         self._show_rest()
+        if lost := [f"{each.task} {each}" for each in self._exits if each.was_survived]:
+            self.say(f"lost, and started again: {'; '.join(lost)}")
         if self._error is not None:
             raise self._error
         if failures:
-            raise LaunchError.of_failures(self._exits, tail)
+            raise LaunchError.of_failures(self._exits, tail, self._restarted)
         lead = lead_of(self._cluster)
-        if any(each.task == lead and each.code == 0 for each in self._exits):
+        if any(each.task == lead and each.code == 0 and not each.again for each in self._exits):
             return LaunchReport(tuple(self._exits), self._is_private, time.monotonic() - self._began)
         if self._signals:
             raise LaunchError.of_signal(self._signals[0], self._exits)
@@ -197,13 +199,15 @@ class Job:
             case {"network": reason}:
                 self.warn_of_exposure(reason)
             case {"unstartable": name, "error": reason, "program": program}:
-                self._error = ConfigError("command", f"{name} cannot start {shown(program)}: {reason}")
+                self._error = self._unstartable(name, shown(program), reason)
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = Life(pid, time.monotonic())
-            case {"exited": name, "code": code, "asked": asked}:
-                self._note_exit(Task.parse(name), code, asked)
-            case {"asked": names}:
-                self._say_asked(", ".join(names))
+            case {"exited": name, "code": code, "asked": asked, "again": again}:
+                self._note_exit(Task.parse(name), code, asked, again)
+                if "pause" in event:
+                    self._say_again(Task.parse(name), event["alone"], event["pause"])
+            case {"asked": names, "done": done}:
+                self._say_asked(", ".join(names), done)
             case {"ended": left, "orphans": orphans}:
                 self._is_over = True
                 if orphans:
@@ -213,23 +217,34 @@ class Job:
                     problem = f"SIGKILL has not ended the processes {left}; see their state with ps"
                     self._error = LaunchError("launcher", problem, exits=self._exits)
 
-    def _note_exit(self, task: Task, code: int, asked: bool) -> None:
+    def _unstartable(self, name: str, program: str, reason: str) -> TfdistError:
+        if any(str(each.task) == name for each in self._exits):  # it could be once: no mistake of the user's
+            return LaunchError(name, f"cannot start {program} again: {reason}", exits=self._exits)
+        return ConfigError("command", f"{name} cannot start {program}: {reason}")
+
+    def _note_exit(self, task: Task, code: int, asked: bool, again: bool) -> None:
         self._condemned.discard(task)
-        ended = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path)
+        ended = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
         self._exits.append(ended)
-        if ended.failed:
+        if code and not asked:
             self.say(f"{task} {ended}")
         elif code == -signal.SIGKILL:
             self.say(f"{task} had to be killed (SIGKILL, pid {ended.pid})")
 
-    def _say_asked(self, names: str) -> None:
+    def _say_again(self, task: Task, alone: bool, pause: float) -> None:
+        self._restarted += 1
+        what = f"{task} again, alone" if alone else "all tasks again"
+        when = f" in {pause:g} s" if pause else ""
+        self.say(f"starting {what}{when} (restart {self._restarted} of {self._restarts})")
+
+    def _say_asked(self, names: str, done: bool) -> None:
         if self._signals:
             return  # said already
-        if any(each.failed for each in self._exits):
-            self.say(f"ending {names} ({self._grace})")
-        else:
+        if done:
             lead = lead_of(self._cluster)
-            self.say(f"{lead} is done; {names} did not end within {self._lead_grace}: ending ({self._grace})")
+            self.say(f"{lead} is done; {names} did not end within {self._linger}: ending ({self._grace})")
+        else:
+            self.say(f"ending {names} ({self._grace})")
 
     def _say_signal(self) -> None:
         self._signals_said = len(self._signals)
@@ -251,6 +266,4 @@ class Job:
         )
 
     def _strays(self) -> list[int]:
-        if sys.platform != "linux":
-            return []
-        return warden.with_variable(f"{LAUNCH}={self._mark}")
+        return with_variable(*(f"{LAUNCH}={self._mark}/{task}" for task in self._cluster.tasks()))

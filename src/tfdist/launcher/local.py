@@ -11,15 +11,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TextIO
 
 from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig, Task
-from tfdist.errors import ConfigError
-from tfdist.launcher import progress, warden
+from tfdist.environments import ROLES
+from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.launcher import progress
 from tfdist.launcher.cores import Cores, own_cores, share_cores, told
 from tfdist.launcher.job import LAUNCH, Job, TaskLog, lead_of
 from tfdist.launcher.outcome import LaunchReport
@@ -33,6 +34,13 @@ _OTHER_CLUSTERS = re.compile(
     r"CLUSTER_SPEC|SM_(HOSTS|CURRENT_HOST|RESOURCE_CONFIG)|(SLURM|OMPI|PMI|PMIX)_.*"
     r"|JOB_COMPLETION_INDEX|JOBSET_NAME|REPLICATED_JOB_NAME|TFDIST_(SERVICE|HOSTS|PROGRESS)|TF_CONFIG"
 )
+# Only the standard library; what else lies beside the warden comes after that.
+_WARDEN = """
+import sys
+sys.path.append(sys.argv[1])
+from warden.main import main
+main(int(sys.argv[2]), int(sys.argv[3]))
+"""
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FOR_PYTHON = {
     "PYTHONUNBUFFERED": "1",  # or a SIGKILL would take the last lines with it
@@ -50,6 +58,9 @@ def launch(
     pin: bool = False,
     isolate: Literal["auto", "always", "never"] = "auto",
     grace: float = 30.0,
+    linger: float | None = None,
+    restarts: int = 0,
+    alone: Collection[str] = ("evaluator",),
     stream: TextIO | None = None,
 ) -> LaunchReport:
     """Run the same command as every task of a cluster on this machine, and wait for the end of all.
@@ -57,6 +68,9 @@ def launch(
     The job is done when the chief, or worker 0 where there is no chief, has ended with 0 and the others have
     ended too. The first task that fails makes an end of the others. SIGINT, SIGTERM and SIGHUP end all tasks;
     a second one kills them.
+
+    A task that a signal ends, or that ends with 138, is lost. It is started again, with all the others or, if
+    they can go on without it, alone; so often in all as `restarts` says.
 
     Args:
         cluster: The cluster; all its addresses are on this machine.
@@ -67,14 +81,17 @@ def launch(
             this process has TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_THREADS.
         pin: Whether to bind each task that computes to cores of its own.
         isolate: Whether the tasks live in a private network: "auto" if it can be had, "always" or fail.
-        grace: How many seconds the others have to end after the chief, and any task after SIGTERM.
+        grace: How many seconds a task has to end after SIGTERM.
+        linger: How many seconds the others have to end after the chief; without, as many as `grace`.
+        restarts: How often, in all, tasks that are lost are started again.
+        alone: The types of tasks that are started again alone, the others going on meanwhile.
         stream: Where to show what happens; without, the standard output.
 
     Raises:
         ConfigError: if the command cannot be started, the logs not be written, or the cluster not run here.
         LaunchError: if a task failed, or a signal stopped the job.
     """
-    _check(cluster, command)
+    _check(cluster, command, restarts, alone)
     shares = share_cores(cluster, threads=threads, pin=pin)
     mark = os.urandom(8).hex()
     with contextlib.ExitStack() as stack:
@@ -83,22 +100,25 @@ def launch(
         tasks = []
         for task in cluster.tasks():
             cores = shares[task].environment()
-            own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: mark}
+            own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: f"{mark}/{task}"}
             if task == lead_of(cluster):
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = cores if threads else {}
             given = {**_inherited(), **shares[task].visible(), **forced, **(env or {})}
             environment = {**cores, **_FOR_PYTHON, **given, **own}
-            tasks.append(_task_plan(task, environment, shares[task], logs[task], reporter))
+            of_it = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
+            tasks.append({**of_it, "alone": task.type in alone})
         plan = {
             "command": [_characters(word) for word in command],
             "tasks": tasks,
             "lead": str(lead_of(cluster)),
             "isolate": isolate,
             "grace": grace,
+            "linger": grace if linger is None else linger,
+            "restarts": restarts,
         }
         control = stack.enter_context(_warden(plan, [reporter, *(log.fd for log in logs.values())]))
-        job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, grace, mark))
+        job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))
         job.say(f"{told(shares, own_cores())}; logs: {run_dir / 'logs'}")
         if isolate == "never":
             job.warn_of_exposure("isolate is 'never'")
@@ -107,25 +127,40 @@ def launch(
 
 
 def _task_plan(
-    task: Task, environment: Mapping[str, str], share: Cores, log: TaskLog, reporter: int
+    cluster: ClusterConfig, environment: Mapping[str, str], share: Cores, log: TaskLog, reporter: int
 ) -> dict[str, Any]:
-    """Say what the warden has to know of a task."""
+    """Say what the warden has to know of a cluster's task."""
     return {
-        "name": str(task),
+        "name": str(cluster.task),
         "env": {_characters(name): _characters(value) for name, value in environment.items()},
+        "mark": f"{LAUNCH}={environment[LAUNCH]}",
         "cores": share.pinned,
         "log": log.fd,
         "progress": reporter if progress.VARIABLE in environment else None,
+        "serves": cluster.serves,
     }
 
 
-def _check(cluster: ClusterConfig, command: Sequence[str | os.PathLike[str]]) -> None:
+def _check(
+    cluster: ClusterConfig,
+    command: Sequence[str | os.PathLike[str]],
+    restarts: int,
+    alone: Collection[str],
+) -> None:
     if isinstance(command, str) or not command:
         raise ConfigError(
             "command", expected="a program and its arguments, in a list", received=repr(command)
         )
     if not cluster:
         raise ConfigError("launch", expected="a cluster", received="one without tasks")
+    if restarts < 0:
+        raise ConfigError("restarts", expected="0 or more", received=str(restarts))
+    for role in alone:
+        if role not in ROLES:
+            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, ROLES))
+        if role == lead_of(cluster).type:
+            problem = f"{lead_of(cluster)} leads the others, which cannot go on without it"
+            raise ConfigError("alone", problem, remedy=f"Leave {role} out")
     for task in cluster.tasks():
         host = split_address(cluster.address(task))[0]
         if host not in ("localhost", "::1") and not host.startswith("127."):
@@ -197,9 +232,10 @@ def _warden(plan: Mapping[str, Any], descriptors: Sequence[int]) -> Iterator[soc
     control, its_end = socket.socketpair()
     with control:
         with its_end:
+            arguments = Path(__file__).parent, its_end.fileno(), os.getpid()
             process = subprocess.Popen(
                 # -I -S: neither the user's variables nor their site-packages have a say in it.
-                [sys.executable, "-I", "-S", warden.__file__, str(its_end.fileno()), str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", _WARDEN, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[its_end.fileno(), *descriptors],

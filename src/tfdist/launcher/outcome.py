@@ -22,8 +22,10 @@ class TaskExit:
         task: Which one.
         pid: The process that it was.
         code: Its exit status, or minus the number of the signal that ended it.
-        asked: Whether the launcher had told it to end; what it ended with is then no failure.
+        asked: Whether the launcher had told it to end, or it served a chief that was done already; what it
+            ended with is then no failure.
         log: What it printed.
+        again: Whether it was started again, alone or with all the others.
     """
 
     task: Task
@@ -31,11 +33,22 @@ class TaskExit:
     code: int
     asked: bool
     log: Path
+    again: bool = False
 
     @property
     def failed(self) -> bool:
-        """Say whether it failed by itself."""
-        return self.code != 0 and not self.asked
+        """Say whether it failed by itself, for good."""
+        return self.code != 0 and not self.asked and not self.again
+
+    @property
+    def was_survived(self) -> bool:
+        """Say whether it failed by itself, and the job went on all the same."""
+        return self.code != 0 and not self.asked and self.again
+
+    @property
+    def lost(self) -> bool:
+        """Say whether starting again may help: a signal ended it, or it asks for that."""
+        return self.code < 0 or self.code == 138
 
     def __str__(self) -> str:
         return f"exited with {self.code} ({self._signal()}pid {self.pid})"
@@ -54,7 +67,7 @@ class LaunchReport:
     """Hold what came of a launch that went well.
 
     Attributes:
-        exits: How each task ended, the first to end first.
+        exits: How each task ended, the first to end first, and each time where it was started again.
         is_private: Whether the tasks lived in a private network.
         seconds: How long it took.
     """
@@ -68,8 +81,9 @@ class LaunchError(TfdistError, RuntimeError):
     """Report a cluster that did not reach its end: the first failure, or the signal that stopped it.
 
     Attributes:
-        exit_code: 2 or 138 where the first task to fail ended with that, or where a task saved its work after
-            a signal (138); 128 + n after signal n; else 1.
+        exit_code: 2 or 138 where the first task to fail ended with that; 138 also where a task was lost so
+            often that the restarts are used up, or saved its work after a signal; 128 + n after signal n;
+            else 1.
         exits: How each task ended, the first to end first.
         tail: The last lines of the log of the task to blame.
     """
@@ -90,19 +104,20 @@ class LaunchError(TfdistError, RuntimeError):
 
     @property
     def may_pass(self) -> bool:
-        """Say whether starting again may help: a signal ended the first task to fail, or it asks for that."""
+        """Say whether starting again may help: the first task to fail was lost."""
         first = next((each for each in self.exits if each.failed), None)
-        return first is not None and (first.code < 0 or first.code == 138)
+        return first is not None and first.lost
 
     @classmethod
-    def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str]) -> "LaunchError":
-        """Blame the first task that failed by itself."""
+    def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str], restarts: int) -> "LaunchError":
+        """Blame the first task that failed by itself, for good."""
         first = next(each for each in exits if each.failed)
         # Others may have failed before they took notice of being told to end.
-        count = sum(each.failed or each.code not in _OF_ENDING for each in exits)
+        count = sum(each.failed or each.code not in _OF_ENDING for each in exits if not each.again)
         among = f", the first of {count} failures" if count > 1 else ""
-        code = first.code if first.code in (2, 138) else 1
-        problem = f"{first}{among}; log: {os.fspath(first.log)}"
+        after = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+        code = 138 if first.lost and restarts else first.code if first.code in (2, 138) else 1
+        problem = f"{first}{among}{after}; log: {os.fspath(first.log)}"
         return cls(str(first.task), problem, exit_code=code, exits=exits, tail=tail)
 
     @classmethod

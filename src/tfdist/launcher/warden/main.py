@@ -1,0 +1,291 @@
+"""Start the tasks, watch them, start lost ones again, and leave nothing of them behind."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .network import enter_private_network, why_no_private_network
+from .patience import Patience
+from .processes import adopt_orphans, children_of, die_with_parent, with_variable
+from .starting import start
+
+__all__ = ["Warden", "main"]
+
+_AFTER_SIGKILL = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is given up
+_NEVER = float("inf")
+_ALL = ""  # in place of a task's name
+
+
+class Warden:
+    """Start the tasks of a plan and stay until the last of them, and of their descendants, has ended.
+
+    All tasks together live in rounds. One that is lost is started again within the round, if it may be alone;
+    otherwise the round is ended, and the next one begins.
+    """
+
+    def __init__(self, control: socket.socket, plan: dict[str, Any], heard: bytes) -> None:
+        self._control = control
+        self._plan = plan
+        self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
+        self._restarts: int = plan["restarts"]  # that are left
+        self._patience: defaultdict[str, Patience] = defaultdict(Patience)
+        self._killed: set[int] = set()
+        self._orphans = 0  # descendants of the tasks that came to us and were killed
+        self._heard = heard
+        self._next_round = _NEVER
+        self._begin_round()
+        self._bell, ringer = os.pipe()
+        for end in (self._bell, ringer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):  # the bell tells which
+            signal.signal(number, lambda *_: None)
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
+
+    def run(self) -> None:
+        """Start the tasks, in as many rounds as it takes, and return when nothing of them is left."""
+        left: list[int] = []
+        is_wanted = self._settle_network()
+        while is_wanted:
+            self._begin_round()
+            if self._start(self._tasks):
+                self._watch()
+            left = self._sweep()
+            is_wanted = not left and self._is_another_round_due()
+        self._tell(ended=left, orphans=self._orphans)
+
+    def _begin_round(self) -> None:
+        self._running: dict[int, str] = {}  # by pid
+        self._began: dict[str, float] = {}
+        self._revived: set[str] = set()
+        self._due: dict[str, float] = {}  # lost tasks, and when each is started again
+        self._is_lead_done = self._asked = False
+        self._end_at = self._kill_at = self._next_round = _NEVER
+
+    def _watch(self) -> None:
+        """Stay until all of this round have ended, or must be killed."""
+        self._obey()
+        while (self._running or self._due) and time.monotonic() < self._kill_at:
+            self._turn(min(self._end_at, self._kill_at, *self._due.values()))
+            if time.monotonic() >= self._end_at:
+                self._ask()
+            due = [name for name, when in self._due.items() if when <= time.monotonic()]
+            for name in due:
+                del self._due[name]
+            self._revived.update(due)
+            self._start(due)
+
+    def _is_another_round_due(self) -> bool:
+        """Wait for the time of the next round, if there is to be one."""
+        while time.monotonic() < self._next_round < _NEVER:
+            self._turn(self._next_round)
+        return self._next_round < _NEVER
+
+    def _turn(self, until: float) -> None:
+        """Wait until a time for something to happen, and do what it asks for."""
+        seconds = until - time.monotonic()
+        ready = dict(self._poll.poll(None if until == _NEVER else max(seconds, 0) * 1000 + 1))
+        if self._bell in ready and signal.SIGTERM in os.read(self._bell, 4096):
+            self._kill()
+        if self._control.fileno() in ready:
+            self._listen()
+        self._reap()
+
+    def _tell(self, **event: Any) -> None:
+        # Nobody listens when the launcher was killed; the tasks are ended all the same.
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(event).encode() + b"\n")
+
+    def _listen(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except ConnectionError:
+            data = b""
+        self._heard += data
+        self._obey()
+        if not data:
+            self._kill()
+
+    def _obey(self) -> None:
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            match json.loads(line):
+                case "kill":
+                    self._kill()
+                case "end":
+                    self._end()
+                case {"kill": name}:
+                    self._signal(signal.SIGKILL, [name])
+
+    def _settle_network(self) -> bool:
+        """Enter a private network if that is wanted and possible; say whether the tasks may start."""
+        if self._plan["isolate"] == "never":
+            return True
+        reason = why_no_private_network()
+        if not reason:
+            enter_private_network()
+        required = self._plan["isolate"] == "always"
+        self._tell(network=reason, required=required)
+        return not reason or not required
+
+    def _start(self, names: Iterable[str]) -> bool:
+        """Start tasks; where one cannot be, end all."""
+        self._began.setdefault(_ALL, time.monotonic())
+        for name in names:
+            pid, error = start(self._tasks[name], self._plan["command"])
+            if error:
+                self._tell(unstartable=name, error=error, program=self._plan["command"][0])
+                self._kill()
+                return False
+            self._running[pid] = name
+            self._began[name] = time.monotonic()
+            self._tell(started=name, pid=pid)
+        return True
+
+    def _reap(self) -> None:
+        """Collect what has ended, the adopted too, and see what follows from it."""
+        exits = []
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                exits.append((os.waitstatus_to_exitcode(found[1]), found[0]))
+        # Of those that end in one instant, one ended by a signal fell first; 138 says that another is lost.
+        for code, pid in sorted(exits, key=lambda each: (each[0] >= 0, each[0] == 138)):
+            name = self._running.pop(pid, None)
+            if name is None:
+                self._orphans += pid in self._killed and code == -signal.SIGKILL
+                continue
+            self._tell(exited=name, pid=pid, code=code, **self._follow(name, code))
+            if name in self._due:
+                self._clear_after(name, pid)
+
+    def _follow(self, name: str, code: int) -> dict[str, Any]:
+        """Do what a task's end asks for, and give what there is to tell of it."""
+        is_lost = code < 0 or code == 138
+        if self._asked or self._next_round < _NEVER:
+            return {"asked": self._asked, "again": self._next_round < _NEVER}
+        if code == 0:
+            if name == self._plan["lead"]:
+                self._let_end()
+        elif is_lost and self._is_lead_done and self._tasks[name]["serves"]:
+            return {"asked": True, "again": False}  # there was nobody left whom it could serve
+        elif is_lost and self._restarts:
+            return {"asked": False, "again": True, **self._start_again(name)}
+        else:
+            self._end()
+        return {"asked": False, "again": False}
+
+    def _start_again(self, name: str) -> dict[str, Any]:
+        """Set the time at which a lost task is started again, or all with it; say which, and the pause."""
+        self._restarts -= 1
+        alone, now = self._tasks[name]["alone"], time.monotonic()
+        what = name if alone else _ALL
+        pause = self._patience[what].pause_after(now - self._began[what])
+        if alone:
+            self._due[name] = now + pause
+        else:
+            self._next_round = now + pause
+            self._end_at = now
+        return {"alone": alone, "pause": pause}
+
+    def _let_end(self) -> None:
+        """Give the others their time to end after the lead."""
+        self._is_lead_done = True
+        self._end_at = min(self._end_at, time.monotonic() + self._plan["linger"])
+        self._due = {name: when for name, when in self._due.items() if not self._tasks[name]["serves"]}
+        # A server that was started again just now may not have met its chief, and would wait for it.
+        self._terminate(name for name in self._revived if self._tasks[name]["serves"])
+
+    def _end(self) -> None:
+        """Have all tasks ended, by SIGTERM first, and start none again."""
+        self._restarts, self._next_round = 0, _NEVER
+        self._end_at = min(self._end_at, time.monotonic())
+
+    def _ask(self) -> None:
+        """Send SIGTERM to every task's process group, and set the time for SIGKILL."""
+        self._end_at = _NEVER
+        self._due.clear()
+        if self._asked:
+            return
+        self._asked = True
+        self._kill_at = min(self._kill_at, time.monotonic() + self._plan["grace"])
+        if self._running:
+            self._tell(asked=list(self._running.values()), done=self._is_lead_done)
+            self._terminate(self._tasks)
+
+    def _kill(self) -> None:
+        self._restarts, self._next_round = 0, _NEVER
+        self._asked = True
+        self._kill_at = 0.0
+
+    def _terminate(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self._signal(signal.SIGTERM, names)
+        self._signal(signal.SIGCONT, names)  # or one that is stopped would take no notice
+
+    def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
+        wanted = set(names)
+        for pid in (pid for pid, name in self._running.items() if name in wanted):
+            # Its own group has that number until it is reaped. EPERM: all of it has changed to another user.
+            with contextlib.suppress(PermissionError):
+                os.killpg(pid, number)
+
+    def _clear_after(self, name: str, pid: int) -> None:
+        """Kill what a lost task has left: it may hold the memory, or the port, that the next one needs."""
+        if sys.platform == "linux":
+            self._kill_all(lambda: with_variable(self._tasks[name]["mark"]))
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _sweep(self) -> list[int]:
+        """Kill and collect whatever is left, until there is nothing that could start anything more."""
+        self._asked = True
+        self._signal(signal.SIGKILL, self._tasks)
+        return self._kill_all(self._left)
+
+    def _left(self) -> list[int]:
+        self._reap()
+        # Without PR_SET_CHILD_SUBREAPER, what a task leaves goes to init, out of reach.
+        return children_of(os.getpid()) if sys.platform == "linux" else list(self._running)
+
+    def _kill_all(self, find: Callable[[], list[int]]) -> list[int]:
+        """Kill processes until none is found; give those that do not end."""
+        give_up = time.monotonic() + _AFTER_SIGKILL
+        while (left := find()) and time.monotonic() < give_up:
+            for pid in left:
+                self._killed.add(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        return left
+
+
+def main(control_fd: int, launcher: int) -> None:
+    """Be the warden of the launcher at the other end of a socket."""
+    # Besides the end of the stream, which a forked copy of the launcher would keep open.
+    die_with_parent(launcher, signal.SIGTERM)
+    with socket.socket(fileno=control_fd) as control:
+        control.set_inheritable(False)
+        heard = b""
+        while b"\n" not in heard:
+            if not (data := control.recv(65536)):
+                return  # the launcher died before it had said all
+            heard += data
+        line, _, heard = heard.partition(b"\n")
+        plan = json.loads(line)
+        for task in plan["tasks"]:
+            for fd in (task["log"], task["progress"]):
+                if fd is not None:
+                    os.set_inheritable(fd, False)
+        adopt_orphans()
+        Warden(control, plan, heard).run()
