@@ -1,6 +1,8 @@
 """Load an exported model of any format as a function from pictures to scores."""
 
+import json
 import warnings
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -49,9 +51,22 @@ def _saved_model(path: str) -> Scores:
 
 
 def _keras(path: str) -> Scores:
+    with zipfile.ZipFile(
+        path
+    ) as file:  # which the older formats are not, in which Keras 2 runs what it finds
+        _refuse_code(json.loads(file.read("config.json")))
     model = tf.keras.models.load_model(path, compile=False, safe_mode=True)
     call = tf.function(lambda images: tf.nn.softmax(tf.cast(model(images, training=False), tf.float32)))
     return lambda images: call(tf.constant(images)).numpy()
+
+
+def _refuse_code(config: Any) -> None:
+    """Refuse a Lambda layer, whose code is in the file: Keras before 2.13 runs it in safe mode too."""
+    parts = config.values() if isinstance(config, dict) else config if isinstance(config, list) else ()
+    if isinstance(config, dict) and config.get("class_name") in ("Lambda", "__lambda__"):
+        raise ValueError("a Lambda layer in it holds code, which may be anybody's")
+    for part in parts:
+        _refuse_code(part)
 
 
 def _tflite(path: str) -> Scores:
