@@ -61,6 +61,10 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         None
     )
     memory_growth: Annotated[bool | None, Meta(description="Take GPU memory as it is needed.")] = None
+    start_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Seconds that the other tasks may take to come up; else 600."),
+    ] = None
 
     def options(self, cluster: ClusterConfig) -> dict[str, Any]:
         """Give what `make_strategy` is to be called with, besides the cluster."""
@@ -71,7 +75,8 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def serving(self) -> dict[str, Any]:
         """Give what `serve` is to be called with, besides the cluster."""
-        return {"device": self.device, "memory_growth": self.memory_growth}
+        timeout = {} if self.start_timeout is None else {"start_timeout": self.start_timeout}
+        return {"device": self.device, "memory_growth": self.memory_growth, **timeout}
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.addresses import port_taken
-from tfdist.cluster import ClusterConfig
+from tfdist.awaiting import await_servers
+from tfdist.cluster import ClusterConfig, Task
 from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.farewell import farewell_was_said
@@ -19,8 +20,6 @@ __all__ = ["serve"]
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0
-# A chief that fails as soon as it is connected must have been seen in between.
-_SECONDS_BETWEEN_PROBES_AT_FIRST = 0.1
 # Less than the 30 s that Kubernetes, Slurm and our launcher give before SIGKILL.
 _SECONDS_FOR_THE_CHIEF_TO_SAVE = 25.0
 
@@ -60,7 +59,7 @@ def serve(
     server = _start(cluster, server_config(device, memory_growth=memory_growth))
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
-    _wait_for(chief, start_timeout)
+    await_servers("serve", cluster, [Task("chief", 0)], start_timeout)
     with hearing_notice() as notice, notice.deferred():
         _wait_until_gone(chief, silence_timeout, notice)
     if not farewell_was_said():
@@ -68,15 +67,6 @@ def serve(
         remedy = "Its own log says why; start this task again with it"
         raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
     _log.info("the chief has ended, and so does %s", cluster.task)
-
-
-def _wait_for(chief: str, timeout: float) -> None:
-    end = time.monotonic() + timeout
-    while not answers(chief):
-        if time.monotonic() > end:
-            remedy = "Start it, or see its log"
-            raise TaskLost(f"chief at {chief}", f"did not come up for {timeout:g} s", remedy=remedy)
-        time.sleep(_SECONDS_BETWEEN_PROBES_AT_FIRST)
 
 
 def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:

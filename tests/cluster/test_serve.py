@@ -10,6 +10,9 @@ import pytest
 
 from conftest import Running
 from tfdist.cluster import ClusterConfig, Task
+from tfdist.errors import TaskLost
+from tfdist.probing import why_silent
+from tfdist.rollcall import hold_roll_call
 
 
 @contextlib.contextmanager
@@ -55,7 +58,7 @@ def test_ends_when_the_chief_fails(tmp_path):
     with running(tmp_path, "failing") as started:
         finished = started.wait(90, failures_expected=True)
 
-    assert finished.exit_codes == {"chief:0": 1, "worker:0": 0, "ps:0": 0}
+    assert finished.exit_codes == {"chief:0": 1, "worker:0": 0, "ps:0": 0}, finished.logs
 
 
 def test_reports_a_chief_that_is_silent(tmp_path):
@@ -77,11 +80,53 @@ def test_reports_a_chief_that_is_silent(tmp_path):
 def test_reports_a_chief_that_never_comes(tmp_path):
     cluster = ClusterConfig.local(workers=1, ps=1)
     with Running(tmp_path, cluster) as started:
-        started.start(Task("ps", 0), {"serve": {"start_timeout": 2.0}})
+        started.start(Task("ps", 0), {"serve": {"start_timeout": 8.0}})
+        _meet_a_server_of_tensorflow(cluster.ps[0], cluster.worker[0])
         finished = started.wait(40, failures_expected=True)
 
     assert finished.exit_codes == {"ps:0": 138}
-    assert "did not come up for 2 s" in finished.logs["ps:0"]
+    awaited = f"chief:0 at {cluster.address(('chief', 0))}: connection refused"
+    assert f"waiting for {awaited} (5 s of 8 s)" in finished.logs["ps:0"]
+    assert f"TaskLost: serve: waited 8 s for {awaited}. Start it, or see its log" in finished.logs["ps:0"]
+
+
+def _meet_a_server_of_tensorflow(address, free):
+    """Hold a roll-call where somebody is training already."""
+    until_it_answers = time.monotonic() + 60
+    while why_silent(address):
+        assert time.monotonic() < until_it_answers
+        time.sleep(0.05)
+    late = ClusterConfig(worker=(address, free), task=("worker", 1))
+    with pytest.raises(TaskLost, match="its TensorFlow server answers, so training is on without this task"):
+        hold_roll_call(late, "", timeout=0.5)
+    early = ClusterConfig(worker=(free, address), task=("worker", 0))
+    with pytest.raises(TaskLost, match="still runs TensorFlow's server of an earlier start"):
+        hold_roll_call(early, "", timeout=3)
+
+
+def test_strategies_name_whom_they_wait_for(tmp_path):
+    """The chief of a parameter-server cluster, and one of two mirrored workers, beside each other."""
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "mirrored").mkdir()
+    order = {"options": {"start_timeout": 6.0}, "cases": [], "folder": str(tmp_path)}
+    with (
+        Running(tmp_path / "ps", ClusterConfig.local(workers=1, ps=1)) as ps,
+        Running(tmp_path / "mirrored", ClusterConfig.local(workers=2)) as mirrored,
+    ):
+        ps.start(Task("chief", 0), {**order, "strategy": "parameter_server"})
+        mirrored.start(Task("worker", 1), {**order, "strategy": "multi_worker_mirrored"})
+        ends = [each.wait(60, failures_expected=True) for each in (ps, mirrored)]
+
+    for running, finished, name, awaited in (
+        (ps, ends[0], "chief:0", ["worker:0", "ps:0"]),
+        (mirrored, ends[1], "worker:1", ["worker:0"]),
+    ):
+        log = finished.logs[name]
+        assert finished.exit_codes == {name: 138}, log
+        address = running.cluster.address
+        said = "; ".join(f"{each} at {address(Task.parse(each))}: connection refused" for each in awaited)
+        assert f"waiting for {said} (5 s of 6 s)" in log
+        assert f"TaskLost: make_strategy: waited 6 s for {said}. Start it, or see its log" in log
 
 
 @pytest.mark.parametrize("task", [Task("ps", 0), Task("chief", 0)])

@@ -4,18 +4,17 @@ strategy = make_strategy(cluster)                      # from the cluster's shap
 strategy = make_strategy(None, "mirrored", logical_devices=2)
 """
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from tfdist.addresses import is_free, port_taken, split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, configure_devices, device_kind
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.farewell import say_farewell_at_exit
+from tfdist.strategy.connecting import connecting
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
 
@@ -31,12 +30,14 @@ Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
 _WORDS = {"collective": get_args(Collective), "precision": get_args(Precision)}
 _OF_PS = ("parameter_server", "parameter_server_sync")
+_START_TIMEOUT = 600.0
 
 # An option that only some strategies have; with another one it would do nothing.
 _BELONGS_TO: dict[str, tuple[str, ...]] = {
     "collective": ("multi_worker_mirrored",),
     "bytes_per_pack": ("multi_worker_mirrored",),
     "collective_timeout": ("multi_worker_mirrored",),
+    "start_timeout": ("multi_worker_mirrored", *_OF_PS),
     "min_shard_bytes": _OF_PS,
     "max_shards": _OF_PS,
     "logical_devices": ("one_device", "mirrored", "multi_worker_mirrored"),
@@ -59,8 +60,9 @@ def make_strategy(
     precision: Precision | None = None,
     intra_op_threads: int | None = None,
     inter_op_threads: int | None = None,
+    start_timeout: float | None = None,
 ) -> tf.distribute.Strategy:
-    """Make the strategy for this process, and connect it to the cluster.
+    """Make the strategy for this process, and connect it to the cluster once all of its tasks are there.
 
     Call it before anything else touches TensorFlow's devices: threads, memory growth and logical devices are
     fixed once they are in use. TF_CONFIG need not be in the environment.
@@ -79,6 +81,12 @@ def make_strategy(
         precision: The dtype policy of Keras from here on.
         intra_op_threads: Threads that work on one operation.
         inter_op_threads: Operations that run at once.
+        start_timeout: Seconds that the other tasks may take to come up, 600 where None. Who is awaited, and
+            why they cannot be reached, is said in the log meanwhile.
+
+    Raises:
+        ConfigError: Cluster, strategy and options do not go together, or this task's port is taken.
+        TaskLost: A task has not come up in time.
     """
     cluster = ClusterConfig() if cluster is None else cluster
     options = {
@@ -92,6 +100,7 @@ def make_strategy(
         "precision": precision,
         "intra_op_threads": intra_op_threads,
         "inter_op_threads": inter_op_threads,
+        "start_timeout": start_timeout,
     }
     name = check_strategy(cluster, strategy, device=device, **options)
     # Where workers compute on behalf of the chief, their GPUs are in question: known when all are connected.
@@ -106,7 +115,9 @@ def make_strategy(
     )
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
-    with _plain_errors(cluster):
+    # What the tasks must agree on, or they would wait for each other in different exchanges.
+    shared = (name, collective, bytes_per_pack, precision)
+    with connecting(cluster, shared, timeout=_START_TIMEOUT if start_timeout is None else start_timeout):
         made = _make(cluster, name, device, options)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
@@ -194,7 +205,7 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
         if known is not None or key == "memory_growth":
             continue
         least = 0 if key in ("bytes_per_pack", "intra_op_threads", "inter_op_threads") else 1
-        is_number = isinstance(value, int) or (key == "collective_timeout" and isinstance(value, float))
+        is_number = isinstance(value, int) or (key.endswith("_timeout") and isinstance(value, float))
         if isinstance(value, bool) or not is_number or value < (0 if isinstance(value, float) else least):
             raise ConfigError(key, expected=f"a number of at least {least}", received=shown(value))
 
@@ -248,25 +259,3 @@ def _cutter(cluster: ClusterConfig, options: Mapping[str, Any]) -> Cutter | None
     if least is None and most is None:
         return None
     return Cutter(min_shard_bytes=least, max_shards=cluster.size("ps") if most is None else most)
-
-
-def _check_port(task: str, address: str) -> None:
-    """Look whether the port is free before TensorFlow 2.12 does, which crashes where it is not."""
-    from tensorflow.python.eager import context
-
-    is_ours = context.get_server_def() is not None  # of a strategy that this process has made before
-    if not is_ours and not is_free(split_address(address)[1]):
-        raise port_taken(task, address)
-
-
-@contextlib.contextmanager
-def _plain_errors(cluster: ClusterConfig) -> Iterator[None]:
-    """Say in one line that this task's port is taken, which TensorFlow says in many."""
-    if cluster.task in cluster.training().tasks() and len(cluster.training().tasks()) > 1:
-        _check_port(str(cluster.task), cluster.address(cluster.task))
-    try:
-        yield
-    except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:
-        if "gRPC server" not in str(error) or cluster.task is None:
-            raise
-        raise port_taken(str(cluster.task), cluster.address(cluster.task)) from error

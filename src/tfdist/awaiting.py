@@ -1,0 +1,63 @@
+"""Wait for other tasks of a cluster: say for whom, how long and why, and give up in the end."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tfdist.cluster import ClusterConfig, Task
+from tfdist.errors import TaskLost
+from tfdist.probing import why_silent
+
+__all__ = ["Awaiting", "await_servers"]
+
+_FIRST_TOLD = 5.0  # seconds: tasks that are started together load TensorFlow for about as long
+_SECONDS_BETWEEN = 60.0  # at most
+_MOST_NAMED = 8
+_MOST_AT_ONCE = 64
+_log = logging.getLogger("tfdist")
+
+
+class Awaiting:
+    """Tell now and again who is awaited, and for how long; raise TaskLost when that is too long."""
+
+    def __init__(self, where: str, cluster: ClusterConfig, timeout: float) -> None:
+        self._where, self._cluster, self._timeout = where, cluster, timeout
+        self._began = time.monotonic()
+        self._next = min(_FIRST_TOLD, timeout)
+
+    @property
+    def seconds(self) -> float:
+        """Give how long it has been waited."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_due(self) -> bool:
+        """Say whether it is time to tell."""
+        return self.seconds >= self._next
+
+    def tell(self, missing: Mapping[Task, str]) -> None:
+        """Say who is missing and why, or that it has been too long."""
+        names = [f"{task} at {self._cluster.address(task)}: {why}" for task, why in missing.items()]
+        listed = "; ".join(names[:_MOST_NAMED])
+        if len(names) > _MOST_NAMED:
+            listed += f"; and {len(names) - _MOST_NAMED} more"
+        if self.seconds >= self._timeout:
+            problem = f"waited {self._timeout:g} s for {listed}"
+            raise TaskLost(self._where, problem, remedy="Start it, or see its log")
+        _log.warning("waiting for %s (%.0f s of %g s)", listed, self.seconds, self._timeout)
+        self._next = min(self.seconds + min(self._next, _SECONDS_BETWEEN), self._timeout)
+
+
+def await_servers(where: str, cluster: ClusterConfig, tasks: Sequence[Task], timeout: float) -> None:
+    """Wait until the TensorFlow servers of all these tasks answer at the same time."""
+    awaiting = Awaiting(where, cluster, timeout)
+    with ThreadPoolExecutor(min(len(tasks), _MOST_AT_ONCE)) as pool:
+        while True:
+            reasons = pool.map(lambda task: why_silent(cluster.address(task)), tasks)
+            missing = {task: why for task, why in zip(tasks, reasons, strict=True) if why}
+            if not missing:
+                return
+            if awaiting.is_due:
+                awaiting.tell(missing)
+            time.sleep(max(0.1, len(tasks) / _MOST_AT_ONCE / 4))

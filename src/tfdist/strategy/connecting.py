@@ -1,0 +1,53 @@
+"""Connect a process to its cluster: wait for the other tasks, and say plainly what fails."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist.addresses import is_free, port_taken, split_address
+from tfdist.awaiting import await_servers
+from tfdist.cluster import ClusterConfig
+from tfdist.rollcall import fingerprint, hold_roll_call
+
+__all__ = ["connecting"]
+
+
+@contextlib.contextmanager
+def connecting(cluster: ClusterConfig, shared: Sequence[object], *, timeout: float) -> Iterator[None]:
+    """Have the whole cluster there before TensorFlow looks for it, and a taken port told in one line.
+
+    Args:
+        cluster: The cluster, and this process's task.
+        shared: Settings that all tasks must share.
+        timeout: Seconds that the other tasks may take.
+    """
+    training = cluster.training()
+    is_one_of_many = training.task in training.tasks() and len(training.tasks()) > 1
+    if is_one_of_many and not _is_connected():
+        _check_port(training)
+        if training.ps:
+            others = [task for task in training.tasks() if task.type != "chief"]
+            await_servers("make_strategy", training, others, timeout)
+        else:
+            hold_roll_call(training, fingerprint(training, *shared), timeout=timeout)
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:
+        if "gRPC server" not in str(error) or training.task is None:
+            raise
+        raise port_taken(str(training.task), training.address(training.task)) from error
+
+
+def _is_connected() -> bool:
+    """Say whether this process has made a strategy before, whose server it still runs."""
+    from tensorflow.python.eager import context
+
+    return context.get_server_def() is not None
+
+
+def _check_port(cluster: ClusterConfig) -> None:
+    """Look whether the port is free before TensorFlow 2.12 does, which crashes where it is not."""
+    task = cluster.task
+    if task is not None and not is_free(split_address(cluster.address(task))[1]):
+        raise port_taken(str(task), cluster.address(task))
