@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.config import Config, TrainSection
 from tfdist.data import Data
+from tfdist.errors import ConfigError
 from tfdist.models import build
 
 __all__ = [
@@ -46,19 +47,31 @@ def compiled_model(config: Config, data: Data) -> Any:
 
 
 def train_batches(
-    context: tf.distribute.InputContext, data: Data, config: Config, *, skip_batches: int = 0
+    context: tf.distribute.InputContext, data: Data, config: Config, *, skip_steps: int = 0
 ) -> tf.data.Dataset:
-    """Make one input pipeline's part of the training data, after so many of its batches."""
-    batch = context.get_per_replica_batch_size(config.data.batch_size)
-    shard = (context.input_pipeline_id, context.num_input_pipelines)
-    return data.train(
-        batch, shard=shard, seed=config.train.seed, augment=config.data.augment, skip_steps=skip_batches
+    """Make one input pipeline's part of the training data, after so many of its steps.
+
+    Replicas that work in step share the global batch, as evenly as it goes: their number need not divide it.
+    """
+    section, pipelines = config.data, context.num_input_pipelines
+    replicas = max(context.num_replicas_in_sync, pipelines)
+    # Where workers go each at their own pace, a batch is one worker's.
+    of = section.batch_size * (1 if context.num_replicas_in_sync >= pipelines else pipelines)
+    if of < replicas:
+        remedy = f"Say {replicas} or more, or take fewer replicas"
+        problem = f"{of} examples cannot be shared by {replicas} replicas"
+        raise ConfigError("data.batch_size", problem, remedy=remedy)
+    each = replicas // pipelines
+    own = range(context.input_pipeline_id * each, (context.input_pipeline_id + 1) * each)
+    parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
+    return data.train_parts(
+        parts, of=of, seed=config.train.seed, augment=section.augment, skip_steps=skip_steps
     )
 
 
 def test_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
     """Make one input pipeline's part of the test data."""
-    batch = context.get_per_replica_batch_size(config.data.batch_size)
+    batch = -(-config.data.batch_size // context.num_replicas_in_sync)
     return data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
 
 

@@ -100,13 +100,10 @@ class Run:
             self._summaries.answers("test", self.step, images, labels, answers, self._data.classes)
 
     def _batches(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        if isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
-            # A step is one worker's: all workers together have done that many.
-            skip = self.step // context.num_input_pipelines
-        else:
-            # In each step a pipeline feeds so many replicas, one batch each.
-            skip = self.step * (context.num_replicas_in_sync // context.num_input_pipelines)
-        return train_batches(context, self._data, self._config, skip_batches=skip)
+        is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
+        # A step is one worker's there: all workers together have done that many.
+        skip = self.step // (context.num_input_pipelines if is_coordinated else 1)
+        return train_batches(context, self._data, self._config, skip_steps=skip)
 
     def _advance(self, session: Session, training: Runner, goal: int) -> None:
         """Train up to a step, or to where the tasks agree to leave."""

@@ -69,6 +69,26 @@ def test_shards_of_a_batch_are_the_batch_of_one_process(digits, augment):
             np.testing.assert_array_equal(labels[step], whole_labels[step][10 * index : 10 * index + 10])
 
 
+@pytest.mark.parametrize("pipelines", [(1, 1, 1), (1,), (3,), (2, 1), (2, 2, 2)])
+def test_parts_of_any_sizes_are_the_batch_of_one_process(digits, pipelines):
+    """The replicas of each pipeline take their parts by turns, as evenly as 32 examples can be shared."""
+    replicas, whole = sum(pipelines), taken(digits.train(32, seed=5, augment="shift"), 6)
+    edges = [32 * replica // replicas for replica in range(replicas + 1)]
+    found, begun = [[] for _ in range(4)], 0
+    for count in pipelines:
+        parts = list(itertools.pairwise(edges))[begun : begun + count]
+        begun += count
+        dataset = digits.train_parts(parts, of=32, seed=5, augment="shift", skip_steps=2)
+        assert (dataset.element_spec[0].shape[0] is None) == (len({b - a for a, b in parts}) > 1)
+        images, labels = taken(dataset, 4 * count)
+        for step in range(4):
+            found[step] += zip(images[step * count :][:count], labels[step * count :][:count], strict=True)
+    for step in range(4):
+        images, labels = (np.concatenate(each) for each in zip(*found[step], strict=True))
+        np.testing.assert_array_equal(images, whole[0][step + 2])
+        np.testing.assert_array_equal(labels, whole[1][step + 2])
+
+
 @pytest.mark.parametrize("skip", [1, 5, 13, 400])
 def test_a_skipped_step_is_the_step_that_would_have_come(digits, skip):
     expected = taken(digits.train(20, seed=3, augment="crop_flip").skip(skip), 3)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,29 @@ class Data:
 
         split = self.prepared.split("train")
         return train_batches(split, batch, shard=shard, seed=seed, augment=augment, skip_steps=skip_steps)
+
+    def train_parts(
+        self,
+        parts: Sequence[tuple[int, int]],
+        *,
+        of: int,
+        seed: int = 0,
+        augment: str = "none",
+        skip_steps: int = 0,
+    ) -> Any:
+        """Make an endless tf.data.Dataset that gives of each training step these parts, in turn.
+
+        Args:
+            parts: where in the step's examples each part starts and ends.
+            of: how many examples a step has.
+            seed: decides order and augmentation, as for `train`.
+            augment: none, shift, crop_flip or cifar10_2016.
+            skip_steps: begin at this step; it costs no time.
+        """
+        from tfdist.data.pipeline import train_parts
+
+        split = self.prepared.split("train")
+        return train_parts(split, parts, of=of, seed=seed, augment=augment, skip_steps=skip_steps)
 
     def test(self, batch: int, *, shard: tuple[int, int] = (0, 1)) -> Any:
         """Make a tf.data.Dataset that gives every test example once over all shards, in order.

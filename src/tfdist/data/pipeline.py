@@ -2,13 +2,15 @@
 
 Training is one endless row of positions: epoch 0's examples in shuffled order, then epoch 1's, and so on.
 Global step g takes the next batch × shards of them, and shard i the i-th part of these. So each example comes
-once in every epoch over all shards; all batches have the same size (one may reach over the end of an epoch);
-N shards of B see at each step what one process with a batch of N × B sees; starting at step n costs nothing.
+once in every epoch over all shards; all global batches have the same size (one may reach over the end of an
+epoch); N shards of B see at each step what one process with a batch of N × B sees, and so do N parts of it
+that are not all of a size; starting at step n costs nothing.
 
 The task that runs the pipeline maps the files into its memory. Only their paths are in the graph, so that it
 can be sent to a parameter-server worker, and the tasks of one machine share the system's page cache.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +19,7 @@ from tfdist.data.augmentation import AUGMENTATIONS, draws
 from tfdist.data.store import Split
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["test_batches", "train_batches"]
+__all__ = ["test_batches", "train_batches", "train_parts"]
 
 _ENDLESS = 2**62
 # With TensorFlow's default of 4, an epoch's order of 60,000 examples correlates with the next one's by 0.9.
@@ -29,22 +31,46 @@ def train_batches(
 ) -> Any:
     """Make the endless row of training batches of one shard, from a step on."""
     _check(batch, shard, seed, skip_steps)
+    index, count = shard
+    own = [(index * batch, (index + 1) * batch)]
+    return train_parts(split, own, of=count * batch, seed=seed, augment=augment, skip_steps=skip_steps)
+
+
+def train_parts(
+    split: Split, parts: Sequence[tuple[int, int]], *, of: int, seed: int, augment: str, skip_steps: int
+) -> Any:
+    """Make an endless row of parts of the training steps: of each step these, one after the other.
+
+    Args:
+        split: The training data.
+        parts: Where in a step's examples each part starts and ends.
+        of: How many examples a step has.
+        seed: Decides order and augmentation.
+        augment: One of AUGMENTATIONS.
+        skip_steps: Begin at this step.
+    """
     if augment not in AUGMENTATIONS:
         raise ConfigError("augment", f"there is no '{augment}'", remedy=did_you_mean(augment, AUGMENTATIONS))
-    index, count = shard
     images, labels = _mapped(split)
     alter = AUGMENTATIONS[augment]
+    sizes = [stop - start for start, stop in parts]
+    largest = max(sizes)
 
-    def make(step: Any) -> tuple[Any, Any]:
-        first = (step * count + index) * batch
-        rows = _shuffled(first + tf.range(batch, dtype=tf.int64), split.examples, seed)
+    def make(number: Any) -> tuple[Any, Any]:
+        step, turn = number // len(parts), number % len(parts)
+        first = step * of + tf.gather(tf.constant([start for start, _ in parts], tf.int64), turn)
+        rows = _shuffled(first + tf.range(largest, dtype=tf.int64), split.examples, seed)
         pixels = tf.gather(images, rows)
         if alter is not None:
-            pixels = alter(pixels, draws(first, batch, seed))
-        return pixels, tf.gather(labels, rows)
+            pixels = alter(pixels, draws(first, largest, seed))
+        if min(sizes) == largest:
+            return pixels, tf.gather(labels, rows)
+        size = tf.gather(tf.constant(sizes), turn)
+        return pixels[:size], tf.gather(labels, rows)[:size]
 
-    steps = tf.data.Dataset.range(skip_steps, _ENDLESS // (batch * count))
-    return _finished(steps.map(make, num_parallel_calls=tf.data.AUTOTUNE), count)
+    numbers = tf.data.Dataset.range(skip_steps * len(parts), _ENDLESS // of * len(parts))
+    is_all = sum(sizes) == of
+    return _finished(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE), 1 if is_all else of)
 
 
 def test_batches(split: Split, batch: int, *, shard: tuple[int, int]) -> Any:
