@@ -39,17 +39,19 @@ def farewell_was_said() -> bool:
 
 
 def _say_farewell() -> None:
+    # Made here: to make it on a remote device is to hold all threads of Python up where that is silent.
+    words = tf.constant(_MARK), tf.constant("")
     # A thread for each, which a silent server holds up: only so long, and not beyond the end of the process.
-    threads = [threading.Thread(target=_mark, args=(each,), daemon=True) for each in sorted(_to_whom)]
+    threads = [threading.Thread(target=_mark, args=(each, *words), daemon=True) for each in sorted(_to_whom)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(_SECONDS)
 
 
-def _mark(device: str) -> None:
+def _mark(device: str, name: tf.Tensor, text: tf.Tensor) -> None:
     try:
         with tf.device(device):
-            tf.io.write_file(_MARK, "")
+            tf.io.write_file(name, text)
     except tf.errors.OpError as error:
         _log.info("%s is gone already: %s", device, str(error).splitlines()[0])

@@ -116,6 +116,27 @@ def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     return {"loss": evaluate(model, data, strategy=strategy)["loss"]}
 
 
+def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train on while a worker is stopped, which neither answers nor fails."""
+    from tfdist.loop import coordinated
+
+    coordinated._SECONDS_TO_COME_BACK = 10.0
+
+    class UntilAlone(keras.callbacks.Callback):
+        alone = 0
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.alone += (folder / "stopped").exists()
+            self.model.stop_training = self.alone == 3
+
+    model = linear(strategy)
+    callbacks = [Begun(folder), UntilAlone()]
+    history = fit(
+        model, endless(), strategy=strategy, steps_per_epoch=50, epochs=10**6, callbacks=callbacks, verbose=0
+    )
+    return {"epochs": len(history.epoch), "iterations": int(model.optimizer.iterations.numpy())}
+
+
 def half_hanging(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Wait for somebody who does something else: what a hang of several processes is."""
     index = strategy.cluster_resolver.task_id

@@ -111,3 +111,20 @@ def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
     at = running.cluster.address(Task("worker", 1))
     assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
     assert f"TaskLost: worker:1 at {at}: is gone for 2 s, and with it its part" in finished.logs["chief:0"]
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
+    with begun(tmp_path, "parameter_server", "silenced", workers=2, ps=1) as (running, _):
+        stopped, _ = lose(running, "worker:1", signal.SIGSTOP)
+        try:
+            (tmp_path / "stopped").touch()
+            finished = running.wait(120)
+        finally:
+            os.killpg(stopped.pid, signal.SIGKILL)
+            stopped.wait()
+
+    found = finished.results["chief:0"]["lost_cases.silenced"]
+    # What the silent worker was given in its last execution, of one step, the other did in its place.
+    assert found["iterations"] - 50 * found["epochs"] in (0, 1)
+    assert "gave no answer for 10 s; the others do what they were given" in finished.logs["chief:0"]

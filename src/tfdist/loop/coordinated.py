@@ -20,6 +20,7 @@ __all__ = ["CoordinatedRunner"]
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_COPY = 0.0005
 _SECONDS_TO_COME_BACK = 120.0
 
 _log = logging.getLogger("tfdist")
@@ -129,10 +130,13 @@ class CoordinatedRunner:
         give_up = time.monotonic() + _SECONDS_TO_COME_BACK
         while time.monotonic() < give_up:
             for place, (_, closure) in enumerate(self._scheduled):
-                # TensorFlow has no public way to ask: fetch() waits, also for a worker that is silent.
-                if closure._status_available_event.is_set():
+                # TensorFlow has no public way to ask: fetch() waits, also for a worker that is silent. What a
+                # worker has given is copied to this process by a thread of the coordinator's.
+                if closure._has_fetched_to_local or closure._error is not None:
                     return place
-            self._scheduled[0][1]._status_available_event.wait(_SECONDS_BETWEEN_LOOKS)
+            first = self._scheduled[0][1]
+            if first._status_available_event.wait(_SECONDS_BETWEEN_LOOKS):
+                time.sleep(_SECONDS_TO_COPY)
         return None
 
     def _take_back(self, *, is_epoch_the_data: bool) -> int:

@@ -25,6 +25,9 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
     """Report in one line which task of the cluster is gone or silent."""
     try:
         yield
+    except TaskLost:
+        withhold_farewell()
+        raise
     except tf.errors.OpError as error:
         if not _is_about_a_task(error):
             raise
