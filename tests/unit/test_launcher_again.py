@@ -175,6 +175,18 @@ def test_a_server_that_came_back_too_late_to_meet_the_chief_is_not_waited_for(tm
     assert "did not end" not in shown
 
 
+def test_who_ends_in_the_same_instant_as_the_chief_gets_no_signal(tmp_path):
+    code = (
+        f"if me == 'worker-1':\n    {DIE} if life == 1 else until('stopped', 1)\n"
+        "if me == 'chief-0':\n"
+        "    warden = os.getppid()\n    until('worker-1', 2)\n"
+        "    if os.fork() == 0:\n        os.setsid(); time.sleep(0.5); os.kill(warden, signal.SIGCONT); os._exit(0)\n"
+        "    os.kill(warden, signal.SIGSTOP)\n    (here / 'stopped.lives').write_text('1\\n')\n"
+    )
+    report, _, _ = live(tmp_path, code, parameter_servers(), restarts=1, alone=["worker"])
+    assert [each.code for each in report.exits if str(each.task) == "worker:1"] == [-9, 0]
+
+
 def test_a_silent_task_is_lost(tmp_path):
     code = (
         "if me == 'worker-1' and life == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -248,6 +260,9 @@ def test_the_command_line_offers_the_same(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "starting worker:1 again, alone (restart 1 of 1)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(
+        "[launcher] lost, and started again: worker:1 exited with -9"
+    )
     assert lives(tmp_path) == {"chief-0": 1, "worker-0": 1, "worker-1": 2, "ps-0": 1}
 
 

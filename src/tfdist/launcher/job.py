@@ -128,9 +128,10 @@ class Job:
             tail = last_lines(failures[0].log, self._logs[failures[0].task].start, _TAIL_LINES)
             self._show_rest()
             self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
-        self._show_rest()
         if lost := [f"{each.task} {each}" for each in self._exits if each.was_survived]:
+            self._show_rest()
             self.say(f"lost, and started again: {'; '.join(lost)}")
+        self._show_rest()
         if self._error is not None:
             raise self._error
         if failures:

@@ -39,6 +39,7 @@ class Warden:
         self._patience: defaultdict[str, Patience] = defaultdict(Patience)
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that came to us and were killed
+        self._is_sweeping = False
         self._heard = heard
         self._next_round = _NEVER
         self._begin_round()
@@ -157,13 +158,14 @@ class Warden:
         exits = []
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                exits.append((os.waitstatus_to_exitcode(found[1]), found[0]))
+                pid, code = found[0], os.waitstatus_to_exitcode(found[1])
+                if pid in self._running:
+                    # At once, for from now on the number may be another's.
+                    exits.append((code, pid, self._running.pop(pid)))
+                else:
+                    self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
         # Of those that end in one instant, one ended by a signal fell first; 138 says that another is lost.
-        for code, pid in sorted(exits, key=lambda each: (each[0] >= 0, each[0] == 138)):
-            name = self._running.pop(pid, None)
-            if name is None:
-                self._orphans += pid in self._killed and code == -signal.SIGKILL
-                continue
+        for code, pid, name in sorted(exits, key=lambda each: (each[0] >= 0, each[0] == 138)):
             self._tell(exited=name, pid=pid, code=code, **self._follow(name, code))
             if name in self._due:
                 self._clear_after(name, pid)
@@ -250,8 +252,12 @@ class Warden:
     def _sweep(self) -> list[int]:
         """Kill and collect whatever is left, until there is nothing that could start anything more."""
         self._asked = True
+        self._reap()
+        self._is_sweeping = True
         self._signal(signal.SIGKILL, self._tasks)
-        return self._kill_all(self._left)
+        left = self._kill_all(self._left)
+        self._is_sweeping = False
+        return left
 
     def _left(self) -> list[int]:
         self._reap()
