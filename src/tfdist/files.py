@@ -11,7 +11,14 @@ from typing import Any
 
 from tfdist.errors import StorageError
 
-__all__ = ["fresh_folder", "remove_folder", "storage_errors", "write_json", "write_whole"]
+__all__ = [
+    "fresh_folder",
+    "remove_folder",
+    "remove_partial",
+    "storage_errors",
+    "write_json",
+    "write_whole",
+]
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -94,3 +101,13 @@ def remove_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what somebody who was killed had begun to write, or to remove, in a folder."""
+    with storage_errors(folder):
+        for each in folder.glob(".*"):
+            if each.name.startswith(".partial-"):
+                shutil.rmtree(each)
+            elif each.suffix == ".partial":
+                each.unlink()

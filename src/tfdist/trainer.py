@@ -31,7 +31,7 @@ from tfdist.devices import check_device
 from tfdist.errors import Preempted, TfdistError
 from tfdist.evaluator import evaluate_checkpoints
 from tfdist.farewell import withhold_farewell
-from tfdist.files import storage_errors, write_json
+from tfdist.files import remove_partial, storage_errors, write_json
 from tfdist.loop import naming_lost_tasks, wait_for_all
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_steps
@@ -105,6 +105,9 @@ def _train_on(
         _log.warning("ATTENTION: '%s' is taken in place of '%s'", data.name, data.substitute_for)
     if cluster.is_chief and config.export.formats:
         try_formats(build_model(config, data), data.image_shape, config.export.formats)
+    if cluster.is_chief:
+        for each in (folder, folder / "checkpoints", folder / "export"):
+            remove_partial(each)
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = compiled_model(config, data)

@@ -1,12 +1,13 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from tfdist.errors import StorageError
-from tfdist.files import fresh_folder, remove_folder, write_json, write_whole
+from tfdist.files import fresh_folder, remove_folder, remove_partial, write_json, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -44,6 +45,26 @@ def test_removing_what_is_not_there_is_no_error(tmp_path):
     remove_folder(tmp_path / "1")
     remove_folder(tmp_path / "1")
     assert os.listdir(tmp_path) == []
+
+
+def test_what_was_killed_in_the_middle_is_removed_later(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tfdist.files import fresh_folder, write_whole\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "folder = Path(sys.argv[1])\n"
+        "if sys.argv[2] == 'file': write_whole(folder / 'report.json', b'x')\n"
+        "with fresh_folder(folder / '7') as partial: (partial / 'x').write_text('half')\n"
+    )
+    for what in ("file", "folder"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), what], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+    (tmp_path / "6").mkdir()
+    assert len(os.listdir(tmp_path)) == 3
+    remove_partial(tmp_path)
+    remove_partial(tmp_path / "not there")
+    assert os.listdir(tmp_path) == ["6"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
