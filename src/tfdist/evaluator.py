@@ -60,24 +60,34 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
 
 def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoint]:
     """Give the checkpoints in their order, as they come, until the last."""
-    seen, sign_of_life = -1, time.monotonic()
+    seen, damaged, sign_of_life = -1, set[int](), time.monotonic()
     while seen < total:
-        fresh = [step for step in list_steps(folder) if step > seen]
-        if fresh or answers(chief):
+        found = _next_whole(folder, seen, damaged)
+        if found is not None:
+            seen = found.step
+            yield found
+        if found is not None or answers(chief):
             sign_of_life = time.monotonic()
-        if fresh:
-            seen = fresh[0]
-            found = open_checkpoint(folder / str(seen))
-            if isinstance(found, Checkpoint):
-                yield found
-            else:
-                _log.warning("step %d: %s", seen, found)
         elif time.monotonic() - sign_of_life > _PATIENCE_SECONDS:
             problem = f"has been gone for {_PATIENCE_SECONDS} s, and there is no checkpoint of step {total}"
             remedy = f"Start it again, or see its log; is {folder} on a disk that both can see?"
             raise TaskLost(f"chief at {chief}", problem, remedy=remedy)
-        else:
+        if found is None:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _next_whole(folder: Path, seen: int, damaged: set[int]) -> Checkpoint | None:
+    """Find the next whole checkpoint. A damaged one may come anew: the run goes on from one before."""
+    for step in list_steps(folder):
+        if step <= seen:
+            continue
+        found = open_checkpoint(folder / str(step))
+        if isinstance(found, Checkpoint):
+            return found
+        if step not in damaged:
+            _log.warning("step %d: %s", step, found)
+            damaged.add(step)
+    return None
 
 
 def _own_options(config: Config) -> dict[str, Any]:
