@@ -1,5 +1,6 @@
 """Make what a config asks for: the compiled model, and the batches of training and test data."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,9 +48,14 @@ def compiled_model(config: Config, data: Data) -> Any:
 
 
 def train_batches(
-    context: tf.distribute.InputContext, data: Data, config: Config, *, skip_steps: int = 0
+    context: tf.distribute.InputContext,
+    data: Data,
+    config: Config,
+    *,
+    skip_steps: int = 0,
+    without: Sequence[int] = (),
 ) -> tf.data.Dataset:
-    """Make one input pipeline's part of the training data, after so many of its steps.
+    """Make one input pipeline's part of the training data, after so many of its steps and without some.
 
     Replicas that work in step share the global batch, as evenly as it goes: their number need not divide it.
     """
@@ -65,7 +71,12 @@ def train_batches(
     own = range(context.input_pipeline_id * each, (context.input_pipeline_id + 1) * each)
     parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
     return data.train_parts(
-        parts, of=of, seed=config.train.seed, augment=section.augment, skip_steps=skip_steps
+        parts,
+        of=of,
+        seed=config.train.seed,
+        augment=section.augment,
+        skip_steps=skip_steps,
+        without=without,
     )
 
 

@@ -97,6 +97,17 @@ def test_a_skipped_step_is_the_step_that_would_have_come(digits, skip):
     np.testing.assert_array_equal(received[1], expected[1])
 
 
+@pytest.mark.parametrize("parts", [[(0, 20)], [(0, 7), (7, 20)]])
+def test_what_is_left_out_is_left_out_and_nothing_else(digits, parts):
+    whole, whole_labels = taken(digits.train(20, seed=3, augment="crop_flip"), 9)
+    dataset = digits.train_parts(
+        parts, of=20, seed=3, augment="crop_flip", skip_steps=2, without=[7, 1, 3, 4]
+    )
+    images, labels = (np.concatenate(each) for each in taken(dataset, 4 * len(parts)))
+    np.testing.assert_array_equal(images, np.concatenate([whole[step] for step in (2, 5, 6, 8)]))
+    np.testing.assert_array_equal(labels, np.concatenate([whole_labels[step] for step in (2, 5, 6, 8)]))
+
+
 def test_the_seed_decides_the_order(digits):
     first, again, other = (rows(digits, taken(digits.train(TRAIN, seed=seed), 1)[0]) for seed in (1, 1, 2))
     assert first == again != other

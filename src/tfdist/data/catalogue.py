@@ -90,6 +90,7 @@ class Data:
         seed: int = 0,
         augment: str = "none",
         skip_steps: int = 0,
+        without: Sequence[int] = (),
     ) -> Any:
         """Make an endless tf.data.Dataset that gives of each training step these parts, in turn.
 
@@ -99,11 +100,14 @@ class Data:
             seed: decides order and augmentation, as for `train`.
             augment: none, shift, crop_flip or cifar10_2016.
             skip_steps: begin at this step; it costs no time.
+            without: leave these steps out: the next one takes the place of each.
         """
         from tfdist.data.pipeline import train_parts
 
         split = self.prepared.split("train")
-        return train_parts(split, parts, of=of, seed=seed, augment=augment, skip_steps=skip_steps)
+        return train_parts(
+            split, parts, of=of, seed=seed, augment=augment, skip_steps=skip_steps, without=without
+        )
 
     def test(self, batch: int, *, shard: tuple[int, int] = (0, 1)) -> Any:
         """Make a tf.data.Dataset that gives every test example once over all shards, in order.

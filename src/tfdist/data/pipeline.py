@@ -37,7 +37,14 @@ def train_batches(
 
 
 def train_parts(
-    split: Split, parts: Sequence[tuple[int, int]], *, of: int, seed: int, augment: str, skip_steps: int
+    split: Split,
+    parts: Sequence[tuple[int, int]],
+    *,
+    of: int,
+    seed: int,
+    augment: str,
+    skip_steps: int,
+    without: Sequence[int] = (),
 ) -> Any:
     """Make an endless row of parts of the training steps: of each step these, one after the other.
 
@@ -48,6 +55,7 @@ def train_parts(
         seed: Decides order and augmentation.
         augment: One of AUGMENTATIONS.
         skip_steps: Begin at this step.
+        without: Leave these steps out: the next one takes the place of each.
     """
     if augment not in AUGMENTATIONS:
         raise ConfigError("augment", f"there is no '{augment}'", remedy=did_you_mean(augment, AUGMENTATIONS))
@@ -69,6 +77,9 @@ def train_parts(
         return pixels[:size], tf.gather(labels, rows)[:size]
 
     numbers = tf.data.Dataset.range(skip_steps * len(parts), _ENDLESS // of * len(parts))
+    if without:
+        left_out = tf.constant(sorted(without), tf.int64)
+        numbers = numbers.filter(lambda number: tf.reduce_all(number // len(parts) != left_out))
     is_all = sum(sizes) == of
     return _finished(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE), 1 if is_all else of)
 
