@@ -145,6 +145,13 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "constant"
     steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    nonfinite: Annotated[
+        Literal["stop", "skip"],
+        Meta(
+            description="What a loss that is NaN or infinite leads to: the end, or going on from the last"
+            " checkpoint without the batch of that step."
+        ),
+    ] = "stop"
 
 
 class EvaluationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

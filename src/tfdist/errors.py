@@ -2,12 +2,13 @@
 
 The exceptions, and the exit status that the command line gives for each:
 
-    TfdistError                      1
-    ├── ConfigError  (ValueError)    2    a setting, a file, a variable or a flag of the user's is wrong
-    ├── DataError    (ValueError)    2    the data cannot be had, or are not what they are said to be
-    ├── StorageError (OSError)       2    a folder cannot be written to or read: permissions, a full disk
-    ├── TaskLost     (RuntimeError)  138  a task of the cluster is gone or silent: start this one again
-    └── Preempted    (RuntimeError)  138  this task was told to end (SIGTERM): start it again
+    TfdistError                           1
+    ├── ConfigError  (ValueError)         2  a setting, a file, a variable or a flag of the user's is wrong
+    ├── DataError    (ValueError)         2  the data cannot be had, or are not what they are said to be
+    ├── StorageError (OSError)            2  a folder cannot be written to or read: permissions, a full disk
+    ├── TaskLost     (RuntimeError)     138  a task of the cluster is gone or silent: start this one again
+    ├── Preempted    (RuntimeError)     138  this task was told to end (SIGTERM): start it again
+    └── NotFinite    (ArithmeticError)    1  the loss or a variable has become NaN or infinite
 
 Each is also the builtin that a caller would catch without knowing tfdist.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 __all__ = [
     "ConfigError",
     "DataError",
+    "NotFinite",
     "Preempted",
     "StorageError",
     "TaskLost",
@@ -83,6 +85,10 @@ class Preempted(TfdistError, RuntimeError):
     """Report that this process was told to end, and has saved what it could."""
 
     exit_code = 138
+
+
+class NotFinite(TfdistError, ArithmeticError):
+    """Report a loss or a variable that is no number any more; starting again would end in the same."""
 
 
 def shown(value: object) -> str:

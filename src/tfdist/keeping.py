@@ -44,6 +44,8 @@ class Keeper:
     ) -> None:
         self._folder, self._config, self._strategy, self._is_chief = folder, config, strategy, is_chief
         self._found: checkpoint.Checkpoint | None = None
+        self.kept: int | None = None  # the step of the newest checkpoint
+        self.skipped: list[int] = []  # numbers of global batches
         self._best: dict[str, Any] = {}
         self._reached: int | None = None  # the descriptor of a file
         self.history: tuple[Start, ...] = ()
@@ -64,21 +66,30 @@ class Keeper:
         """Find where to go on: the step of the newest whole checkpoint, as the chief finds it."""
         self._found = found = checkpoint.find_newest(self._folder) if self._is_chief else None
         if found is not None:
-            if self._config.checkpoint.resume == "never":
+            if self._config.checkpoint.resume == "never" and self.kept is None:
                 problem = f"holds checkpoints already, of step {found.step}, and checkpoint.resume is never"
                 remedy = "Give another --run_dir, or say resume: auto to go on"
                 raise ConfigError(str(self._folder), problem, remedy=remedy)
             _check_same(found, self._trained)
-        step = 0 if found is None else found.step
-        if self._is_chief:
-            self._note_start(step)
-        [agreed] = take_from_chief(self._strategy, [step], is_chief=self._is_chief)
-        self._step = int(agreed)
-        return self._step
+        step, skipped = (-1, []) if found is None else (found.step, found.facts.get("skipped_batches", []))
+        if self._is_chief and not self.history:
+            self._note_start(max(step, 0))
+        step, count = self._agreed([step, len(skipped)])
+        # Where this is not the first time, those that were left out since that checkpoint are known already.
+        self.skipped = self.skipped or self._agreed(skipped if found is not None else [0] * count)
+        self.kept = step if step >= 0 else None
+        return max(step, 0)
+
+    def batch(self, step: int) -> int:
+        """Give the number of the global batch that comes after so many steps."""
+        number = step
+        for each in sorted(self.skipped):
+            number += each <= number
+        return number
 
     def take_up(self, state: State, total: int) -> None:
         """Set all variables as they were at the step to go on from; the chief knows how."""
-        if not self._step:
+        if self.kept is None:
             return
         mine = state.values()
         values: list[Any] = list(mine.values())
@@ -86,7 +97,7 @@ class Keeper:
             checkpoint.check_variables(self._found, mine)
             values, self._best = self._found.read(), self._found.facts["best"]
         state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
-        _log.info("going on at step %d of %d, from %s", self._step, total, self._folder)
+        _log.info("going on at step %d of %d, from %s", self.kept, total, self._folder)
 
     def note(self, step: int, results: Mapping[str, float]) -> None:
         """Remember the best evaluation, whose checkpoint is kept."""
@@ -114,8 +125,9 @@ class Keeper:
         write_json(file, [asdict(each) for each in self.history])
         self.reached(step)
 
-    def save(self, step: int, state: State, results: Mapping[str, float]) -> None:
+    def save(self, step: int, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Save what the run needs to go on, where this is the chief."""
+        self.kept = step
         if not self._is_chief:
             return
         facts = {
@@ -123,9 +135,17 @@ class Keeper:
             "examples": step * self._config.data.batch_size,
             "evaluation": dict(results),
             "best": self._best,
+            "skipped_batches": sorted(self.skipped),
         }
-        checkpoint.save(self._folder, step, state.values(), facts)
+        checkpoint.save(self._folder, step, values, facts)
         checkpoint.prune(self._folder, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
+
+    def _agreed(self, numbers: list[int]) -> list[int]:
+        """Take some numbers from the chief; all tasks have to give as many."""
+        if not numbers:
+            return []
+        found = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
+        return [int(each) for each in found]
 
 
 def _check_same(found: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:

@@ -1,30 +1,50 @@
-"""Know how fast a run goes: tell the launcher, and give the time that each task computes for a step."""
+"""Know how fast a run goes: tell the launcher, and how long each task computes for a step."""
 
 import time
 from typing import Any
 
 import numpy as np
 
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfig, Task
 from tfdist.launcher import report_progress
+from tfdist.loop import SECONDS, STEPS
+from tfdist.stragglers import Stragglers
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "computing_tasks"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 
 
-class Pace:
-    """Tell the launcher how far and how fast the run goes, where this is its chief."""
+def computing_tasks(cluster: ClusterConfig) -> list[Task]:
+    """Give the tasks that compute steps, in the order of their replicas."""
+    roles = ("worker",) if cluster.ps else ("chief", "worker")
+    return [each for each in cluster.tasks() if each.type in roles]
 
-    def __init__(self, cluster: ClusterConfig, batch_size: int, step: int) -> None:
-        roles = ("worker",) if cluster.ps else ("chief", "worker")
-        self._tasks = [str(each) for each in cluster.tasks() if each.type in roles] or ["this process"]
-        self._batch_size = batch_size
+
+class Pace:
+    """Know how far and how fast a run goes since it was begun, or begun again, at a step."""
+
+    def __init__(self, cluster: ClusterConfig, batch_size: int, step: int, period: int) -> None:
+        """Begin.
+
+        Args:
+            cluster: The cluster.
+            batch_size: Examples of a step.
+            step: The step to begin at.
+            period: After how many steps the tasks are compared with each other, at the least.
+        """
+        self._tasks = computing_tasks(cluster)
+        self._batch_size, self._period = batch_size, period
         self._told = self._asked = (time.monotonic(), step)
+        self._cluster = cluster
+        self._stragglers = Stragglers()
+        self._compared_at = step
+        self._table: Any = 0.0
+        self._is_first = True
         self.loss: float | None = None
 
     def tell(self, step: int, total: int) -> None:
-        """Report, but not too often."""
+        """Report to the launcher, where this is its chief, but not too often."""
         if time.monotonic() - self._told[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
             speed, self._told = self._speed(self._told, step)
             report_progress(step, total, examples_per_second=speed, loss=self.loss)
@@ -35,16 +55,38 @@ class Pace:
         return speed
 
     def milliseconds(self, times: Any) -> dict[str, float]:
-        """Give the time that each task computes for a step, without what it waits for others and for data."""
+        """Give the time that each task computes for a step, without what it waits for others and for data.
+
+        A task that has done none is left out.
+        """
         if times is None:
             return {}
         # Of a task's replicas the slowest counts.
-        each = np.asarray(times).reshape(len(self._tasks), -1, 2)
-        slowest = 1000 * np.max(each[:, :, 0] / np.maximum(each[:, :, 1], 1), axis=1)
-        return {
-            f"milliseconds of a step/{task}": float(value)
-            for task, value in zip(self._tasks, slowest, strict=True)
-        }
+        each = np.asarray(times).reshape(max(len(self._tasks), 1), -1, 4)
+        slowest = 1000 * np.max(each[:, :, SECONDS] / np.maximum(each[:, :, STEPS], 1), axis=1)
+        names = [str(task) for task in self._tasks] or ["this process"]
+        return {name: float(taken) for name, taken in zip(names, slowest, strict=True) if taken}
+
+    def compare(self, step: int, times: Any) -> None:
+        """Add the times up to a step; warn, after each period, of tasks that are much slower than the others.
+
+        The first period is not counted: in it functions are traced, and memory is taken.
+        """
+        if times is None or len(self._tasks) < 2:
+            return
+        self._table = self._table + np.asarray(times)
+        if step - self._compared_at < self._period:
+            return
+        if not self._is_first:
+            taken = self.milliseconds(self._table)
+            self._stragglers.judge(
+                {
+                    f"{task} at {self._cluster.address(task)}": taken[str(task)]
+                    for task in self._tasks
+                    if str(task) in taken
+                }
+            )
+        self._compared_at, self._table, self._is_first = step, 0.0, False
 
     def _speed(self, since: tuple[float, int], step: int) -> tuple[float, tuple[float, int]]:
         now = time.monotonic()

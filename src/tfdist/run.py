@@ -8,12 +8,13 @@ import tensorflow as tf
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data
-from tfdist.errors import Preempted
+from tfdist.errors import NotFinite, Preempted
 from tfdist.keeping import Keeper, Start
 from tfdist.loop import Agreement, Runner, Session, State, Step, Totals, run_tests, wait_for_all
 from tfdist.pace import Pace
 from tfdist.preemption import Notice
 from tfdist.recipe import steps_per_epoch, test_batches, total_steps, train_batches
+from tfdist.recovery import Recovery
 from tfdist.summaries import Summaries
 
 __all__ = ["Run"]
@@ -42,6 +43,7 @@ class Run:
         self.total = total_steps(config, data)
         self.step = self.begun_at = 0
         self._keeper = Keeper(folder / "checkpoints", config, data, strategy, is_chief=cluster.is_chief)
+        self._recovery = Recovery(config, cluster, strategy, self._keeper)
         self._summaries = Summaries(folder / "summaries", ("train", "test")) if cluster.is_chief else None
         self._notice, self._is_leaving = notice, False
         self._agreement = Agreement(strategy, is_chief=cluster.is_chief)
@@ -58,12 +60,13 @@ class Run:
             Preempted: A task of the cluster was told to end. All is saved.
         """
         self.step = self.begun_at = self._keeper.find()
-        self._pace = Pace(self._cluster, self._config.data.batch_size, self.step)
         session = Session(self._model, self._strategy, self._batches)
-        training = session.training()
+        training = session.training(stops_at_failure=True)
         testing = session.testing(lambda context: test_batches(context, self._data, self._config))
         state = State(self._model, self._strategy, session.random_states)
         self._keeper.take_up(state, self.total)
+        self._recovery.begin(state)
+        self._pace = self._new_pace()
         with self._notice.deferred():
             results = self._train(session, training, testing, state)
         self._notice.heed()
@@ -74,20 +77,34 @@ class Run:
         save_every = self._config.checkpoint.every or self._per_epoch
         results: dict[str, float] = {}
         while self.step < self.total:
-            self._advance(session, training, _next(self.step, self.total, evaluate_every, save_every))
-            is_last = self.step == self.total
-            if is_last:
-                session.finish()
-            # An evaluator of its own spares the cluster all evaluations but the last.
-            is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
-            results = self._evaluate(session, testing) if is_due and not self._is_leaving else {}
-            if is_last or self.step % save_every == 0 or self._is_leaving:
-                self._keeper.save(self.step, state, {} if self._is_leaving else results)
+            goal = _next(self.step, self.total, evaluate_every, save_every)
+            try:
+                self._advance(session, training, self._recovery.goal(self.step, goal))
+                is_last = self.step == self.total
+                if is_last:
+                    session.finish()
+                if self._recovery.is_searching:
+                    self._recovery.checked(self.step, state)
+                # An evaluator of its own spares the cluster all evaluations but the last.
+                is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
+                results = self._evaluate(session, testing) if is_due and not self._is_leaving else {}
+                if is_last or self.step % save_every == 0 or self._is_leaving:
+                    values = self._recovery.checked(self.step, state)
+                    self._keeper.save(self.step, values, {} if self._is_leaving else results)
+            except NotFinite as failure:
+                self._recovery.answer(failure, self.step)
+                self._go_back(session, training, state)
+                continue
             if self._is_leaving:
                 wait_for_all(self._strategy)  # the chief has saved then
                 problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
                 raise Preempted("SIGTERM", problem, remedy="The same command goes on from there")
         return results
+
+    @property
+    def skipped_batches(self) -> list[int]:
+        """Give the numbers of the global batches that were left out."""
+        return sorted(self._keeper.skipped)
 
     def close(self) -> None:
         """Have the curves on the disk."""
@@ -100,26 +117,42 @@ class Run:
             self._summaries.answers("test", self.step, images, labels, answers, self._data.classes)
 
     def _batches(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
-        # A step is one worker's there: all workers together have done that many.
-        skip = self.step // (context.num_input_pipelines if is_coordinated else 1)
-        return train_batches(context, self._data, self._config, skip_steps=skip)
+        if isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+            # A step is one worker's: all workers together have done that many.
+            skip = self.step // context.num_input_pipelines
+            return train_batches(context, self._data, self._config, skip_steps=skip)
+        skip, without = self._keeper.batch(self.step), self._keeper.skipped
+        return train_batches(context, self._data, self._config, skip_steps=skip, without=without)
+
+    def _go_back(self, session: Session, training: Runner, state: State) -> None:
+        """Take up the last checkpoint, and the data from there on."""
+        self.step = self._keeper.find()
+        self._keeper.take_up(state, self.total)
+        self._pace = self._new_pace()
+        training.rewind(session.distribute(self._batches))
+
+    def _new_pace(self) -> Pace:
+        return Pace(self._cluster, self._config.data.batch_size, self.step, self._config.summaries.every)
 
     def _advance(self, session: Session, training: Runner, goal: int) -> None:
         """Train up to a step, or to where the tasks agree to leave."""
-        session.train_step.reset()
-        counted = session.train_step.no_totals()
+        way = session.train_step
+        way.reset()
+        totals = counted = way.no_totals()
         every, per_call = self._config.summaries.every, self._config.train.steps_per_execution
         for ran, totals in training.epoch(goal - self.step, per_call, counted):
             before, self.step = self.step, self.step + ran
+            self._recovery.check_losses(self.step, way.failure(totals))
             if self.step // every > before // every or self.step == self.total:
                 # All tasks have a part in it: Keras 2 puts together what each of them has counted.
-                self._show(session.train_step, _since(session.train_step, counted, totals))
+                self._show(way, _since(way, counted, totals))
                 counted = totals
             self._pace.tell(self.step, self.total)
             self._keeper.reached(self.step)
             if self._leaves():
                 training.wind_up()
+        if self._summaries is not None:
+            self._pace.compare(self.step, way.times(_since(way, counted, totals)))
         session.end_epoch()
 
     def _show(self, way: Step, counted: Totals) -> None:
@@ -129,7 +162,13 @@ class Run:
         if self._summaries is not None:
             logs["examples per second"] = self._pace.since_last_asked(self.step)
             logs["learning rate"] = float(tf.convert_to_tensor(self._model.optimizer.learning_rate))
-            self._summaries.add("train", self.step, {**logs, **self._pace.milliseconds(way.times(counted))})
+            times = way.times(counted)
+            taken = {
+                f"milliseconds of a step/{task}": value
+                for task, value in self._pace.milliseconds(times).items()
+            }
+            self._summaries.add("train", self.step, {**logs, **taken})
+            self._pace.compare(self.step, times)
 
     def _leaves(self) -> bool:
         """Ask the others, after an execution, whether to leave; once they do, that stands."""

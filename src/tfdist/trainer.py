@@ -35,6 +35,7 @@ from tfdist.files import remove_partial, storage_errors, write_json
 from tfdist.loop import naming_lost_tasks, wait_for_all
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.recipe import build_model, compiled_model, steps_per_epoch, total_steps
+from tfdist.recovery import check_nonfinite
 from tfdist.run import Run
 from tfdist.saved_model import export, try_formats
 from tfdist.server import serve
@@ -59,6 +60,7 @@ class Report:
     test_accuracy: float
     test_loss: float
     steps: int
+    skipped_batches: list[int]
     begun_at_step: int
     starts: int
     steps_lost: int
@@ -126,6 +128,7 @@ def _train_on(
             test_accuracy=found["accuracy"],
             test_loss=found["loss"],
             steps=run.step,
+            skipped_batches=run.skipped_batches,
             begun_at_step=run.begun_at,
             starts=len(run.history),
             steps_lost=sum(start.lost for start in run.history),
@@ -144,7 +147,8 @@ def _train_on(
 def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
     """Check in this process what a run needs, without training; say what was found."""
     lead = cluster.with_task("chief" if cluster.chief else "worker", 0) if cluster else cluster
-    check_strategy(lead, **config.strategy.options(cluster))
+    name = check_strategy(lead, **config.strategy.options(cluster))
+    check_nonfinite(config, is_apart=name == "parameter_server")
     if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
         check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
     data = open_data(**config.data.wanted())

@@ -75,15 +75,18 @@ class StopAt(keras.callbacks.Callback):
 
 
 def stopping(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """One worker alone asks for an end: in the middle of an epoch, at its end, by a callback of Keras's."""
+    """One worker alone asks for an end: in the middle of an epoch, at its end, by callbacks of Keras's."""
     is_last = strategy.cluster_resolver.task_id == 1
     early = keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1)
     found = {}
-    for name, callback in {"batch": StopAt(batch=3), "epoch": StopAt(epoch=1), "early": early}.items():
+    asking = {"batch": StopAt(batch=3), "epoch": StopAt(epoch=1), "early": early}
+    for name, callback in {**asking, "nan": keras.callbacks.TerminateOnNaN()}.items():
         model = compiled_model(strategy)
         callbacks = [callback] if is_last else []
-        data = batches(*points())
-        history = fit(model, data, strategy=strategy, epochs=5, callbacks=callbacks, verbose=0)
+        x, y = points()
+        if name == "nan":
+            y[30] = np.nan  # in the third batch
+        history = fit(model, batches(x, y), strategy=strategy, epochs=5, callbacks=callbacks, verbose=0)
         found[name] = [len(history.epoch), int(model.optimizer.iterations.numpy())]
     return found
 

@@ -50,6 +50,7 @@ def test_a_worker_that_stops_alone_stops_all(finished):
             "batch": [1, 4],
             "epoch": [2, 2 * STEPS_PER_EPOCH],
             "early": [2, 2 * STEPS_PER_EPOCH],
+            "nan": [1, 3],
         }
 
 

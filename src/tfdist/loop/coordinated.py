@@ -44,8 +44,9 @@ class CoordinatedRunner:
         self._is_winding_up = False
         self._is_without = False  # a worker that has fallen silent
 
-    def rewind(self) -> None:
-        """Let the next epoch begin with the data's beginning."""
+    def rewind(self, dataset: Any = None) -> None:
+        """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
+        self._dataset = self._dataset if dataset is None else dataset
         self._iterator = None
 
     def wind_up(self) -> None:

@@ -11,17 +11,25 @@ Totals = tuple[tf.Tensor, ...]
 
 
 def make_execution(
-    step: Callable[[Any], Totals], *, adds: bool = True
+    step: Callable[[Any], Totals],
+    *,
+    adds: bool = True,
+    is_failing: Callable[[Totals], tf.Tensor] | None = None,
 ) -> Callable[..., tuple[tf.Tensor, Totals]]:
     """Make a function that takes up to so many steps on an iterator.
 
-    It gives how many steps there was data for, and the totals with what they add; or, where that does not
-    add up, what the last step gave.
+    It gives how many steps it took: as many as there was data for; and the totals with what they add, or
+    where that does not add up, what the last step gave. Where the totals can say that a step failed, that one
+    is the last.
     """
 
     def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
-        def is_unfinished(done: tf.Tensor, has_more: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return tf.logical_and(done < steps, has_more)
+        def is_unfinished(done: tf.Tensor, has_more: tf.Tensor, *totals: tf.Tensor) -> tf.Tensor:
+            is_wanted = tf.logical_and(done < steps, has_more)
+            if is_failing is None:
+                return is_wanted
+            # What replicas have added up is the same in all processes, which so leave the loop together.
+            return tf.logical_and(is_wanted, tf.logical_not(is_failing(totals)))
 
         def body(done: tf.Tensor, _: tf.Tensor, *totals: tf.Tensor) -> Any:
             batch = iterator.get_next_as_optional()

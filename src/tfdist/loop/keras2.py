@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.loop.checks import reductions
+from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
 from tfdist.loop.randomness import drawing_apart
 from tfdist.loop.sharing import batch_size, shared_mean, unpacked
-from tfdist.loop.timing import Timing
 
 __all__ = ["Keras2Step"]
 
@@ -32,11 +32,11 @@ class Keras2Step:
         self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
         # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
         self._forward = tf.autograph.to_graph(_forward)
-        self._timing = Timing(strategy)
+        self._gauge = Gauge(strategy)
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
-        """Give the times alone: what is counted is in the metrics' own variables."""
-        return (self._timing.nothing(),)
+        """Give what is gauged alone: what is counted is in the metrics' own variables."""
+        return (self._gauge.nothing(),)
 
     def results(self, totals: tuple[tf.Tensor, ...]) -> dict[str, Any]:
         """Give the metrics' results."""
@@ -47,6 +47,14 @@ class Keras2Step:
     def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
         """Give the seconds and steps of each replica, or of each worker that goes at its own pace."""
         return totals[-1]
+
+    def is_failing(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """Say, inside a graph, whether a loss was no number."""
+        return self._gauge.is_failing(totals[-1])
+
+    def failure(self, totals: tuple[tf.Tensor, ...]) -> Failure | None:
+        """Say which replicas' losses were no numbers, if any."""
+        return self._gauge.failure(totals[-1])
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -63,8 +71,8 @@ class Keras2Step:
 
     def train(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Train on a batch, each replica on its part."""
-        times = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
-        return (self._strategy.experimental_local_results(times)[0],)
+        seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
+        return (self._strategy.experimental_local_results(seen)[0],)
 
     def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
         """Test on a batch, each replica on its part."""
@@ -84,7 +92,7 @@ class Keras2Step:
         model, optimizer = self._model, self._model.optimizer
         x, y, sample_weight = unpacked(data)
         # XLA has no clock.
-        begun = None if model.jit_compile else self._timing.begun(data)
+        begun = None if model.jit_compile else self._gauge.begun(data)
         scales = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape, drawing_apart(self._strategy):
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
@@ -95,8 +103,8 @@ class Keras2Step:
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)
         weight = None if self._divided_by is None else size
-        times = self._timing.nothing() if begun is None else self._timing.ended(begun, gradients)
-        shared = shared_mean(gradients, [], [times], size=size, weight=weight)
+        seen = self._gauge.ended(begun, gradients, loss)
+        shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
         optimizer.apply_gradients(
             zip(shared.gradients, model.trainable_variables, strict=True),
             experimental_aggregate_gradients=False,

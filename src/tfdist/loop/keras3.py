@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.loop.checks import has_own
+from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
 from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, weighed
 from tfdist.loop.randomness import Randomness
 from tfdist.loop.shards import parts_of, read_by_rows
 from tfdist.loop.sharing import Shared, batch_size, shared_mean, unpacked
-from tfdist.loop.timing import Timing
 from tfdist.loop.updating import Updating
 from tfdist.loop.weighing import losses_of_one_process, recorded_divisors, weight_of
 
@@ -56,7 +56,7 @@ class Keras3Step:
         self._loss_trackers = [model._loss_tracker, *trackers]
         self._meets = strategy.num_replicas_in_sync > 1 and meet_in(model)
         self._randomness = Randomness(model, strategy)
-        self._timing = Timing(strategy)
+        self._gauge = Gauge(strategy)
         read_by_rows(model.variables)
         self._state = [*model.non_trainable_variables, *self._randomness.unseeded]
         if model.optimizer is not None:
@@ -70,7 +70,7 @@ class Keras3Step:
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give the sums that a metric starts from."""
-        return *(tf.zeros(each.shape, tf.float64) for each in self._metrics), self._timing.nothing()
+        return *(tf.zeros(each.shape, tf.float64) for each in self._metrics), self._gauge.nothing()
 
     def results(self, totals: tuple[tf.Tensor, ...]) -> dict[str, Any]:
         """Give the metrics' results from what was added up."""
@@ -85,6 +85,14 @@ class Keras3Step:
     def times(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
         """Give the seconds and steps of each replica, or of each worker that goes at its own pace."""
         return totals[-1]
+
+    def is_failing(self, totals: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """Say, inside a graph, whether a loss was no number."""
+        return self._gauge.is_failing(totals[-1])
+
+    def failure(self, totals: tuple[tf.Tensor, ...]) -> Failure | None:
+        """Say which replicas' losses were no numbers, if any."""
+        return self._gauge.failure(totals[-1])
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -125,12 +133,13 @@ class Keras3Step:
 
     def _shared(self, compute: Callable[[Any], _Part], data: Any) -> Shared:
         x, _, _ = unpacked(data)
-        begun = self._timing.begun(data)
+        begun = self._gauge.begun(data)
         part = self._if_any(lambda: self._compiled(compute)(data), x)
+        loss = tf.add_n(part.sums[len(self._metrics) :])
         return shared_mean(
             part.gradients,
             part.state,
-            [*part.sums, self._timing.ended(begun, part)],
+            [*part.sums, self._gauge.ended(begun, part, loss)],
             size=batch_size(x),
             weight=part.weight,
             added=part.added,
@@ -222,13 +231,13 @@ class Keras3Step:
         Keras counts those of several outputs so where it knows the size ahead, and else each batch as one.
         """
         count = len(self._metrics)
-        added, *losses, times = shared.sums[count:]
+        added, *losses, seen = shared.sums[count:]
         found = {id(each): value for each, value in zip(self._metrics, shared.sums[:count], strict=True)}
         for tracker, total in zip(self._loss_trackers, losses, strict=True):
             found[id(tracker.total)] = shared.size * tf.math.divide_no_nan(total, shared.weight)
             found[id(tracker.count)] = shared.size
         found[id(self._loss_trackers[0].total)] += added
-        return [*(found[id(each)] for each in self._metrics), times]
+        return [*(found[id(each)] for each in self._metrics), seen]
 
     def _if_any(self, compute: Callable[[], Any], x: Any) -> Any:
         """Compute on this replica's examples; where it has none, give zeros of the same shapes.

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.loop.executions import Totals, make_execution
+from tfdist.loop.gauge import Failure
 from tfdist.loop.generations import is_keras_2
 
 __all__ = ["OwnStep"]
@@ -21,10 +23,19 @@ class OwnStep:
 
     adds_up = False
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, name: str, element_spec: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        name: str,
+        element_spec: Any,
+        *,
+        stops_at_failure: bool = False,
+    ) -> None:
         self._model = model
         self._strategy = strategy
         self._name = name
+        self._stops = stops_at_failure
         self._logs: dict[str, Any] = {}
         is_old = is_keras_2(model)
         self._reduction = tf.distribute.ReduceOp.SUM if is_old else tf.distribute.ReduceOp.MEAN
@@ -52,6 +63,8 @@ class OwnStep:
             if not batch.has_value():
                 return tf.constant(done), totals
             totals, done = self._one(batch.get_value()), done + 1
+            if self._stops and self.is_failing(totals):
+                return tf.constant(done), totals
         if self._more is None:
             return tf.constant(done), totals
         if not totals:
@@ -78,13 +91,31 @@ class OwnStep:
         """Give nothing: where its computing ends and its waiting begins, the model alone knows."""
         del totals
 
+    def is_failing(self, totals: Totals) -> tf.Tensor:
+        """Say whether what the logs call the loss is no number."""
+        finite = [tf.reduce_all(tf.math.is_finite(each)) for each in self._losses(totals)]
+        return tf.logical_not(tf.reduce_all(finite))
+
+    def failure(self, totals: Totals) -> Failure | None:
+        """Say that the loss is no number, if so; on which replica is not in the logs."""
+        losses = [np.asarray(each) for each in self._losses(totals)]
+        if all(np.isfinite(each).all() for each in losses):
+            return None
+        return Failure("NaN" if any(np.isnan(each).any() for each in losses) else "infinite")
+
+    def _losses(self, totals: Totals) -> list[Any]:
+        found = tf.nest.pack_sequence_as(self._logs, totals) if totals else {}
+        return [each for each in tf.nest.flatten(found.get("loss", ())) if each.dtype.is_floating]
+
     def reset(self) -> None:
         """Start the metrics anew."""
         with self._strategy.scope():
             self._model.reset_metrics()
 
     def _loop(self, iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
-        return make_execution(self._run, adds=self.adds_up)(iterator, steps, totals)
+        is_failing = self.is_failing if self._stops else None
+        execution = make_execution(self._run, adds=self.adds_up, is_failing=is_failing)
+        return execution(iterator, steps, totals)
 
     def _run(self, batch: Any) -> Totals:
         step = getattr(self._model, self._name)

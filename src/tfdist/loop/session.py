@@ -10,6 +10,7 @@ from tfdist.loop.checks import check_model, has_own
 from tfdist.loop.coordinated import CoordinatedRunner
 from tfdist.loop.executions import Totals, make_execution
 from tfdist.loop.feeding import Data, distribute, distribute_to_workers
+from tfdist.loop.gauge import Failure
 from tfdist.loop.generations import is_keras_2
 from tfdist.loop.keras2 import Keras2Step
 from tfdist.loop.keras3 import Keras3Step
@@ -23,8 +24,8 @@ __all__ = ["Cluster", "Runner", "Session", "Step", "replica_spec"]
 class Runner(Protocol):
     """Run epochs of one kind of step over one data set."""
 
-    def rewind(self) -> None:
-        """Let the next epoch begin with the data's beginning."""
+    def rewind(self, dataset: Any = None) -> None:
+        """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
 
     def epoch(
         self, steps: int | None, steps_per_execution: int, totals: Totals
@@ -48,6 +49,12 @@ class Step(Protocol):
 
     def times(self, totals: Totals) -> tf.Tensor | None:
         """Give seconds and steps of each replica or worker, where they are known."""
+
+    def is_failing(self, totals: Totals) -> tf.Tensor:
+        """Say, inside a graph, whether a loss was no number."""
+
+    def failure(self, totals: Totals) -> Failure | None:
+        """Say which replicas' losses were no numbers, if any."""
 
     def reset(self) -> None:
         """Start the metrics anew."""
@@ -88,10 +95,14 @@ class Session:
         self.train_step: Step
         self.test_step: Step
 
-    def training(self) -> Runner:
-        """Run training steps on the data."""
-        self.train_step, runner = self._way("train_step", self._dataset, self._spec)
+    def training(self, *, stops_at_failure: bool = False) -> Runner:
+        """Run training steps on the data; a loss that is no number may end an execution."""
+        self.train_step, runner = self._way("train_step", self._dataset, self._spec, stops_at_failure)
         return runner
+
+    def distribute(self, data: Data) -> Any:
+        """Hand other data of the same kind out, for `rewind`."""
+        return self._cluster.distribute(data)[0]
 
     def testing(self, data: Data | None = None) -> Runner:
         """Run test steps, on other data if given."""
@@ -123,15 +134,15 @@ class Session:
         make = Keras2Step if is_keras_2(self._model) else Keras3Step
         return make(self._model, self._cluster.strategy)
 
-    def _way(self, name: str, dataset: Any, spec: Any) -> tuple[Step, Runner]:
+    def _way(self, name: str, dataset: Any, spec: Any, stops: bool = False) -> tuple[Step, Runner]:
         if has_own(self._model, name):
-            own = OwnStep(self._model, self._cluster.strategy, name, spec)
+            own = OwnStep(self._model, self._cluster.strategy, name, spec, stops_at_failure=stops)
             return own, SynchronousRunner(own.execution, dataset, eagerly=True)  # it makes its own graphs
         step = self._keras_step
-        return step, self._runner(step.train if name == "train_step" else step.test, dataset)
+        run = step.train if name == "train_step" else step.test
+        return step, self._runner(make_execution(run, is_failing=step.is_failing if stops else None), dataset)
 
-    def _runner(self, step: Callable[[Any], Totals], dataset: Any) -> Runner:
-        execution = make_execution(step)
+    def _runner(self, execution: Callable[..., Any], dataset: Any) -> Runner:
         if self._cluster.coordinator is None:
             return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly)
         return CoordinatedRunner(

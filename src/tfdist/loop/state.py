@@ -1,5 +1,6 @@
 """Hold the variables that training changes: read them all, set them all, agree on the chief's."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,11 @@ class State:
                 name = f"{owner}/{len(self._variables)}/{getattr(each, 'path', None) or each.name}"
                 self._variables[name] = each
 
+    @property
+    def names(self) -> list[str]:
+        """Give the names of all variables, in their order."""
+        return list(self._variables)
+
     def values(self) -> dict[str, tf.Tensor]:
         """Read all variables, each whole."""
         with self._strategy.scope():
@@ -64,18 +70,23 @@ def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, 
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return list(values)
-    weight = 1.0 if is_chief else 0.0
+    found = _taking(strategy, is_chief)([tf.cast(each, tf.float64) for each in values])
+    local = [strategy.experimental_local_results(each)[0] for each in found]
+    return [tf.cast(each, tf.convert_to_tensor(mine).dtype) for each, mine in zip(local, values, strict=True)]
+
+
+@functools.lru_cache(maxsize=1)
+def _taking(strategy: tf.distribute.Strategy, is_chief: bool) -> Any:
+    """Make the function that takes the chief's values: once, for tracing is what takes long."""
 
     def added_up(sent: list[tf.Tensor]) -> Any:
         context = tf.distribute.get_replica_context()
-        # Of the chief's replicas, one speaks.
-        is_first = tf.cast(context.replica_id_in_sync_group == 0, tf.float64) * weight
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, [each * is_first for each in sent])
+        # Of the chief's replicas, one speaks. (Not by a factor of 0 for the others: 0 times NaN is NaN.)
+        speaks = tf.logical_and(tf.equal(context.replica_id_in_sync_group, 0), is_chief)
+        said = [tf.where(speaks, each, tf.zeros_like(each)) for each in sent]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, said)
 
-    sent = [tf.cast(each, tf.float64) for each in values]
-    found = tf.function(lambda sent: strategy.run(added_up, args=(sent,)), autograph=False)(sent)
-    local = [strategy.experimental_local_results(each)[0] for each in found]
-    return [tf.cast(each, tf.convert_to_tensor(mine).dtype) for each, mine in zip(local, values, strict=True)]
+    return tf.function(lambda sent: strategy.run(added_up, args=(sent,)), autograph=False)
 
 
 def _value(variable: Any) -> Any:

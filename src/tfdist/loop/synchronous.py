@@ -21,8 +21,9 @@ class SynchronousRunner:
         self._iterator: Any = None
         self._is_winding_up = False
 
-    def rewind(self) -> None:
-        """Let the next epoch begin with the data's beginning."""
+    def rewind(self, dataset: Any = None) -> None:
+        """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
+        self._dataset = self._dataset if dataset is None else dataset
         self._iterator = None
 
     def epoch(

@@ -1,25 +1,54 @@
-"""Measure, inside the graph, how long each replica computes in a step before it waits for the others."""
+"""Gauge each replica inside the graph: how long it computes before it waits, and what its loss is.
+
+What is seen is in a table that adds up over steps: a row for each replica, with the columns SECONDS, STEPS,
+and how many of its losses were NaN, and infinite.
+"""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.loop.workers import worker_index
 
-__all__ = ["Timing"]
+__all__ = ["SECONDS", "STEPS", "Failure", "Gauge"]
+
+SECONDS, STEPS, _NAN, _INFINITE = range(4)
 
 
-class Timing:
-    """Know the seconds and the steps of each replica, or of each worker that goes at its own pace."""
+class Failure(NamedTuple):
+    """Say what a loss became that is no number, and on which of how many replicas, where that is known."""
+
+    kind: str
+    replicas: tuple[int, ...] = ()
+    of: int = 0
+
+
+class Gauge:
+    """Gauge each replica, or each worker that goes at its own pace."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         self._count = strategy.extended._num_workers if self._is_apart else strategy.num_replicas_in_sync
 
     def nothing(self) -> tf.Tensor:
-        """Give what the seconds and steps start from: a row for each replica or worker."""
-        return tf.zeros([self._count, 2], tf.float64)
+        """Give the table to start from."""
+        return tf.zeros([self._count, 4], tf.float64)
+
+    @staticmethod
+    def is_failing(table: Any) -> tf.Tensor:
+        """Say, inside a graph, whether a loss was no number."""
+        return tf.reduce_any(table[:, _NAN:] > 0)
+
+    @staticmethod
+    def failure(table: Any) -> Failure | None:
+        """Say which replicas' losses were no numbers, if any."""
+        found = np.asarray(table)[:, _NAN:] > 0
+        if not found.any():
+            return None
+        kind = "NaN" if found[:, 0].any() else "infinite"
+        return Failure(kind, tuple(int(row) for row in np.flatnonzero(found.any(axis=1))), len(found))
 
     # -- in replica context --
 
@@ -28,15 +57,25 @@ class Timing:
         tensors = _tensors(data)
         return _now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
 
-    def ended(self, begun: tf.Tensor, results: Any) -> tf.Tensor:
-        """Give the seconds from then until the results are there, in this replica's row."""
-        seconds = _now(begun, after=_tensors(results)) - begun
+    def ended(self, begun: tf.Tensor | None, results: Any, loss: tf.Tensor) -> tf.Tensor:
+        """Give, in this replica's row, the seconds until the results are there, and what the loss is.
+
+        Where it is not known when the step began, the seconds and steps stay 0.
+        """
+        zero = tf.zeros([], tf.float64)
+        seconds = zero if begun is None else _now(begun, after=_tensors(results)) - begun
+        seen = [
+            seconds,
+            zero if begun is None else tf.ones_like(zero),
+            tf.cast(tf.math.is_nan(loss), tf.float64),
+            tf.cast(tf.math.is_inf(loss), tf.float64),
+        ]
         if self._is_apart:
             row = worker_index()
         else:
             row = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
         mine = tf.one_hot(row, self._count, dtype=tf.float64)[:, None]
-        return mine * tf.stack([seconds, tf.ones_like(seconds)])
+        return mine * tf.stack(seen)
 
 
 def _now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,56 @@
+import pytest
+import tensorflow as tf
+
+from tfdist.loop.executions import make_execution
+from tfdist.loop.gauge import SECONDS, STEPS, Failure, Gauge
+
+
+@pytest.fixture
+def gauge():
+    return Gauge(tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+
+
+def test_the_clock_is_read_before_and_after(gauge):
+    @tf.function
+    def measured(x):
+        begun = gauge.begun(x)
+        result = tf.while_loop(
+            lambda now: now < begun + 0.2,
+            lambda _: tf.timestamp(),
+            [begun],
+        )
+        return gauge.ended(begun, result, tf.constant(1.0))
+
+    table = measured(tf.constant(1.0)).numpy()
+    assert table[0, STEPS] == 1
+    assert table[0, SECONDS] >= 0.2
+    assert gauge.failure(table) is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "stops", "ran"),
+    [
+        (float("nan"), "NaN", True, 3),
+        (float("-inf"), "infinite", True, 3),
+        (float("nan"), "NaN", False, 5),
+        (0.0, None, True, 5),
+    ],
+)
+def test_an_execution_ends_with_the_first_loss_that_is_no_number(gauge, bad, kind, stops, ran):
+    losses = tf.data.Dataset.from_tensor_slices([1.0, 1.0, bad, 1.0, 1.0])
+
+    def step(loss):
+        return loss, gauge.ended(None, [], loss)
+
+    execution = make_execution(
+        step, is_failing=(lambda totals: gauge.is_failing(totals[-1])) if stops else None
+    )
+    done, (total, table) = tf.function(execution, autograph=False)(iter(losses), 5, (0.0, gauge.nothing()))
+    assert int(done) == ran
+    assert gauge.failure(table) == (kind and Failure(kind, (0,), 1))
+    assert bool(tf.math.is_finite(total)) == (kind is None)
+
+
+def test_the_replicas_are_told_apart(gauge):
+    table = tf.constant([[0.1, 1, 0, 0], [0.1, 1, 0, 1], [0.1, 1, 2, 0]], tf.float64)
+    assert gauge.failure(table) == Failure("NaN", (1, 2), 3)
