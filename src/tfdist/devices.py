@@ -1,12 +1,21 @@
 """Say what this process computes on, before TensorFlow uses its devices: after that they are fixed."""
 
+import os
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["Device", "check_device", "configure_devices", "device_kind", "server_config"]
+__all__ = [
+    "Device",
+    "check_device",
+    "configure_devices",
+    "device_kind",
+    "server_config",
+    "threads_to_wait",
+]
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -62,6 +71,19 @@ def configure_devices(
         raise ConfigError(
             "make_strategy", str(error), remedy="Call it before the first tensor is made"
         ) from error
+
+
+def threads_to_wait() -> int | None:
+    """Give the operations that are to run at once where some of them wait for another task, for ever perhaps.
+
+    None leaves it as it is: somebody has said so, or it is fixed already.
+    """
+    is_said = (
+        os.environ.get("TF_NUM_INTEROP_THREADS") or tf.config.threading.get_inter_op_parallelism_threads()
+    )
+    if is_said or context.context()._context_handle is not None:
+        return None
+    return max(_LEAST_INTER_OP_THREADS, os.cpu_count() or 1)
 
 
 def server_config(device: str, *, memory_growth: bool | None = None) -> Any:

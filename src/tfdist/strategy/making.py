@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
-from tfdist.devices import Device, check_device, configure_devices, device_kind
+from tfdist.devices import Device, check_device, configure_devices, device_kind, threads_to_wait
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.farewell import say_farewell_at_exit
 from tfdist.strategy.connecting import connecting
@@ -80,7 +80,8 @@ def make_strategy(
         memory_growth: Take GPU memory as it is needed, not all at once.
         precision: The dtype policy of Keras from here on.
         intra_op_threads: Threads that work on one operation.
-        inter_op_threads: Operations that run at once.
+        inter_op_threads: Operations that run at once; in a cluster at least 8 where nobody says otherwise,
+            since one that waits for another task counts.
         start_timeout: Seconds that the other tasks may take to come up, 600 where None. Who is awaited, and
             why they cannot be reached, is said in the log meanwhile.
 
@@ -106,6 +107,8 @@ def make_strategy(
     # Where workers compute on behalf of the chief, their GPUs are in question: known when all are connected.
     is_theirs = name in _OF_PS and device == "gpu"
     check_device("auto" if is_theirs else device, memory_growth=memory_growth)
+    if inter_op_threads is None and len(cluster.training().tasks()) > 1:
+        inter_op_threads = threads_to_wait()
     configure_devices(
         device,
         logical_devices=logical_devices,
