@@ -15,9 +15,12 @@ import pytest
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+TRAIN = [sys.executable, "-m", "tfdist.train"]
+
+
 def train(*arguments, **environ):
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.train", *map(str, arguments)],
+        [*TRAIN, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=900,
@@ -278,6 +281,66 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, sta
         assert (report["begun_at_step"], report["starts"]) == (4, 2)
         assert report["steps_lost"] <= 1
     assert _left_by(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_path, cache):
+    folder = tmp_path / "run"
+    options = ["--set=data.name=digits", "--set=train.steps=300", "--set=evaluation.batches=2"]
+    with open(tmp_path / "shown", "wb") as shown:
+        launcher = subprocess.Popen(
+            [*TRAIN, "--config", str(CONFIGS / "ps2w.yaml"), *options, "--run_dir", str(folder)],
+            stdout=shown,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TFDIST_CACHE_DIR": cache},
+        )
+    try:
+        while b"[launcher] step" not in (tmp_path / "shown").read_bytes():
+            assert launcher.poll() is None, (tmp_path / "shown").read_text()
+            time.sleep(0.05)
+        os.kill(_task_of(folder, "worker", 1), signal.SIGKILL)
+        status = launcher.wait(240)
+    finally:
+        launcher.terminate()
+        launcher.wait()
+    said = (tmp_path / "shown").read_text()
+    assert status == 0, said
+    assert "[launcher] starting worker:1 again, alone (restart 1 of 3)" in said
+    assert said.count("[worker:1] tfdist: worker:1 serves at") == 2
+    assert "lost, and started again: worker:1 exited with -9" in said
+    assert "starting all tasks again" not in said
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["steps"], report["begun_at_step"], report["starts"]) == (300, 0, 1)
+    # Of the last 50 steps it has taken a part: the time of one of its steps is not 0.
+    last = _values(folder, "train", "milliseconds of a step/worker:1")[-1]
+    assert last > 0
+    assert _left_by(folder) == []
+
+
+def _task_of(folder, role, index):
+    """Find the process that is a task of the run in a folder."""
+    wanted = {"type": role, "index": index}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            is_ours = os.fsencode(folder) in (entry / "cmdline").read_bytes()
+            environ = dict(
+                line.partition(b"=")[::2] for line in (entry / "environ").read_bytes().split(b"\0")
+            )
+        except OSError:  # it has just ended, or is somebody else's
+            continue
+        if is_ours and json.loads(environ.get(b"TF_CONFIG", b"{}")).get("task") == wanted:
+            return int(entry.name)
+    raise AssertionError(f"no process is {role}:{index} of {folder}")
+
+
+def _values(folder, name, tag):
+    """Give the points of one curve."""
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "summaries" / name))
+    events.Reload()
+    return [float(tf.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
 
 
 def _curves(folder, name):
