@@ -201,7 +201,7 @@ def test_a_log_is_added_to_and_only_the_new_lines_are_shown(tmp_path):
     run("print('first run')", tmp_path)
     with pytest.raises(LaunchError) as caught:
         run("import sys; print('second run'); sys.exit(1)", tmp_path)
-    assert (tmp_path / "logs/worker-0.log").read_text() == "first run\nsecond run\n"
+    assert caught.value.exits[0].log.read_text() == "first run\nsecond run\n"
     assert caught.value.tail == ("second run",)
     assert "first run" not in caught.value.shown
 
