@@ -53,7 +53,7 @@ def forest(run_dir, **options):
 def test_a_signal_to_the_launcher_ends_all(tmp_path, nothing_left, number):  # noqa: F811
     with forest(tmp_path, grace=0.5) as process:
         until_up(tmp_path, "tree stands")
-        assert len(alive(nothing_left)) == TREES + 2  # the launcher and its warden
+        assert len(alive(nothing_left)) == TREES + 3  # the launcher, its warden and that one's scribe
         process.send_signal(number)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
@@ -82,7 +82,7 @@ def test_a_killed_launcher_is_noticed_though_a_fork_of_it_holds_the_socket(tmp_p
     )
     with started([*command[:2], code, *command[3:]]) as process:
         until_up(tmp_path, "tree stands")
-        until(lambda: len(alive(nothing_left)) == TREES + 3, "the launcher has forked")
+        until(lambda: len(alive(nothing_left)) == TREES + 4, "the launcher has forked")
         process.kill()
         process.wait(SECONDS)
         until(lambda: len(alive(nothing_left)) == 1, "all but the copy have ended", seconds=10)
@@ -100,7 +100,7 @@ def test_the_launcher_may_be_killed_at_any_moment_of_its_start(tmp_path, nothing
 def test_a_killed_warden_takes_everything_with_it(tmp_path, nothing_left):  # noqa: F811
     with forest(tmp_path) as process:
         until_up(tmp_path, "tree stands")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
+        (warden,) = _wardens(nothing_left)
         os.kill(warden, signal.SIGKILL)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
@@ -110,7 +110,7 @@ def test_a_killed_warden_takes_everything_with_it(tmp_path, nothing_left):  # no
 def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothing_left):  # noqa: F811
     with started(driver(IDLE, tmp_path)) as process:
         until_up(tmp_path, "up")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
+        (warden,) = _wardens(nothing_left)
         process.send_signal(signal.SIGSTOP)
         os.kill(warden, signal.SIGKILL)
         until(lambda: set(alive(nothing_left)) <= {process.pid, warden}, "the tasks have ended")
@@ -119,7 +119,7 @@ def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothin
 def test_a_warden_told_to_end_ends_all(tmp_path, nothing_left):  # noqa: F811
     with forest(tmp_path) as process:
         until_up(tmp_path, "tree stands")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
+        (warden,) = _wardens(nothing_left)
         os.kill(warden, signal.SIGTERM)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
@@ -226,10 +226,18 @@ def test_adopted_processes_that_end_become_no_zombies(tmp_path, nothing_left):  
     code = "import os, time\nfor _ in range(20):\n    if os.fork() == 0:\n        os.fork() or time.sleep(0.2); os._exit(0)\n    os.wait()\nprint('up', flush=True); time.sleep(600)"
     with started(driver(code, tmp_path, grace=0.5)) as process:
         until_up(tmp_path, "up")
-        (warden,) = (pid for pid, command in alive(nothing_left).items() if "warden.main" in command)
-        until(lambda: len(_children(warden)) == 2, "the warden has its two tasks and nothing else")
+        (warden,) = _wardens(nothing_left)
+        until(
+            lambda: len(_children(warden)) == 3, "the warden has its two tasks, its scribe and nothing else"
+        )
         process.terminate()
         process.communicate(timeout=SECONDS)
+
+
+def _wardens(mark):
+    """Find the wardens; each has a scribe, a copy of itself, for a child."""
+    copies = {pid for pid, command in alive(mark).items() if "warden.main" in command}
+    return {pid for pid in copies if _parent(pid) not in copies}
 
 
 def _line_with(stream, text):

@@ -4,8 +4,8 @@
     report = launch(cluster, [sys.executable, "train.py"], run_dir=Path("runs/x"))
 
 The tasks belong to a small process in between, the warden (see `warden`), which ends them also when this
-process is killed. What a task prints goes straight into its log file, so that neither a slow terminal nor the
-end of this process can block it; what is shown is read from there.
+process is killed. What a task prints is put into its log file there, so that neither a slow terminal nor the
+end of this process can block it; what is shown is read from the log.
 """
 
 from tfdist.launcher.cores import Cores, share_cores

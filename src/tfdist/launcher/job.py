@@ -207,6 +207,11 @@ class Job:
                 self._note_exit(Task.parse(name), code, asked, again)
                 if "pause" in event:
                     self._say_again(Task.parse(name), event["alone"], event["pause"])
+            case {"unwritable": name, "reason": reason}:
+                lost = f"what {name} prints is lost until there is room"
+                self.say(f"WARNING: cannot write {self._logs[Task.parse(name)].path} ({reason}): {lost}")
+            case {"large": name, "bytes": size}:
+                self.say(f"WARNING: {self._logs[Task.parse(name)].path} has grown to {size / 1e9:.1f} GB")
             case {"asked": names, "done": done}:
                 self._say_asked(", ".join(names), done)
             case {"ended": left, "orphans": orphans}:

@@ -13,5 +13,5 @@ relative names each other.
 They talk over a socket, one JSON value a line. The launcher sends the plan, then `"end"` (SIGTERM, and
 SIGKILL after the grace), `"kill"`, or `{"kill": "worker:1"}` for one task; the end of the stream means that
 it is dead, and counts as `"kill"`. The warden tells what happens, in its order: `network`, `started` or
-`unstartable`, `exited`, `asked`, `ended`.
+`unstartable`, `exited`, `asked`, `ended`; and of the logs `unwritable` and `large`.
 """

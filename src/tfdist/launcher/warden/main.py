@@ -15,6 +15,7 @@ from typing import Any
 from .network import enter_private_network, why_no_private_network
 from .patience import Patience
 from .processes import adopt_orphans, children_of, die_with_parent, with_variable
+from .scribe import Scribe
 from .starting import start
 
 __all__ = ["Warden", "main"]
@@ -52,17 +53,22 @@ class Warden:
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._bell, select.POLLIN)
+        self._scribe = Scribe(plan["tasks"])
+        self._poll.register(self._scribe.news, select.POLLIN)
 
     def run(self) -> None:
         """Start the tasks, in as many rounds as it takes, and return when nothing of them is left."""
         left: list[int] = []
         is_wanted = self._settle_network()
+        self._scribe.start(self._control)
         while is_wanted:
             self._begin_round()
             if self._start(self._tasks):
                 self._watch()
             left = self._sweep()
             is_wanted = not left and self._is_another_round_due()
+        self._scribe.finish()
+        self._pass_news_on()
         self._tell(ended=left, orphans=self._orphans)
 
     def _begin_round(self) -> None:
@@ -100,12 +106,20 @@ class Warden:
             self._kill()
         if self._control.fileno() in ready:
             self._listen()
+        self._pass_news_on()
         self._reap()
 
+    def _pass_news_on(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # there are none
+            self._send(os.read(self._scribe.news, 65536))
+
     def _tell(self, **event: Any) -> None:
+        self._send(json.dumps(event).encode() + b"\n")
+
+    def _send(self, lines: bytes) -> None:
         # Nobody listens when the launcher was killed; the tasks are ended all the same.
         with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(event).encode() + b"\n")
+            self._control.sendall(lines)
 
     def _listen(self) -> None:
         try:
@@ -143,7 +157,7 @@ class Warden:
         """Start tasks; where one cannot be, end all."""
         self._began.setdefault(_ALL, time.monotonic())
         for name in names:
-            pid, error = start(self._tasks[name], self._plan["command"])
+            pid, error = start(self._tasks[name], self._plan["command"], self._scribe.pipe_of(name))
             if error:
                 self._tell(unstartable=name, error=error, program=self._plan["command"][0])
                 self._kill()
@@ -162,6 +176,8 @@ class Warden:
                 if pid in self._running:
                     # At once, for from now on the number may be another's.
                     exits.append((code, pid, self._running.pop(pid)))
+                elif pid == self._scribe.pid:  # somebody killed it
+                    self._scribe.start(self._control)
                 else:
                     self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
         # Of those that end in one instant, one ended by a signal fell first; 138 says that another is lost.
@@ -262,7 +278,8 @@ class Warden:
     def _left(self) -> list[int]:
         self._reap()
         # Without PR_SET_CHILD_SUBREAPER, what a task leaves goes to init, out of reach.
-        return children_of(os.getpid()) if sys.platform == "linux" else list(self._running)
+        left = children_of(os.getpid()) if sys.platform == "linux" else list(self._running)
+        return [pid for pid in left if pid != self._scribe.pid]
 
     def _kill_all(self, find: Callable[[], list[int]]) -> list[int]:
         """Kill processes until none is found; give those that do not end."""

@@ -10,8 +10,8 @@ from .processes import die_with_parent
 __all__ = ["start"]
 
 
-def start(task: Mapping[str, Any], command: Sequence[str]) -> tuple[int, str]:
-    """Start one task; give its pid, and why it could not be started if so."""
+def start(task: Mapping[str, Any], command: Sequence[str], output: int) -> tuple[int, str]:
+    """Start one task that prints to a pipe; give its pid, and why it could not be started if so."""
     error_reader, error_writer = os.pipe()
     warden = os.getpid()
     try:
@@ -20,7 +20,7 @@ def start(task: Mapping[str, Any], command: Sequence[str]) -> tuple[int, str]:
         return 0, f"fork: {error.strerror}"
     if pid == 0:
         try:
-            _become(task, warden)
+            _become(task, warden, output)
             environment = {_bytes(name): _bytes(value) for name, value in task["env"].items()}
             os.execvpe(_bytes(command[0]), [_bytes(word) for word in command], environment)  # noqa: S606
         except (OSError, ValueError) as error:
@@ -35,7 +35,7 @@ def start(task: Mapping[str, Any], command: Sequence[str]) -> tuple[int, str]:
     return pid, reason
 
 
-def _become(task: Mapping[str, Any], warden: int) -> None:
+def _become(task: Mapping[str, Any], warden: int, output: int) -> None:
     """Make the forked child what the task needs: a session of its own that dies with the warden."""
     os.setsid()
     die_with_parent(warden)
@@ -46,8 +46,8 @@ def _become(task: Mapping[str, Any], warden: int) -> None:
     if task["cores"]:
         os.sched_setaffinity(0, task["cores"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(task["log"], 1)
-    os.dup2(task["log"], 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     if task["progress"] is not None:
         os.set_inheritable(task["progress"], True)
 
