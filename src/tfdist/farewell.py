@@ -11,10 +11,11 @@ import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager import context, executor
 
 __all__ = ["farewell_was_said", "say_farewell_at_exit", "withhold_farewell"]
 
-_MARK = "ram://tfdist-chief-has-ended"
+_MARK = "ram://tfdist/chief-has-ended"
 _SECONDS = 10.0  # for a server that is silent
 _log = logging.getLogger("tfdist")
 _to_whom: set[str] = set()
@@ -50,8 +51,9 @@ def _say_farewell() -> None:
 
 
 def _mark(device: str, name: tf.Tensor, text: tf.Tensor) -> None:
+    # An executor of its own, or the failure of one server would be taken for that of the next.
     try:
-        with tf.device(device):
+        with tf.device(device), context.executor_scope(executor.new_executor(enable_async=False)):
             tf.io.write_file(name, text)
     except tf.errors.OpError as error:
         _log.info("%s is gone already: %s", device, str(error).splitlines()[0])
