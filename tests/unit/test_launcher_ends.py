@@ -117,7 +117,7 @@ def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothin
 
 
 def test_a_warden_told_to_end_ends_all(tmp_path, nothing_left):  # noqa: F811
-    with forest(tmp_path) as process:
+    with forest(tmp_path, grace=0.3) as process:
         until_up(tmp_path, "tree stands")
         (warden,) = _wardens(nothing_left)
         os.kill(warden, signal.SIGTERM)
@@ -147,6 +147,22 @@ def test_tasks_that_save_their_work_on_sigterm_make_138(tmp_path):
         process.terminate()
         process.communicate(timeout=SECONDS)
     assert process.returncode == 138
+
+
+def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_time(tmp_path, nothing_left):  # noqa: F811
+    # As Slurm and systemd end a job.
+    code = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(138)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    with started(driver(code, tmp_path, restarts=3)) as process:
+        until_up(tmp_path, "up")
+        for pid in alive(nothing_left):
+            os.kill(pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 138, err
+    assert all(holds(tmp_path / f"logs/worker-{i}.log", "up\nsaved\n") for i in range(2))
 
 
 def test_a_failure_before_the_signal_stays_the_root_cause(tmp_path):

@@ -21,6 +21,7 @@ from .starting import start
 __all__ = ["Warden", "main"]
 
 _AFTER_SIGKILL = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is given up
+_LAUNCHER_DIED = signal.SIGUSR1
 _NEVER = float("inf")
 _ALL = ""  # in place of a task's name
 
@@ -48,7 +49,7 @@ class Warden:
         for end in (self._bell, ringer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM):  # the bell tells which
+        for number in (signal.SIGCHLD, signal.SIGTERM, _LAUNCHER_DIED):  # the bell tells which
             signal.signal(number, lambda *_: None)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -102,8 +103,11 @@ class Warden:
         """Wait until a time for something to happen, and do what it asks for."""
         seconds = until - time.monotonic()
         ready = dict(self._poll.poll(None if until == _NEVER else max(seconds, 0) * 1000 + 1))
-        if self._bell in ready and signal.SIGTERM in os.read(self._bell, 4096):
+        rung = os.read(self._bell, 4096) if self._bell in ready else b""
+        if _LAUNCHER_DIED in rung:
             self._kill()
+        elif signal.SIGTERM in rung:  # Slurm and systemd send it to every process of a job
+            self._end()
         if self._control.fileno() in ready:
             self._listen()
         self._pass_news_on()
@@ -296,7 +300,7 @@ class Warden:
 def main(control_fd: int, launcher: int) -> None:
     """Be the warden of the launcher at the other end of a socket."""
     # Besides the end of the stream, which a forked copy of the launcher would keep open.
-    die_with_parent(launcher, signal.SIGTERM)
+    die_with_parent(launcher, _LAUNCHER_DIED)
     with socket.socket(fileno=control_fd) as control:
         control.set_inheritable(False)
         heard = b""
