@@ -146,10 +146,10 @@ while report_silent("worker:1", {seconds}):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_silent_task_is_killed_and_is_the_root_cause(tmp_path):
-    code = SILENCING.format(here=str(tmp_path), age=0.3, seconds=0.25, then="")
+    code = SILENCING.format(here=str(tmp_path), age=0.3, seconds=0.204, then="")
     with pytest.raises(LaunchError, match=r"worker:1: exited with -9 \(SIGKILL, pid \d+\); log") as caught:
         run(code, tmp_path)
-    assert caught.value.shown.count("[launcher] worker:1 silent for 0.25 s: killing it\n") == 1
+    assert caught.value.shown.count("[launcher] worker:1 silent for 0.2 s: killing it\n") == 1
     assert caught.value.may_pass
 
 

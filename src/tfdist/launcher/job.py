@@ -172,7 +172,7 @@ class Job:
         if time.monotonic() - self._running[task].began < report.seconds:
             return
         self._condemned.add(task)
-        self.say(f"{task} silent for {report.seconds:g} s: killing it")
+        self.say(f"{task} silent for {round(report.seconds, 1):g} s: killing it")
         self._send({"kill": str(task)})
 
     def _send(self, what: object) -> None:
