@@ -79,7 +79,8 @@ class Watcher:
                 self._end(f"{task} at {address}", f"{what} for {silent_for:.0f} s", task, silent_for)
             elif not is_told:
                 _log.warning("%s at %s %s for %.0f s: goes on without it", task, address, what, silent_for)
-                report_silent(str(task), silent_for)
+                if answer is None:  # one that refuses is gone, or was started again and is not up yet
+                    report_silent(str(task), silent_for)
             is_told = True
 
     def _end(self, who: str, problem: str, task: Task, seconds: float) -> None:
