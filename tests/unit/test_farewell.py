@@ -1,0 +1,17 @@
+"""The mark that the chief leaves with its servers."""
+
+import tensorflow as tf
+
+from tfdist import farewell
+
+
+def test_the_mark_is_left_as_a_file_and_without_a_complaint(caplog):
+    caplog.set_level("INFO", "tfdist")
+    assert not farewell.farewell_was_said()
+    try:
+        farewell._mark("/cpu:0", tf.constant(farewell._MARK), tf.constant(""))
+        assert farewell.farewell_was_said()
+        assert not tf.io.gfile.isdir(farewell._MARK)
+        assert not caplog.records
+    finally:
+        tf.io.gfile.remove(farewell._MARK)
