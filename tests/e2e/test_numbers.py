@@ -57,7 +57,7 @@ def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
     assert chief.count(said) == 1
     assert other.count(said) == 1
     assert said.strip() in run.stdout + run.stderr
-    assert "starting all tasks again" not in run.stderr
+    assert "(restart " not in run.stdout + run.stderr
     nothing_but_checkpoints(tmp_path / "run")
     slow = r"worker:1 at \S+:\d+ takes \d+ ms a step, [\d.]+ times the median of the others \([\d.]+ ms\)\n"
     assert len(re.findall(slow, chief)) == 1

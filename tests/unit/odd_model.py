@@ -53,7 +53,7 @@ def _sleep():
     return 0.0
 
 
-def build(image_shape, classes):
+def build(image_shape, classes, kind=tf.keras.Model):
     images = tf.keras.Input(image_shape)
     flat = tf.keras.layers.Flatten()(tf.keras.layers.Rescaling(1 / 255)(images))
     if (
@@ -61,4 +61,15 @@ def build(image_shape, classes):
     ):  # Keras 2 keeps its random numbers where nobody finds them
         flat = tf.keras.layers.Dropout(0.1)(flat)
     answers = tf.keras.layers.Dense(classes)(flat)
-    return tf.keras.Model(images, Odd()([answers, images]))
+    return kind(images, Odd()([answers, images]))
+
+
+class Own(tf.keras.Model):
+    """A model that trains in a way of its own, of which nobody knows more than what it logs."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def build_own(image_shape, classes):
+    return build(image_shape, classes, Own)

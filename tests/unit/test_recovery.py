@@ -76,10 +76,10 @@ def bits(folder, step):
     return [reader.get_tensor(name).tobytes() for name, _, _ in about(folder, step)["variables"]]
 
 
-@pytest.mark.parametrize("per_call", [1, 3])
-def test_training_stops_at_the_very_step_and_keeps_what_was_good(train, tmp_path, per_call):
+@pytest.mark.parametrize(("build", "per_call"), [("build", 1), ("build", 3), ("build_own", 3)])
+def test_training_stops_at_the_very_step_and_keeps_what_was_good(train, tmp_path, build, per_call):
     with pytest.raises(NotFinite) as failure:
-        train("nan", f"train.steps_per_execution={per_call}")
+        train("nan", f"train.steps_per_execution={per_call}", f"model.name=odd_model:{build}")
 
     assert str(failure.value) == (
         "train: the loss became NaN at step 5. The checkpoint of step 3 is kept; lower train.learning_rate, or "
