@@ -37,6 +37,12 @@ def _no_scheduler(_nothing_leaks, monkeypatch):
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Give a folder for prepared data that all tests share: the digits are drawn once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 

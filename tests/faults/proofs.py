@@ -1,0 +1,90 @@
+"""Prove of a run that has ended that it is whole, exact, and leaves nothing behind."""
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from schedule import Hit
+from training import Training
+
+__all__ = ["prove_exact", "prove_lost", "prove_nothing_left", "variables"]
+
+_OF_A_RUN = re.compile(
+    r"report\.json|logs/[a-z]+-\d+\.log|summaries/(train|test|evaluator)/events\.[^/]+"
+    r"|checkpoints/(reached|history\.json|\d+/(about\.json|variables\.(index|data-\d+-of-\d+)))"
+    r"|export/(latest|\d+/(assets|metadata\.json|(saved_model|fingerprint)\.pb|variables/variables\..+))"
+)
+# TensorFlow removes what AutoGraph writes when a process ends, which SIGKILL does not let it do.
+_OF_TENSORFLOW = re.compile(r"__autograph_generated_file\w+\.py|__pycache__")
+
+
+def variables(training: Training) -> dict[str, np.ndarray]:
+    """Read the variables of the last checkpoint."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(training.run / "checkpoints" / str(training.total) / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def prove_exact(
+    training: Training, replicas: int, straight: Training | None = None, *, twice: int = 0
+) -> None:
+    """Hold what was trained against what was asked for, and against a run that nothing happened to.
+
+    Some steps may have been done twice: what a lost worker had in hand, another one does from its beginning.
+    """
+    import tensorflow as tf
+
+    found = variables(training)
+    [counted] = (value for name, value in found.items() if "counted" in name)
+    [iterations] = (value for name, value in found.items() if "iteration" in name)
+    steps = training.report()["steps"]
+    assert steps == training.total, f"expected {training.total} steps, received {steps}"
+    for what, count in (("counted", float(counted) / replicas), ("iterations", int(iterations))):
+        assert 0 <= count - steps <= twice, f"{what}: expected {steps} (and {twice}), received {count}"
+    if straight is not None:
+        like = variables(straight)
+        assert found.keys() == like.keys()
+        others = [name for name in like if found[name].tobytes() != like[name].tobytes()]
+        assert not others, f"other bits than without faults: {others}"
+    exported = tf.saved_model.load(str(training.run / "export" / "latest"))
+    answer = exported.signatures["serving_default"]
+    shape = [2, 28, 28, 1]
+    asked = {
+        name: tf.zeros(shape if spec.dtype == tf.uint8 else shape[:1], spec.dtype)
+        for name, spec in answer.structured_input_signature[1].items()
+    }
+    assert all(len(value) == 2 for value in answer(**asked).values())
+
+
+def prove_lost(training: Training, hits: Sequence[Hit]) -> None:
+    """Hold what was done twice against the newest checkpoint that each fault had left: no more than that."""
+    every, history = training.config["checkpoint"]["every"], training.history()
+    for hit in hits:
+        if hit.is_alone:
+            continue
+        lost = hit.reached - hit.safe
+        assert lost == 0 or hit.fault.number != signal.SIGTERM, f"{hit}: lost {lost} steps"
+        assert lost <= every * (1 + hit.fault.tears), f"{hit}: lost {lost} steps"
+        assert hit.starts < len(history), f"{hit}: did not go on"
+        after = history[hit.starts]
+        assert after == {"at_step": hit.safe, "lost": max(0, lost)}, f"{hit}: went on at {after}"
+    assert training.report()["steps_lost"] == sum(each["lost"] for each in history)
+    assert training.report()["starts"] == len(history)
+
+
+def prove_nothing_left(training: Training) -> None:
+    """Look for processes, and for files that are no part of a finished run."""
+    alive = training.alive()
+    assert not alive, f"processes left: {alive}"
+    files = [
+        str(each.relative_to(training.run))
+        for each in training.run.rglob("*")
+        if not each.is_dir() or not any(each.iterdir())
+    ]
+    left = [name for name in files if not _OF_A_RUN.fullmatch(name)]
+    temporary = [each.name for each in Path(training.environ["TMPDIR"]).iterdir()]
+    left += [name for name in temporary if not _OF_TENSORFLOW.fullmatch(name)]
+    assert not left, f"files left: {left}"

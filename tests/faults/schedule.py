@@ -1,0 +1,169 @@
+"""Draw faults from a seed, and inflict each at a moment that is seen, not slept for."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from setups import RESTARTS, Setup
+from training import TORN, Training
+
+__all__ = ["Fault", "Hit", "draw", "endure"]
+
+_LONGEST_PAUSE = 0.1
+
+
+class Fault(NamedTuple):
+    """Hold one fault.
+
+    Attributes:
+        victim: Who is hit: a task, or `launcher`, the command itself.
+        moment: When: `start`, `step`, `checkpoint`, `last` (when all steps are done) or `export`.
+        number: By which signal.
+        pause: How many seconds after the moment was seen.
+        tears: Whether the newest checkpoint is torn besides.
+    """
+
+    victim: str
+    moment: str
+    number: signal.Signals = signal.SIGKILL
+    pause: float = 0.0
+    tears: bool = False
+
+    def __str__(self) -> str:
+        torn = ", its checkpoint torn" if self.tears else ""
+        return f"{self.number.name} to {self.victim} at {self.moment} + {1000 * self.pause:.0f} ms{torn}"
+
+
+class Hit(NamedTuple):
+    """Hold what was seen when a fault had done its work.
+
+    Attributes:
+        fault: Which one.
+        is_alone: Whether the victim came back alone. Else nobody could write any more.
+        safe: The newest whole checkpoint.
+        reached: The step that the run had come to.
+        starts: How often it had been begun.
+        seconds: How long it took until a newer checkpoint was there, where the next fault came after that.
+    """
+
+    fault: Fault
+    is_alone: bool
+    safe: int
+    reached: int
+    starts: int
+    seconds: float | None
+
+
+def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
+    """Give each moment a victim; all of them come before one comes again.
+
+    Three moments are a step's: `torn`, with a tear, at which the whole cluster is started again; `notice`, at
+    which SIGTERM comes to one that saves; and `silence`, at which a task is stopped.
+    """
+    chance = random.Random(seed)
+    faults: list[Fault] = []
+    order: list[str] = []
+    for moment in moments:
+        of_step = Fault("", "step", pause=chance.uniform(0, _LONGEST_PAUSE))
+        if moment == "torn":
+            faults.append(of_step._replace(victim=chance.choice(setup.savers), tears=True))
+        elif moment == "notice":
+            faults.append(of_step._replace(victim=chance.choice(setup.savers), number=signal.SIGTERM))
+        elif moment == "silence":
+            watched = [each for each in setup.victims if not each.startswith(("launcher", "evaluator"))]
+            faults.append(of_step._replace(victim=chance.choice(watched), number=signal.SIGSTOP))
+        else:
+            order = order or chance.sample(setup.victims, len(setup.victims))
+            # What is seen of a moment that is short is over after a pause.
+            pause = of_step.pause if moment in ("start", "step") else 0.0
+            faults.append(Fault(order.pop(), moment, pause=pause))
+    return faults
+
+
+def endure(training: Training, setup: Setup, faults: Sequence[Fault]) -> list[Hit]:
+    """Inflict each fault at its moment, type the command again where it has ended, and see that it ends well.
+
+    A cluster's launcher starts lost tasks again so many times; then, and where the command itself was hit, it is
+    started again here.
+    """
+    hits = []
+    losses = 0
+    training.start()
+    for fault, following in zip(faults, [*faults[1:], None], strict=True):
+        _Life(training).wait_for(fault)
+        time.sleep(fault.pause)
+        before, begun = training.tasks(), time.monotonic()
+        os.kill(before[fault.victim], fault.number)
+        losses += 1
+        is_over = fault.victim == "launcher" or losses > RESTARTS
+        is_alone = not is_over and fault.victim in setup.alone
+        if is_over:
+            _see_end(training, fault)
+        else:
+            lost = {before[fault.victim]} if is_alone else set(before.values()) - {before["launcher"]}
+            training.until(lambda lost=lost: lost.isdisjoint(training.alive()), f"{lost} end after {fault}")
+        if fault.tears:
+            _tear(training)
+        safe, reached, starts = training.newest(), training.reached(), len(training.history())
+        if is_over:
+            training.start()
+            losses = 0
+        seconds = None
+        if safe < training.total and (following is None or following.moment != "start"):
+            training.until(lambda safe=safe: training.newest() > safe, f"recovery from {fault}")
+            seconds = time.monotonic() - begun
+        hits.append(Hit(fault, is_alone, safe, reached, starts, seconds))
+    status = training.end()
+    assert status == 0, f"ended with {status}: {training.tail()}"
+    return hits
+
+
+def _see_end(training: Training, fault: Fault) -> None:
+    """See that a command ends as promised: 138 says that all is saved, and that it is to be typed again."""
+    is_killed = fault.victim == "launcher" and fault.number == signal.SIGKILL
+    status = training.end()
+    assert status == (-signal.SIGKILL if is_killed else 138), f"{status} after {fault}: {training.tail()}"
+
+
+def _tear(training: Training) -> None:
+    """Cut the newest checkpoint short, as a disk may that loses power; the one before is whole."""
+    torn = training.run / "checkpoints" / str(training.newest())
+    [data] = torn.glob("variables.data-*")
+    os.truncate(data, data.stat().st_size // 2)
+    (torn / TORN).touch()
+
+
+class _Life:
+    """Hold what was there when the tasks of a run were started, to see what is new."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._newest = training.newest()
+        self._starts = len(training.history())
+        self._stale = training.partial("checkpoints") | training.partial("export")
+
+    def wait_for(self, fault: Fault) -> None:
+        """Wait until its moment has come."""
+        training = self._training
+
+        def has_come() -> bool:
+            assert training.status() is None, f"ended before {fault}: {training.tail()}"
+            return self._has_come(fault.moment) and fault.victim in training.tasks()
+
+        training.until(has_come, f"{fault}, begun at {self._newest}")
+
+    def _has_come(self, moment: str) -> bool:
+        training = self._training
+        if moment == "start":
+            return True
+        if moment == "step":
+            return training.newest() > self._newest
+        if moment == "checkpoint":
+            return bool(training.partial("checkpoints") - self._stale)
+        if moment == "last":
+            is_begun = self._newest < training.total or len(training.history()) > self._starts
+            return is_begun and training.newest() == training.total
+        return bool(training.partial("export") - self._stale)

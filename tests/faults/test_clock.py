@@ -1,0 +1,44 @@
+"""The clock on the wall may be set at any time: nothing is decided by it."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+from proofs import prove_exact, prove_nothing_left
+from setups import config
+from training import Training
+
+import tfdist
+
+SOURCE = Path(tfdist.__file__).parent
+# What time.strftime gives is a part of names, for people.
+OF_THE_WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today", "st_mtime", "st_ctime", "getmtime"}  # fmt: skip
+
+
+def test_no_module_reads_the_clock_on_the_wall():
+    found = []
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in OF_THE_WALL:
+                found.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
+
+
+JUMPING = """
+import random, time
+_real, _chance = time.time, random.Random(0)
+time.time = lambda: _real() + _chance.choice((-86_400.0, 0.0, 86_400.0))
+"""
+
+
+@pytest.mark.faults
+def test_a_clock_that_jumps_by_days_makes_no_difference(tmp_path, cache):
+    (tmp_path / "sitecustomize.py").write_text(JUMPING)
+    with Training(tmp_path, config("parameter_server_sync"), cache) as training:
+        training.environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{training.environ['PYTHONPATH']}"
+        training.start()
+        assert training.end() == 0, training.tail()
+    assert len(training.history()) == 1
+    prove_exact(training, 2)
+    prove_nothing_left(training)

@@ -1,0 +1,99 @@
+"""Two workers on hosts of their own, joined by a wire that is slow, loses packets, or is cut."""
+
+import contextlib
+
+import pytest
+from proofs import prove_exact, prove_nothing_left
+from setups import config
+from training import Training
+from wire import HOSTS, Wire, why_no_wire
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+CONFIG = config(
+    "multi_worker_mirrored", 200, cluster={"worker": [f"{host}:2222" for host in HOSTS]}, launch={}
+)
+
+
+@contextlib.contextmanager
+def workers(folder, cache):
+    """Give a worker on each host, and the wire between them."""
+    with Wire() as wire, contextlib.ExitStack() as stack:
+        yield (
+            wire,
+            [
+                stack.enter_context(
+                    Training(folder, CONFIG, cache, task=f"worker:{side}", prefix=wire.inside(side))
+                )
+                for side in (0, 1)
+            ],
+        )
+
+
+def started(tasks):
+    for task in tasks:
+        task.start()
+
+
+def ended(tasks):
+    return [task.end() for task in tasks]
+
+
+def told(tasks):
+    return "\n".join(task.tail() for task in tasks)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _wire_can_be_had():
+    if reason := why_no_wire():
+        pytest.skip(f"no wire between two hosts can be had here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, cache):
+    """Give a run over a wire that nothing happens to."""
+    with workers(tmp_path_factory.mktemp("straight"), cache) as (_, tasks):
+        started(tasks)
+        assert ended(tasks) == [0, 0], told(tasks)
+    return tasks[0]
+
+
+def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp_path, cache):
+    with workers(tmp_path, cache) as (wire, tasks):
+        wire.delay, wire.loss = 0.01, 0.02
+        started(tasks)
+        assert ended(tasks) == [0, 0], told(tasks)
+    assert wire.lost > 10
+    prove_exact(tasks[0], 2, straight)
+    prove_nothing_left(tasks[0])
+
+
+def test_a_short_cut_is_waited_for(straight, tmp_path, cache):
+    with workers(tmp_path, cache) as (wire, tasks):
+        started(tasks)
+        tasks[0].until(lambda: tasks[0].newest() >= 40, "some steps are done")
+        wire.is_cut = True
+        lost = wire.lost
+        tasks[0].until(lambda: wire.lost >= lost + 3, "some packets have got lost")
+        wire.is_cut = False
+        assert ended(tasks) == [0, 0], told(tasks)
+    assert len(tasks[0].history()) == 1
+    prove_exact(tasks[0], 2, straight)
+    prove_nothing_left(tasks[0])
+
+
+def test_a_cut_is_noticed_named_and_gone_on_from(straight, tmp_path, cache):
+    with workers(tmp_path, cache) as (wire, tasks):
+        started(tasks)
+        tasks[0].until(lambda: tasks[0].newest() >= 40, "some steps are done")
+        wire.is_cut = True
+        assert ended(tasks) == [138, 138], told(tasks)
+        safe = tasks[0].newest()
+        for task, other in zip(tasks, (1, 0), strict=True):
+            assert f"worker:{other} at {HOSTS[other]}:2222" in task.said()
+        wire.is_cut = False
+        started(tasks)
+        assert ended(tasks) == [0, 0], told(tasks)
+    assert [each["at_step"] for each in tasks[0].history()] == [0, safe]
+    prove_exact(tasks[0], 2, straight)
+    prove_nothing_left(tasks[0])

@@ -1,0 +1,45 @@
+"""A seeded schedule of kills over all strategies: every run ends with the bits of one that nothing happened to."""
+
+import functools
+
+import pytest
+from proofs import prove_exact, prove_lost, prove_nothing_left
+from schedule import draw, endure
+from setups import PER_CALL, SETUPS, config
+from training import Training
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+SEED = 5
+ALONE = ("start", "torn", "checkpoint", "notice", "step", "last", "export")
+TOGETHER = ("start", "step", "checkpoint", "torn", "notice", "start", "silence", "last", "export")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, cache):
+    """Give a run that nothing happens to."""
+
+    @functools.cache
+    def run(name):
+        with Training(tmp_path_factory.mktemp(name) / "straight", config(name), cache) as training:
+            training.start()
+            assert training.end() == 0, training.tail()
+        prove_nothing_left(training)
+        return training
+
+    return run
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(
+    name, straight, tmp_path, cache
+):
+    setup = SETUPS[name]
+    faults = draw(SEED, setup, TOGETHER if setup.cluster else ALONE)
+    with Training(tmp_path / "run", config(name), cache) as training:
+        hits = endure(training, setup, faults)
+    is_in_step = name != "parameter_server"
+    twice = 0 if is_in_step else PER_CALL * sum(hit.is_alone for hit in hits)
+    prove_exact(training, setup.replicas, straight(name) if is_in_step else None, twice=twice)
+    prove_lost(training, hits)
+    prove_nothing_left(training)

@@ -1,0 +1,85 @@
+"""What a disk does to a run: it is full, or its folders are removed."""
+
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+from proofs import prove_exact, prove_nothing_left
+from setups import config
+from training import Training
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Give a run's folder that is a small disk of its own."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        pytest.skip(f"no small disk can be had here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True, timeout=20)
+
+
+def fill(disk):
+    with open(disk / "ballast", "wb", 0) as ballast:
+        for size in (1 << 20, 1 << 10, 1):
+            try:
+                while ballast.write(b"\0" * size):
+                    pass
+            except OSError:
+                continue
+    return disk / "ballast"
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("one_device", 1), ("multi_worker_mirrored", 2)])
+def test_a_disk_that_is_full_is_said_and_gone_on_from(name, replicas, disk, tmp_path, cache):
+    with Training(tmp_path, config(name), cache) as training:
+        training.start()
+        training.until(lambda: training.newest() >= 40, "some steps are done")
+        ballast = fill(disk)
+        assert training.end() == 2, training.tail()
+        assert f"tfdist: {disk}" in training.said()
+        assert "No space left on device" in training.said()
+        assert "Traceback" not in training.tail()
+        safe = training.newest()
+        ballast.unlink()
+        training.start()
+        assert training.end() == 0, training.tail()
+    assert [each["at_step"] for each in training.history()] == [0, safe]
+    prove_exact(training, replicas)
+    prove_nothing_left(training)
+
+
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_a_run_whose_checkpoints_are_removed_says_so_or_goes_on(is_writing, tmp_path, cache):
+    """Between two checkpoints nobody needs the folder; what writes into it cannot do without."""
+    with Training(tmp_path, config("one_device"), cache) as training:
+        training.start()
+
+        def is_stopped_there():
+            assert training.status() is None, training.tail()
+            os.kill(training.process.pid, signal.SIGSTOP)
+            if training.newest() >= 40 and bool(training.partial("checkpoints")) == is_writing:
+                return True
+            os.kill(training.process.pid, signal.SIGCONT)
+            return False
+
+        training.until(is_stopped_there, "the moment has come")
+        shutil.rmtree(training.run / "checkpoints")
+        os.kill(training.process.pid, signal.SIGCONT)
+        status = training.end()
+        assert status == (2 if is_writing else 0), training.tail()
+        if is_writing:
+            assert f"tfdist: {training.run / 'checkpoints'}" in training.said()
+            assert "Traceback" not in training.said()
+            training.start()
+            assert training.end() == 0, training.tail()
+    assert training.report()["starts"] == 1
+    prove_exact(training, 1)
+    prove_nothing_left(training)

@@ -1,0 +1,168 @@
+"""Type the real command as often as it takes, and see from the outside how far it is and who its tasks are."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MARK = "FAULTS_MARK"
+TORN = "torn"  # the file that marks a checkpoint as such, until it is replaced
+SECONDS = 180  # the hard limit of anything that is waited for
+_SECONDS_TO_END = 20
+_BETWEEN_LOOKS = 0.002
+
+
+class Training:
+    """Hold one run: its command, which may be typed again and again, and the folder of all it leaves.
+
+    Of a cluster whose tasks are started by hand, it is one task, on the host that its command is prefixed with.
+    """
+
+    def __init__(
+        self, folder: Path, config: dict[str, Any], cache: str, *, task: str = "", prefix: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.run = folder, folder / "run"
+        self.config = config
+        self.total: int = config["train"]["steps"]
+        self.mark = uuid.uuid4().hex
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        self._said = folder / f"said{task}.txt"
+        self._said.touch()
+        file = folder / "config.yaml"
+        file.write_text(json.dumps(config))  # which YAML reads
+        words = [sys.executable, "-m", "tfdist.train", "--config", str(file), "--run_dir", str(self.run)]
+        self.command = [*prefix, *words, *(["--task", task] if task else [])]
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "TFDIST_CACHE_DIR": cache,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TMPDIR": str(self._temporary),
+            MARK: self.mark,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # -- the command --
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End whatever is left of it."""
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def start(self) -> None:
+        """Type the command."""
+        with self._said.open("ab") as said:
+            self.process = subprocess.Popen(
+                self.command, env=self.environ, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def status(self) -> int | None:
+        """Give the command's exit status, where it has ended."""
+        return self.process.poll() if self.process is not None else None
+
+    def end(self) -> int:
+        """Wait until the command has ended, with all that it has started; give its exit status."""
+        self.until(lambda: self.status() is not None, "the command ends")
+        self.until(lambda: not self.alive(), "all processes of an ended command end", _SECONDS_TO_END)
+        return self.process.returncode
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
+        """Wait until something holds, and give it."""
+        give_up = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < give_up, f"not within {seconds} s: {what}\n{self.tail()}"
+            time.sleep(_BETWEEN_LOOKS)
+        return found
+
+    # -- what is seen of it --
+
+    def said(self) -> str:
+        """Give all that it has printed so far."""
+        return self._said.read_text(errors="replace")
+
+    def tail(self) -> str:
+        """Give the end of what it and its tasks have printed, and who is alive."""
+        logs = sorted(self.run.glob("logs/*.log"))
+        told = [
+            f"--- {each.name}\n{each.read_text(errors='replace')[-3000:]}" for each in [self._said, *logs]
+        ]
+        return "\n".join([*told, f"--- alive: {self.alive()}"])
+
+    def alive(self) -> dict[int, str]:
+        """Find all processes, zombies aside, that have come of the command."""
+        return {pid: words for pid, words, _ in _marked(self.mark)}
+
+    def tasks(self) -> dict[str, int]:
+        """Give the tasks that run, by name, and the command itself as `launcher`."""
+        found = {}
+        for pid, words, environ in _marked(self.mark):
+            task = json.loads(environ.get("TF_CONFIG", "{}")).get("task")
+            if task and "tfdist.train" in words:
+                name = f"{task['type']}:{task['index']}"
+                found[name] = min(pid, found.get(name, pid))  # a child that it forks looks the same at first
+        if self.process is not None and self.status() is None:
+            found["launcher"] = self.process.pid
+        return found
+
+    def newest(self) -> int:
+        """Give the step of the newest checkpoint that nobody has torn, or 0."""
+        folder = self.run / "checkpoints"
+        whole = (name for name in _names(folder) if name.isdigit() and not (folder / name / TORN).exists())
+        return max(map(int, whole), default=0)
+
+    def partial(self, what: str) -> set[str]:
+        """Give the names of checkpoints or exports that are being written, or were and are not whole."""
+        return {name for name in _names(self.run / what) if name.startswith(".partial-")}
+
+    def reached(self) -> int:
+        """Give the step that it has come to, or 0."""
+        try:
+            return int((self.run / "checkpoints" / "reached").read_text() or 0)
+        except FileNotFoundError:
+            return 0
+
+    def history(self) -> list[dict[str, int]]:
+        """Give where it has begun, and begun again."""
+        try:
+            return json.loads((self.run / "checkpoints" / "history.json").read_text())
+        except FileNotFoundError:
+            return []
+
+    def report(self) -> dict[str, Any]:
+        """Give what the run reports."""
+        return json.loads((self.run / "report.json").read_text())
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _marked(mark: str) -> list[tuple[int, str, dict[str, str]]]:
+    """Find the processes that were started with a mark: pid, command line and variables."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            environ = Path("/proc", pid, "environ").read_bytes()
+            if f"{MARK}={mark}".encode() in environ.split(b"\0"):
+                words = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                pairs = (each.partition("=") for each in environ.decode(errors="replace").split("\0"))
+                found.append((int(pid), words, {name: value for name, _, value in pairs}))
+    return found

@@ -1,0 +1,111 @@
+"""Join two network namespaces by a wire whose packets this process carries: late, not all of them, or none.
+
+Each end is a TUN device, from which a process reads IP packets and writes them as they come. So the wire needs
+no traffic control of the kernel's, and a cut is what it is between machines: silence, and no error for anyone.
+"""
+
+import contextlib
+import fcntl
+import heapq
+import os
+import random
+import select
+import struct
+import subprocess
+import threading
+import time
+
+__all__ = ["HOSTS", "Wire", "why_no_wire"]
+
+HOSTS = ("10.80.0.1", "10.80.0.2")
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x4004_54CA, 0x1, 0x1000
+_LARGEST = 65536
+
+
+class Wire:
+    """Carry packets between two hosts, which are network namespaces of their own.
+
+    Attributes:
+        delay: Seconds that a packet takes.
+        loss: The share of packets that do not come.
+        is_cut: Whether none comes.
+        carried: How many came.
+        lost: How many did not.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.delay = self.loss = 0.0
+        self.is_cut = False
+        self.carried = self.lost = 0
+        self._chance = random.Random(seed)
+        self._names = [f"wire{os.getpid()}{side}" for side in "ab"]
+
+    def inside(self, side: int) -> list[str]:
+        """Give what makes a command run on one of the hosts."""
+        return ["ip", "netns", "exec", self._names[side]]
+
+    def __enter__(self) -> "Wire":
+        with contextlib.ExitStack() as stack:
+            self._bell, ringer = os.pipe()
+            self._ends = [self._host(stack, side) for side in (0, 1)]
+            thread = threading.Thread(target=self._carry)
+            thread.start()
+            stack.callback(os.close, self._bell)
+            stack.callback(thread.join)
+            stack.callback(os.close, ringer)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _host(self, stack: contextlib.ExitStack, side: int) -> int:
+        """Make one host, with the device at its end of the wire; give what its packets are read from."""
+        name = self._names[side]
+        _ip("netns", "add", name)
+        stack.callback(_ip, "netns", "del", name)
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        stack.callback(os.close, device)
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+        _ip("link", "set", name, "netns", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "addr", "add", f"{HOSTS[side]}/24", "dev", name)
+        _ip("-n", name, "link", "set", name, "up")
+        return device
+
+    def _carry(self) -> None:
+        under_way: list[tuple[float, int, int, bytes]] = []
+        while True:
+            wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+            ready, _, _ = select.select([*self._ends, self._bell], [], [], wait)
+            if self._bell in ready:
+                return
+            for side, end in enumerate(self._ends):
+                if end in ready:
+                    packet = os.read(end, _LARGEST)
+                    if self.is_cut or self._chance.random() < self.loss:
+                        self.lost += 1
+                    else:
+                        self.carried += 1
+                        due = time.monotonic() + self.delay
+                        heapq.heappush(under_way, (due, self.carried, self._ends[1 - side], packet))
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, _, end, packet = heapq.heappop(under_way)
+                os.write(end, packet)
+
+
+def why_no_wire() -> str:
+    """Try to make one; give the reason why that cannot be, or nothing."""
+    try:
+        with Wire():
+            return ""
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, RuntimeError) as error:
+        return str(error)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
