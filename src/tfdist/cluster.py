@@ -175,6 +175,15 @@ class ClusterConfig:
         """
         return replace(self, evaluator=()) if self.evaluator else self
 
+    def of(self, tasks: Iterable[Task]) -> "ClusterConfig":
+        """Give the cluster that these tasks alone would be, numbered anew, as its own task sees it there."""
+        kept = {role: [each for each in sorted(tasks) if each.type == role] for role in ROLES}
+        roles: dict[str, Any] = {role: tuple(map(self.address, own)) for role, own in kept.items()}
+        task = self.task
+        if task is not None:
+            task = Task(task.type, kept[task.type].index(task))
+        return replace(self, **roles, task=task)
+
     # -- giving out --
 
     def tf_config(self, task_type: str | None = None, index: int = 0) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tfdist.cluster import ClusterConfig, ClusterSection, Task
 from tfdist.documents import Document, decode, read_yaml, read_yaml_file
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["Config", "Settings", "json_schema", "read_config"]
+__all__ = ["Config", "ElasticSection", "Settings", "json_schema", "read_config"]
 
 Strategy = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
@@ -220,6 +220,15 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "auto"
 
 
+class ElasticSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let training go on with fewer workers than the cluster has, and take others in when they come."""
+
+    min_workers: Annotated[Positive, Meta(description="How many workers there must be at least.")] = 1
+    wait: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="Seconds that all of them are waited for at a start.")
+    ] = 60.0
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hold a whole config file."""
 
@@ -234,6 +243,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     export: ExportSection = ExportSection()
     watch: WatchSection = WatchSection()
     launch: LaunchSection = LaunchSection()
+    elastic: ElasticSection | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +258,21 @@ class Settings:
         """Give what to type to start one task, or where none is named, the whole cluster on this machine."""
         words = ["python", "-m", "tfdist.train", "--config", self.path]
         return shlex.join(words if task is None else [*words, "--task", str(task)])
+
+    def check_elastic(self, cluster: ClusterConfig) -> None:
+        """Refuse to be elastic where that cannot be."""
+        section, config, source = self.config.elastic, self.config, self.document.source.inside("elastic")
+        if section is None:
+            return
+        if config.strategy.name not in ("auto", "multi_worker_mirrored") or cluster.ps or not cluster:
+            remedy = "Leave it out: a lost worker beside ps tasks is waited for, or started again, anyway"
+            raise ConfigError(source.at(), "is for clusters of multi_worker_mirrored", remedy=remedy)
+        if section.min_workers > cluster.size("worker"):
+            expected, received = f"at most {cluster.size('worker')} workers", str(section.min_workers)
+            raise ConfigError(source.at("min_workers"), expected=expected, received=received)
+        if config.checkpoint.resume == "never":
+            problem = "goes on from checkpoints, but checkpoint.resume is never"
+            raise ConfigError(source.at(), problem, remedy="Say auto, or leave it out")
 
     def find_cluster(
         self, *, task: Task | str | None = None, environ: Mapping[str, str] | None = None

@@ -1,5 +1,6 @@
 """Own the cadence of a run: steps, evaluations, checkpoints, curves, and where it goes on after a stop."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ class Run:
         model: Any,
         folder: Path,
         notice: Notice,
+        after_saving: Callable[[tf.distribute.Strategy], None] | None = None,
     ) -> None:
         self._config, self._cluster, self._strategy = config, cluster, strategy
-        self._data, self._model = data, model
+        self._data, self._model, self._after_saving = data, model, after_saving
         self._per_epoch = steps_per_epoch(config, data)
         self.total = total_steps(config, data)
         self.step = self.begun_at = 0
@@ -99,6 +101,10 @@ class Run:
                 wait_for_all(self._strategy)  # the chief has saved then
                 problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
                 raise Preempted("SIGTERM", problem, remedy="The same command goes on from there")
+            if self._after_saving is not None and self.step % save_every == 0 and not is_last:
+                if self._summaries is not None:
+                    self._summaries.flush()
+                self._after_saving(self._strategy)
         return results
 
     @property

@@ -52,6 +52,11 @@ class Summaries:
                 told = [f"{classes[labels[row]]} taken for {classes[answers[row]]}" for row in wrong]
                 tf.summary.image("wrong", images[wrong], max_outputs=len(wrong), description="; ".join(told))
 
+    def flush(self) -> None:
+        """Have on the disk what there is so far."""
+        for writer in self._writers.values():
+            writer.flush()
+
     def close(self) -> None:
         """Have everything on the disk."""
         for writer in self._writers.values():

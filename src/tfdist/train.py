@@ -45,6 +45,7 @@ def main(
     changes = [*set, *(_SMOKE if smoke else ())]
     settings = read_config(config, changes)
     cluster = settings.find_cluster(task=task)
+    settings.check_elastic(cluster)
     # All tasks of a run share its folder, so each must come to the same name: no clock without a launcher.
     is_whole = cluster.is_on_ports_of_ours or not cluster
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
@@ -76,6 +77,11 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
     from tfdist.data import open_data
     from tfdist.launcher import LaunchError, launch
 
+    if settings.config.elastic is not None:
+        problem = (
+            "is for tasks on several machines: here a lost one is started again, as launch.restarts says"
+        )
+        raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     # Before anything starts: in their private network the tasks cannot download.
     open_data(**settings.config.data.wanted())
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]

@@ -14,6 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ import tensorflow as tf
 from tfdist import __version__
 from tfdist.checkpoint import find_newest
 from tfdist.cluster import ClusterConfig
-from tfdist.config import Config
+from tfdist.config import Config, ElasticSection
 from tfdist.data import Data, open_data
 from tfdist.devices import check_device
-from tfdist.errors import Preempted, TfdistError
+from tfdist.elastic import Elastic
+from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.evaluator import evaluate_checkpoints
 from tfdist.farewell import withhold_farewell
 from tfdist.files import remove_partial, storage_errors, write_json
@@ -83,23 +85,52 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         if cluster.task is not None and cluster.task.type == "evaluator":
             evaluate_checkpoints(config, cluster, folder)
             return None
+        if config.elastic is not None:
+            return _train_elastic(config, config.elastic, cluster, folder, notice)
         try:
-            return _train(config, cluster, folder, notice)
+            return _train(config, cluster, config.strategy.options(cluster), folder, notice)
         except Preempted:
             withhold_farewell()
             raise
 
 
-def _train(config: Config, cluster: ClusterConfig, folder: Path, notice: Notice) -> Report | None:
-    strategy = make_strategy(cluster, **config.strategy.options(cluster))
+def _train_elastic(
+    config: Config, section: ElasticSection, cluster: ClusterConfig, folder: Path, notice: Notice
+) -> Report | None:
+    elastic = Elastic(config, section, cluster)
+    try:
+        return _train(config, elastic.cluster, elastic.strategy, folder, notice, elastic)
+    except (TaskLost, Preempted) as error:
+        if notice.has_come:  # for this task itself
+            raise
+        elastic.go_on_without(error)
+
+
+def _train(
+    config: Config,
+    cluster: ClusterConfig,
+    options: Mapping[str, Any],
+    folder: Path,
+    notice: Notice,
+    elastic: Elastic | None = None,
+) -> Report | None:
+    strategy = make_strategy(cluster, **options)
     notice.listen()
     is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    with Watcher(cluster, silence=config.watch.silence, spared=("worker",) if is_apart else ()):
-        return _train_on(strategy, config, cluster, folder, notice)
+    at_loss = None if elastic is None else elastic.go_on_without
+    spared = ("worker",) if is_apart else ()
+    watcher = Watcher(cluster, silence=config.watch.silence, spared=spared, at_loss=at_loss)
+    with watcher, naming_lost_tasks("train", strategy):
+        return _train_on(strategy, config, cluster, folder, notice, elastic)
 
 
 def _train_on(
-    strategy: tf.distribute.Strategy, config: Config, cluster: ClusterConfig, folder: Path, notice: Notice
+    strategy: tf.distribute.Strategy,
+    config: Config,
+    cluster: ClusterConfig,
+    folder: Path,
+    notice: Notice,
+    elastic: Elastic | None,
 ) -> Report | None:
     started = time.monotonic()
     data = open_data(**config.data.wanted())
@@ -113,9 +144,9 @@ def _train_on(
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = compiled_model(config, data)
-    run = Run(config, cluster, strategy, data, model, folder, notice)
-    with naming_lost_tasks("train", strategy):
-        found = run.train()
+    take_in = None if elastic is None else elastic.take_in
+    run = Run(config, cluster, strategy, data, model, folder, notice, take_in)
+    found = run.train()
     weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
     report = None
     if cluster.is_chief:
@@ -139,8 +170,7 @@ def _train_on(
         )
         write_json(folder / "report.json", asdict(report))
         run.close()
-    with naming_lost_tasks("train", strategy):
-        wait_for_all(strategy)  # a worker that ended while the chief still writes would be taken for lost
+    wait_for_all(strategy)  # a worker that ended while the chief still writes would be taken for lost
     return report
 
 

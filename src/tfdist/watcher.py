@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.errors import TaskLost
@@ -32,13 +32,21 @@ class Watcher:
     which those who watch it notice in turn.
     """
 
-    def __init__(self, cluster: ClusterConfig, *, silence: float, spared: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        *,
+        silence: float,
+        spared: Collection[str] = (),
+        at_loss: Callable[[TaskLost], object] | None = None,
+    ) -> None:
         """Say what is watched.
 
         Args:
             cluster: The cluster and this process's task.
             silence: Seconds without an answer after which a task counts as lost.
             spared: Job names of tasks without which the others go on.
+            at_loss: What to do, in place of ending, with a process that calls to a lost task hold up.
         """
         lead = Task("chief" if cluster.chief else "worker", 0)
         watched = [each for each in cluster.training().tasks() if each != lead]
@@ -46,7 +54,7 @@ class Watcher:
             watched = []
         elif cluster.task != lead:
             watched = [lead]
-        self._silence, self._spared = silence, frozenset(spared)
+        self._silence, self._spared, self._at_loss = silence, frozenset(spared), at_loss or _end_process
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch, args=(task, cluster.address(task)), daemon=True)
@@ -89,7 +97,11 @@ class Watcher:
             # The launcher ends it, which the calls to it notice. If they do not, this is said once more.
             _log.warning("%s %s", who, problem)
             return
-        error = TaskLost(who, problem, remedy="Its own log may say why; start the cluster again")
-        print(f"tfdist: {error}", file=sys.stderr, flush=True)
-        logging.shutdown()
-        os._exit(error.exit_code)
+        remedy = "Its own log may say why; start the cluster again"
+        self._at_loss(TaskLost(who, problem, remedy=remedy))
+
+
+def _end_process(error: TaskLost) -> None:
+    print(f"tfdist: {error}", file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(error.exit_code)

@@ -120,6 +120,14 @@ def test_the_chief_is_worker_0_where_there_is_none():
     assert not FULL.is_chief
 
 
+def test_the_cluster_of_some_tasks_numbers_them_anew():
+    whole = ClusterConfig(chief=("a:1",), worker=("b:1", "c:1", "d:1"), task=("worker", 2))
+    some = whole.of([Task("worker", 2), Task("chief", 0), Task("worker", 0)])
+
+    assert some == ClusterConfig(chief=("a:1",), worker=("b:1", "d:1"), task=("worker", 1))
+    assert whole.of(whole.tasks()) == whole
+
+
 def test_who_serves():
     assert [str(task) for task in FULL.tasks() if FULL.with_task(task).serves] == [
         "worker:0",

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.config import json_schema, read_config
+from tfdist.errors import ConfigError
 from tfdist.render import config_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -46,3 +47,27 @@ def test_gpu_memory_is_the_workers_own_beside_ps(tmp_path):
     strategy = settings.config.strategy
     assert strategy.options(settings.find_cluster(environ={})) == {"strategy": "auto", "device": "gpu"}
     assert strategy.serving() == {"device": "gpu", "memory_growth": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("cluster: {worker: [a:1, b:1]}\nelastic: {min_workers: 3}", ":2: elastic.min_workers: expected at most 2 workers, received 3"),
+        ("cluster: {chief: [a:1], worker: [b:1], ps: [c:1]}\nelastic: {}", ":2: elastic: is for clusters of multi_worker_mirrored"),
+        ("elastic: {}", ":1: elastic: is for clusters of multi_worker_mirrored"),
+        ("cluster: {worker: [a:1, b:1]}\nelastic: {}\ncheckpoint: {resume: never}", ":2: elastic: goes on from checkpoints"),
+    ],
+)  # fmt: skip
+def test_elastic_is_refused_where_it_cannot_be(tmp_path, text, problem):
+    (tmp_path / "x.yaml").write_text(text)
+    settings = read_config(tmp_path / "x.yaml")
+    with pytest.raises(ConfigError) as found:
+        settings.check_elastic(settings.find_cluster(environ={}))
+    assert problem in str(found.value)
+
+
+def test_elastic_may_be_left_out(tmp_path):
+    for text in ("cluster: {worker: [a:1, b:1]}\nelastic: {min_workers: 2}", "cluster: {worker: [a:1, b:1]}"):
+        (tmp_path / "x.yaml").write_text(text)
+        settings = read_config(tmp_path / "x.yaml")
+        settings.check_elastic(settings.find_cluster(environ={}))

@@ -17,7 +17,12 @@ _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 _NOT_GONE = re.compile(r"\{\{.*?\}\}")
 _FROM_PS = "GRPC error information from remote target /job:ps"
 # What a task that was started again, between two calls to it, answers to the second.
-_FORGOTTEN = ("unknown device", "not remote", "unable to find the relevant tensor remote_handle")
+_FORGOTTEN = (
+    "unknown device",
+    "not remote",
+    "unable to find the relevant tensor remote_handle",
+    "different device incarnation",
+)
 
 
 @contextlib.contextmanager
@@ -63,7 +68,7 @@ def _is_about_a_task(error: tf.errors.OpError) -> bool:
         return True
     if isinstance(error, tf.errors.DeadlineExceededError):
         return "Collective" in text
-    if isinstance(error, tf.errors.InvalidArgumentError):
+    if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)):
         return any(each in text.lower() for each in _FORGOTTEN)
     # The heartbeats of TensorFlow's tasks, where no call to the lost one was under way.
     return "heartbeat" in text and "/task:" in text

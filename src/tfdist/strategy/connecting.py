@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.addresses import is_free, port_taken, split_address
 from tfdist.awaiting import await_servers
 from tfdist.cluster import ClusterConfig
+from tfdist.errors import TaskLost
 from tfdist.rollcall import fingerprint, hold_roll_call
 
 __all__ = ["connecting"]
@@ -37,6 +38,9 @@ def connecting(cluster: ClusterConfig, shared: Sequence[object], *, timeout: flo
         if "gRPC server" not in str(error) or training.task is None:
             raise
         raise port_taken(str(training.task), training.address(training.task)) from error
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
+        problem = f"lost a task as TensorFlow connected all: {str(error).splitlines()[0]}"
+        raise TaskLost("make_strategy", problem, remedy="Start the cluster again") from error
 
 
 def _is_connected() -> bool:

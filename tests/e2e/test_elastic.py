@@ -1,0 +1,190 @@
+"""A cluster goes on without a worker that is lost, and takes it in when it comes, to the same numbers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tfdist import ClusterConfig
+from tfdist.addresses import is_free, split_address
+
+SECONDS = 400
+# One step waits while the file `hold` is there; what it computes has no randomness and no moving averages.
+MODEL = """
+import time
+from pathlib import Path
+import tensorflow as tf
+HOLD = Path(__file__).with_name("hold")
+def wait():
+    while HOLD.exists():
+        time.sleep(0.05)
+class Held(tf.keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            tf.py_function(wait, [], [])
+        return x
+def build(image_shape, classes):
+    layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Flatten(), Held()]
+    return tf.keras.Sequential([tf.keras.Input(image_shape), *layers, tf.keras.layers.Dense(classes)])
+"""
+# Six steps an epoch; three workers cannot share 50 examples evenly.
+CONFIG = """
+data: {name: DATA, batch_size: 50}
+model: {name: held:build}
+train: {epochs: 4, optimizer: momentum, learning_rate: 0.05}
+strategy: {precision: float64}
+checkpoint: {every: 2, keep: 99}
+evaluation: {every: 24}
+"""
+ELASTIC = "elastic: {min_workers: 2, wait: 40}\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random = np.random.default_rng(0)
+    arrays = {
+        name: array
+        for split, count in (("train", 300), ("test", 40))
+        for name, array in (
+            (f"x_{split}", random.integers(0, 256, (count, 4, 4, 1), np.uint8)),
+            (f"y_{split}", random.integers(0, 3, count)),
+        )
+    }
+    np.savez(tmp_path / "data.npz", **arrays)
+    (tmp_path / "held.py").write_text(MODEL)
+    (tmp_path / "one.yaml").write_text(CONFIG.replace("DATA", str(tmp_path / "data.npz")))
+    return tmp_path
+
+
+class Tasks:
+    """Start and kill the tasks of a cluster as somebody would by hand."""
+
+    def __init__(self, folder):
+        self.folder, self.cluster, self.processes = folder, ClusterConfig.local(workers=3), {}
+        section = f"cluster: {{worker: {json.dumps(list(self.cluster.worker))}}}\n"
+        (folder / "three.yaml").write_text(section + (folder / "one.yaml").read_text() + ELASTIC)
+
+    def start(self, index):
+        with self.log(index).open("ab") as log:
+            self.processes[index] = subprocess.Popen(
+                [*command(self.folder, "three"), "--task", f"worker:{index}"],
+                env=environment(self.folder),
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self, index):
+        return self.folder / f"worker-{index}.log"
+
+    def kill(self, index):
+        process = self.processes.pop(index)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def until(self, condition, what):
+        end = time.monotonic() + SECONDS
+        while not condition():
+            logs = {
+                index: self.log(index).read_text()[-3000:] for index in range(3) if self.log(index).exists()
+            }
+            ended = {index: each.poll() for index, each in self.processes.items() if each.poll() is not None}
+            assert time.monotonic() < end, (what, logs)
+            assert not ended, (what, ended, logs)
+            time.sleep(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def command(folder, name):
+    words = ["--config", folder / f"{name}.yaml", "--run_dir", folder / name]
+    return [sys.executable, "-m", "tfdist.train", *map(str, words)]
+
+
+def environment(folder):
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TFDIST_CACHE_DIR": str(folder / "cache"),
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+
+
+def variables(folder):
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / "24" / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_worker_goes_for_good_and_another_comes(folder):
+    steps = lambda: {int(each.name) for each in (folder / "three" / "checkpoints").glob("[0-9]*")}  # noqa: E731
+    hold = folder / "hold"
+    with Tasks(folder) as tasks:
+        for index in range(3):
+            tasks.start(index)
+        tasks.until(lambda: 4 in steps(), "the first checkpoints of three")
+        hold.touch()
+        tasks.kill(1)
+        lead = tasks.log(0)
+        tasks.until(lambda: "going on with 2 of 3 tasks, without worker:1" in lead.read_text(), "two go on")
+        saved = max(steps())
+        hold.unlink()
+        tasks.until(lambda: max(steps()) > saved, "the first checkpoint of two")
+        hold.touch()
+        alone = max(steps())
+        tasks.start(1)
+        port = split_address(tasks.cluster.worker[1])[1]
+        tasks.until(lambda: not is_free(port), "the new worker listens")
+        hold.unlink()
+        ends = {index: each.wait(SECONDS) for index, each in tasks.processes.items()}
+        logs = {index: tasks.log(index).read_text() for index in range(3)}
+    assert ends == {0: 0, 1: 0, 2: 0}, logs
+    assert "worker:2 is worker:1 now" in logs[2]
+    assert f"worker:1 at {tasks.cluster.worker[1]} has come: beginning anew" in logs[0]
+    report = json.loads((folder / "three" / "report.json").read_text())
+    assert report["steps"] == 24
+    assert report["starts"] >= 3  # more, where a slow machine lets somebody come after `wait`
+    assert saved < alone <= report["begun_at_step"] < 24
+    alone_run = subprocess.run(
+        command(folder, "one"), env=environment(folder), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert alone_run.returncode == 0, alone_run.stderr
+    expected, received = variables(folder / "one"), variables(folder / "three")
+    assert expected.keys() == received.keys()
+    for name, value in expected.items():
+        # Keras computes losses in float32: the sums of three parts, or two, and of the whole differ by so much.
+        # An example too many or too few in one step would change them by more than 1e-4.
+        np.testing.assert_allclose(received[name], value, rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_beginning_anew_without_getting_on_has_an_end():
+    code = (
+        "from tfdist.cluster import ClusterConfig\n"
+        "from tfdist.config import Config, ElasticSection, LaunchSection\n"
+        "from tfdist.elastic import Elastic\n"
+        "from tfdist.errors import TaskLost\n"
+        "print('begun', flush=True)\n"
+        "config = Config(elastic=ElasticSection(), launch=LaunchSection(restarts=1))\n"
+        "elastic = Elastic(config, config.elastic, ClusterConfig(worker=('127.0.0.1:2',), task=('worker', 0)))\n"
+        "elastic.go_on_without(TaskLost('worker:1', 'is gone'))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert (run.returncode, run.stdout) == (138, "begun\nbegun\n"), run.stderr
+    assert run.stderr.count("worker:1: is gone: beginning anew, from the last checkpoint") == 1
+    assert run.stderr.splitlines()[-1] == "tfdist: worker:1: is gone"
