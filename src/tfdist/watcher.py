@@ -85,16 +85,17 @@ class Watcher:
             what = "gone" if answer is False else "silent"
             if task.type not in self._spared:
                 self._end(f"{task} at {address}", f"{what} for {silent_for:.0f} s", task, silent_for)
+                silent_for = 0.0  # to be said once more if that changes nothing
             elif not is_told:
                 _log.warning("%s at %s %s for %.0f s: goes on without it", task, address, what, silent_for)
                 if answer is None:  # one that refuses is gone, or was started again and is not up yet
                     report_silent(str(task), silent_for)
-            is_told = True
+                is_told = True
 
     def _end(self, who: str, problem: str, task: Task, seconds: float) -> None:
         """End this process, whose main thread waits in a call that nothing else ends."""
         if report_silent(str(task), seconds):
-            # The launcher ends it, which the calls to it notice. If they do not, this is said once more.
+            # The launcher ends it, which the calls to it notice.
             _log.warning("%s %s", who, problem)
             return
         remedy = "Its own log may say why; start the cluster again"
