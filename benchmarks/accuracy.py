@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -19,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from results import put
+
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results.md"
 DEFAULT = [
     "local.yaml",
     "mirrored.yaml",
@@ -80,17 +80,6 @@ def main() -> None:
     )
     print(text)
     put("accuracy", text)
-
-
-def put(name: str, text: str) -> None:
-    """Put a text into the page, between the marks that bear its name."""
-    page = RESULTS.read_text()
-    marks = (f"<!-- {name} -->\n", f"<!-- end of {name} -->\n")
-    pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-    page, found = re.subn(pattern, lambda _: f"{marks[0]}{text}\n{marks[1]}", page, flags=re.DOTALL)
-    if not found:
-        sys.exit(f"{RESULTS}: expected the marks {marks}, received none")
-    RESULTS.write_text(page)
 
 
 if __name__ == "__main__":
