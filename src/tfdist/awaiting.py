@@ -49,15 +49,35 @@ class Awaiting:
         self._next = min(self.seconds + min(self._next, _SECONDS_BETWEEN), self._timeout)
 
 
-def await_servers(where: str, cluster: ClusterConfig, tasks: Sequence[Task], timeout: float) -> None:
-    """Wait until the TensorFlow servers of all these tasks answer at the same time."""
+def await_servers(
+    where: str,
+    cluster: ClusterConfig,
+    tasks: Sequence[Task],
+    timeout: float,
+    *,
+    least: int | None = None,
+    wait: float = 0.0,
+) -> tuple[Task, ...]:
+    """Wait until the TensorFlow servers of all these tasks answer at the same time; give those that do.
+
+    Args:
+        where: Who waits.
+        cluster: The cluster.
+        tasks: Who is awaited.
+        timeout: Seconds until somebody who is missing is named and TaskLost raised.
+        least: How many workers are enough when `wait` is over; all tasks where None.
+        wait: Seconds that all of them are waited for.
+    """
     awaiting = Awaiting(where, cluster, timeout)
     with ThreadPoolExecutor(min(len(tasks), _MOST_AT_ONCE)) as pool:
         while True:
             reasons = pool.map(lambda task: why_silent(cluster.address(task)), tasks)
             missing = {task: why for task, why in zip(tasks, reasons, strict=True) if why}
-            if not missing:
-                return
+            present = tuple(task for task in tasks if task not in missing)
+            workers = sum(task.type == "worker" for task in present)
+            is_only_workers = all(task.type == "worker" for task in missing)
+            if not missing or (least and awaiting.seconds >= wait and is_only_workers and workers >= least):
+                return present
             if awaiting.is_due:
                 awaiting.tell(missing)
             time.sleep(max(0.1, len(tasks) / _MOST_AT_ONCE / 4))

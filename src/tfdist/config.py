@@ -264,9 +264,11 @@ class Settings:
         section, config, source = self.config.elastic, self.config, self.document.source.inside("elastic")
         if section is None:
             return
-        if config.strategy.name not in ("auto", "multi_worker_mirrored") or cluster.ps or not cluster:
-            remedy = "Leave it out: a lost worker beside ps tasks is waited for, or started again, anyway"
-            raise ConfigError(source.at(), "is for clusters of multi_worker_mirrored", remedy=remedy)
+        fitting = ("parameter_server_sync",) if cluster.ps else ("auto", "multi_worker_mirrored")
+        if config.strategy.name not in fitting or not cluster:
+            problem = "is for clusters of multi_worker_mirrored or parameter_server_sync"
+            remedy = "Leave it out: asynchronous workers come and go without it"
+            raise ConfigError(source.at(), problem, remedy=remedy)
         if section.min_workers > cluster.size("worker"):
             expected, received = f"at most {cluster.size('worker')} workers", str(section.min_workers)
             raise ConfigError(source.at("min_workers"), expected=expected, received=received)

@@ -2,7 +2,8 @@
 
 A cluster of TensorFlow's cannot change while it lives. So its tasks begin anew, each as the same process with
 the same command, when one of them is lost or has come; they meet in a roll-call, and go on from the last
-checkpoint as the cluster that they are then. The global batch, and what is in it, stays as it was.
+checkpoint as the cluster that they are then. The global batch, and what is in it, stays as it was. Beside
+parameter servers only the chief begins anew; the others serve it as they did before.
 """
 
 import logging
@@ -16,10 +17,12 @@ from typing import NoReturn
 import msgspec
 import tensorflow as tf
 
+from tfdist.awaiting import await_servers
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.config import Config, ElasticSection
 from tfdist.errors import Preempted, TaskLost
 from tfdist.loop import take_from_chief
+from tfdist.probing import answers
 from tfdist.rollcall import find_waiting, fingerprint, hold_roll_call
 
 __all__ = ["Elastic"]
@@ -42,16 +45,11 @@ class Elastic:
         """Wait until enough of the tasks are there."""
         self._whole, self._restarts = cluster.training(), config.launch.restarts
         self._mark = fingerprint(cluster, msgspec.json.encode(config).decode())
-        present = hold_roll_call(
-            cluster,
-            self._mark,
-            timeout=config.strategy.start_timeout or _START_TIMEOUT,
-            least=section.min_workers,
-            wait=section.wait,
-        )
+        present = self._gather(config.strategy.start_timeout or _START_TIMEOUT, section)
         self.strategy = {
             **config.strategy.options(cluster),
-            "strategy": "multi_worker_mirrored",  # also where one worker is left
+            # Also where one worker is left.
+            "strategy": "parameter_server_sync" if cluster.ps else "multi_worker_mirrored",
             "start_timeout": section.wait,
         }
         self._absent = [task for task in self._whole.tasks() if task not in present]
@@ -70,12 +68,27 @@ class Elastic:
         count = os.environ.get(_COUNT, "0")
         self._fruitless = int(count) if re.fullmatch(r"[0-9]{1,6}", count) else 0
 
+    def _gather(self, timeout: float, section: ElasticSection) -> tuple[Task, ...]:
+        """Wait until enough of the tasks are there, and say which."""
+        least, wait = section.min_workers, section.wait
+        if not self._whole.ps:
+            return hold_roll_call(self._whole, self._mark, timeout=timeout, least=least, wait=wait)
+        servers = [task for task in self._whole.tasks() if task.type != "chief"]
+        there = await_servers("make_strategy", self._whole, servers, timeout, least=least, wait=wait)
+        return (Task("chief", 0), *there)
+
+    def _find_come(self) -> tuple[Task, ...]:
+        """Say who of the absent is there now."""
+        if not self._whole.ps:
+            return find_waiting(self._whole, self._absent, self._mark)
+        return tuple(task for task in self._absent if answers(self._whole.address(task)))
+
     def take_in(self, strategy: tf.distribute.Strategy) -> None:
         """Begin anew if somebody who was absent waits to take part; all tasks call it, after a checkpoint."""
         self._fruitless = 0
         if not self._absent:
             return
-        come = find_waiting(self._whole, self._absent, self._mark) if self.cluster.is_chief else ()
+        come = self._find_come() if self.cluster.is_chief else ()
         [count] = take_from_chief(strategy, [tf.constant(len(come))], is_chief=self.cluster.is_chief)
         if int(count):
             self._begin_anew(f"{self._named(come) or 'somebody'} has come")

@@ -31,6 +31,7 @@ def serve(
     memory_growth: bool | None = None,
     start_timeout: float = 600.0,
     silence_timeout: float = 60.0,
+    stays: bool = False,
 ) -> None:
     """Run this task's server until the chief has ended, then return.
 
@@ -46,6 +47,7 @@ def serve(
         memory_growth: Take GPU memory as it is needed, not all at once.
         start_timeout: Seconds that the chief may take to come up.
         silence_timeout: Seconds that the chief, or its machine, may be silent.
+        stays: Wait for a chief that is gone without a word to come again, as for the first one, and serve it.
 
     Raises:
         ConfigError: This task serves nobody, its port is taken, or it is to compute on a GPU and has none.
@@ -59,13 +61,17 @@ def serve(
     server = _start(cluster, server_config(device, memory_growth=memory_growth))
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
-    await_servers("serve", cluster, [Task("chief", 0)], start_timeout)
-    with hearing_notice() as notice, notice.deferred():
-        _wait_until_gone(chief, silence_timeout, notice)
-    if not farewell_was_said():
+    while True:
+        await_servers("serve", cluster, [Task("chief", 0)], start_timeout)
+        with hearing_notice() as notice, notice.deferred():
+            _wait_until_gone(chief, silence_timeout, notice)
+        if farewell_was_said():
+            break
         notice.heed()
-        remedy = "Its own log says why; start this task again with it"
-        raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
+        if not stays:
+            remedy = "Its own log says why; start this task again with it"
+            raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
+        _log.warning("the chief at %s is gone without a word: waiting for it to come again", chief)
     _log.info("the chief has ended, and so does %s", cluster.task)
 
 

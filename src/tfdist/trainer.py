@@ -79,7 +79,8 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         Preempted: This or another task was told to end (SIGTERM). What was trained is saved.
     """
     if cluster.serves:
-        serve(cluster, **config.strategy.serving(), silence_timeout=config.watch.silence)
+        stays, silence = config.elastic is not None, config.watch.silence
+        serve(cluster, **config.strategy.serving(), silence_timeout=silence, stays=stays)
         return None
     with hearing_notice() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":

@@ -50,7 +50,8 @@ def test_serves_on_for_the_chief_when_told_to_end(tmp_path):
         (tmp_path / "told").touch()
         finished = started.wait(40, failures_expected=True)
 
-    assert finished.exit_codes == {"chief:0": 0, "worker:0": 138, "ps:0": 138}
+    # The chief said that it was done, so there is nothing to start again.
+    assert finished.exit_codes == {"chief:0": 0, "worker:0": 0, "ps:0": 0}
     assert finished.results["chief:0"]["waiting"] == 3.0, "the ps answered after SIGTERM"
 
 

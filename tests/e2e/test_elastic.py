@@ -14,20 +14,21 @@ from tfdist import ClusterConfig
 from tfdist.addresses import is_free, split_address
 
 SECONDS = 400
-# One step waits while the file `hold` is there; what it computes has no randomness and no moving averages.
+# A step waits while the file `hold` is there; what it computes has no randomness and no moving averages.
 MODEL = """
-import time
 from pathlib import Path
 import tensorflow as tf
-HOLD = Path(__file__).with_name("hold")
-def wait():
-    while HOLD.exists():
-        time.sleep(0.05)
+HOLD = str(Path(__file__).with_name("hold"))
 class Held(tf.keras.layers.Layer):
     def call(self, x, training=False):
-        if training:
-            tf.py_function(wait, [], [])
-        return x
+        if not training:
+            return x
+        # In the graph, for a worker beside ps tasks runs no Python.
+        looks = tf.while_loop(
+            lambda _: tf.size(tf.io.matching_files(HOLD)) > 0, lambda n: (n + 1,), (tf.constant(0),)
+        )
+        with tf.control_dependencies(looks):
+            return tf.identity(x)
 def build(image_shape, classes):
     layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Flatten(), Held()]
     return tf.keras.Sequential([tf.keras.Input(image_shape), *layers, tf.keras.layers.Dense(classes)])
@@ -36,10 +37,10 @@ def build(image_shape, classes):
 CONFIG = """
 data: {name: DATA, batch_size: 50}
 model: {name: held:build}
-train: {epochs: 4, optimizer: momentum, learning_rate: 0.05}
+train: {epochs: 60, optimizer: momentum, learning_rate: 0.05}
 strategy: {precision: float64}
-checkpoint: {every: 2, keep: 99}
-evaluation: {every: 24}
+checkpoint: {every: 2, keep: 999}
+evaluation: {every: 360}
 """
 ELASTIC = "elastic: {min_workers: 2, wait: 40}\n"
 
@@ -64,37 +65,39 @@ def folder(tmp_path):
 class Tasks:
     """Start and kill the tasks of a cluster as somebody would by hand."""
 
-    def __init__(self, folder):
-        self.folder, self.cluster, self.processes = folder, ClusterConfig.local(workers=3), {}
-        section = f"cluster: {{worker: {json.dumps(list(self.cluster.worker))}}}\n"
-        (folder / "three.yaml").write_text(section + (folder / "one.yaml").read_text() + ELASTIC)
+    def __init__(self, folder, strategy, **shape):
+        self.folder, self.cluster, self.processes = folder, ClusterConfig.local(**shape), {}
+        roles = {role: list(getattr(self.cluster, role)) for role in ("chief", "worker", "ps")}
+        section = f"cluster: {json.dumps(roles)}\n"
+        config = (folder / "one.yaml").read_text().replace("strategy: {", f"strategy: {{name: {strategy}, ")
+        (folder / "many.yaml").write_text(section + config + ELASTIC)
 
-    def start(self, index):
-        with self.log(index).open("ab") as log:
-            self.processes[index] = subprocess.Popen(
-                [*command(self.folder, "three"), "--task", f"worker:{index}"],
+    def start(self, name):
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command(self.folder, "many"), "--task", name],
                 env=environment(self.folder),
                 stdout=log,
                 stderr=log,
             )
 
-    def log(self, index):
-        return self.folder / f"worker-{index}.log"
+    def log(self, name):
+        return self.folder / f"{name}.log"
 
-    def kill(self, index):
-        process = self.processes.pop(index)
+    def logs(self):
+        return {each.stem: each.read_text() for each in self.folder.glob("*.log")}
+
+    def kill(self, name):
+        process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def until(self, condition, what):
         end = time.monotonic() + SECONDS
         while not condition():
-            logs = {
-                index: self.log(index).read_text()[-3000:] for index in range(3) if self.log(index).exists()
-            }
-            ended = {index: each.poll() for index, each in self.processes.items() if each.poll() is not None}
-            assert time.monotonic() < end, (what, logs)
-            assert not ended, (what, ended, logs)
+            ended = {name: each.poll() for name, each in self.processes.items() if each.poll() is not None}
+            assert time.monotonic() < end, (what, self.logs())
+            assert not ended, (what, ended, self.logs())
             time.sleep(0.05)
 
     def __enter__(self):
@@ -125,51 +128,58 @@ def environment(folder):
 def variables(folder):
     import tensorflow as tf
 
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / "24" / "variables"))
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / "360" / "variables"))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_worker_goes_for_good_and_another_comes(folder):
-    steps = lambda: {int(each.name) for each in (folder / "three" / "checkpoints").glob("[0-9]*")}  # noqa: E731
+@pytest.mark.parametrize(
+    ("strategy", "shape"),
+    [("multi_worker_mirrored", {"workers": 3}), ("parameter_server_sync", {"workers": 3, "ps": 1})],
+)
+def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
+    steps = lambda: {int(each.name) for each in (folder / "many" / "checkpoints").glob("[0-9]*")}  # noqa: E731
     hold = folder / "hold"
-    with Tasks(folder) as tasks:
-        for index in range(3):
-            tasks.start(index)
+    with Tasks(folder, strategy, **shape) as tasks:
+        for task in tasks.cluster.tasks():
+            tasks.start(str(task))
         tasks.until(lambda: 4 in steps(), "the first checkpoints of three")
         hold.touch()
-        tasks.kill(1)
-        lead = tasks.log(0)
-        tasks.until(lambda: "going on with 2 of 3 tasks, without worker:1" in lead.read_text(), "two go on")
+        tasks.kill("worker:1")
+        lead = tasks.log("chief:0" if tasks.cluster.chief else "worker:0")
+        without = (
+            f"going on with {len(tasks.processes)} of {len(tasks.processes) + 1} tasks, without worker:1"
+        )
+        tasks.until(lambda: without in lead.read_text(), "two go on")
+        assert "worker:2 is worker:1 now" in lead.read_text()
         saved = max(steps())
         hold.unlink()
         tasks.until(lambda: max(steps()) > saved, "the first checkpoint of two")
         hold.touch()
         alone = max(steps())
-        tasks.start(1)
+        tasks.start("worker:1")
         port = split_address(tasks.cluster.worker[1])[1]
         tasks.until(lambda: not is_free(port), "the new worker listens")
         hold.unlink()
-        ends = {index: each.wait(SECONDS) for index, each in tasks.processes.items()}
-        logs = {index: tasks.log(index).read_text() for index in range(3)}
-    assert ends == {0: 0, 1: 0, 2: 0}, logs
-    assert "worker:2 is worker:1 now" in logs[2]
-    assert f"worker:1 at {tasks.cluster.worker[1]} has come: beginning anew" in logs[0]
-    report = json.loads((folder / "three" / "report.json").read_text())
-    assert report["steps"] == 24
+        ends = {name: each.wait(SECONDS) for name, each in tasks.processes.items()}
+        logs = tasks.logs()
+    assert set(ends.values()) == {0}, (ends, logs)
+    assert f"worker:1 at {tasks.cluster.worker[1]} has come: beginning anew" in logs[lead.stem]
+    report = json.loads((folder / "many" / "report.json").read_text())
+    assert report["steps"] == 360
     assert report["starts"] >= 3  # more, where a slow machine lets somebody come after `wait`
-    assert saved < alone <= report["begun_at_step"] < 24
+    assert saved < alone <= report["begun_at_step"] < 360
     alone_run = subprocess.run(
         command(folder, "one"), env=environment(folder), capture_output=True, text=True, timeout=SECONDS
     )
     assert alone_run.returncode == 0, alone_run.stderr
-    expected, received = variables(folder / "one"), variables(folder / "three")
+    expected, received = variables(folder / "one"), variables(folder / "many")
     assert expected.keys() == received.keys()
     for name, value in expected.items():
         # Keras computes losses in float32: the sums of three parts, or two, and of the whole differ by so much.
         # An example too many or too few in one step would change them by more than 1e-4.
-        np.testing.assert_allclose(received[name], value, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(received[name], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -66,7 +66,11 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     assert json.loads((latest / "metadata.json").read_text())["classes"] == [
         str(digit) for digit in range(10)
     ]
-    assert sorted(each.name for each in (folder / "checkpoints").iterdir() if each.is_dir()) == ["14", "20", "7"]
+    assert sorted(each.name for each in (folder / "checkpoints").iterdir() if each.is_dir()) == [
+        "14",
+        "20",
+        "7",
+    ]
     assert f"test accuracy  {report['test_accuracy']:.4f}" in run.stdout
     workers = ["this process"] if name in ("local", "mirrored") else ["worker:0", "worker:1"]
     timed = {f"milliseconds of a step/{worker}" for worker in workers}

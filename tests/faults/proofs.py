@@ -16,7 +16,8 @@ _OF_A_RUN = re.compile(
     r"|checkpoints/(reached|history\.json|\d+/(about\.json|variables\.(index|data-\d+-of-\d+)))"
     r"|export/(latest|\d+/(assets|metadata\.json|(saved_model|fingerprint)\.pb|variables/variables\..+))"
 )
-# TensorFlow removes what AutoGraph writes when a process ends, which SIGKILL does not let it do.
+# TensorFlow removes what AutoGraph writes when a process ends, which SIGKILL does not let it do; the launcher
+# does it for its tasks, and nobody for a process of its own.
 _OF_TENSORFLOW = re.compile(r"__autograph_generated_file\w+\.py|__pycache__")
 
 
@@ -86,5 +87,6 @@ def prove_nothing_left(training: Training) -> None:
     ]
     left = [name for name in files if not _OF_A_RUN.fullmatch(name)]
     temporary = [each.name for each in Path(training.environ["TMPDIR"]).iterdir()]
-    left += [name for name in temporary if not _OF_TENSORFLOW.fullmatch(name)]
+    is_alone = not training.config.get("cluster")
+    left += [name for name in temporary if not (is_alone and _OF_TENSORFLOW.fullmatch(name))]
     assert not left, f"files left: {left}"

@@ -53,7 +53,7 @@ def test_gpu_memory_is_the_workers_own_beside_ps(tmp_path):
     ("text", "problem"),
     [
         ("cluster: {worker: [a:1, b:1]}\nelastic: {min_workers: 3}", ":2: elastic.min_workers: expected at most 2 workers, received 3"),
-        ("cluster: {chief: [a:1], worker: [b:1], ps: [c:1]}\nelastic: {}", ":2: elastic: is for clusters of multi_worker_mirrored"),
+        ("cluster: {chief: [a:1], worker: [b:1], ps: [c:1]}\nstrategy: {name: parameter_server}\nelastic: {}", ":3: elastic: is for clusters of multi_worker_mirrored"),
         ("elastic: {}", ":1: elastic: is for clusters of multi_worker_mirrored"),
         ("cluster: {worker: [a:1, b:1]}\nelastic: {}\ncheckpoint: {resume: never}", ":2: elastic: goes on from checkpoints"),
     ],

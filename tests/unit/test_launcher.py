@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -33,12 +34,13 @@ def test_each_task_has_its_own_config_log_and_prefix(tmp_path):
         assert f"[{task}] {log}" in shown
 
 
-def test_only_logs_are_written(tmp_path, monkeypatch):
+def test_only_logs_are_left(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    run("print(1)", tmp_path / "run")
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"run/logs/worker-0.log", "run/logs/worker-1.log"}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    run("import tempfile; print(tempfile.mkstemp()[1])", tmp_path / "run")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != "tmp"}
+    assert left == {"run", "run/logs", "run/logs/worker-0.log", "run/logs/worker-1.log"}
+    assert str(tmp_path / "tmp" / "tfdist-") in (tmp_path / "run/logs/worker-0.log").read_text()
 
 
 def test_variables_of_other_clusters_are_taken_away_and_no_more(tmp_path, monkeypatch):

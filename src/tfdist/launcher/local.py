@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,10 @@ def launch(
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
         reports, reporter = stack.enter_context(_pipe())
+        # A task that is killed leaves what it had there; TensorFlow's AutoGraph has a file for each function.
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
+        )
         tasks = []
         for task in cluster.tasks():
             cores = shares[task].environment()
@@ -104,7 +109,7 @@ def launch(
             if task == lead_of(cluster):
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = cores if threads else {}
-            given = {**_inherited(), **shares[task].visible(), **forced, **(env or {})}
+            given = {**_inherited(), "TMPDIR": scratch, **shares[task].visible(), **forced, **(env or {})}
             environment = {**cores, **_FOR_PYTHON, **given, **own}
             of_it = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
             tasks.append({**of_it, "alone": task.type in alone})
@@ -112,6 +117,7 @@ def launch(
             "command": [_characters(word) for word in command],
             "tasks": tasks,
             "lead": str(lead_of(cluster)),
+            "scratch": scratch,
             "isolate": isolate,
             "grace": grace,
             "linger": grace if linger is None else linger,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -68,6 +69,7 @@ class Warden:
                 self._watch()
             left = self._sweep()
             is_wanted = not left and self._is_another_round_due()
+        shutil.rmtree(self._plan["scratch"], ignore_errors=True)  # also where the launcher was killed
         self._scribe.finish()
         self._pass_news_on()
         self._tell(ended=left, orphans=self._orphans)
