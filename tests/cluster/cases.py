@@ -243,6 +243,7 @@ def waiting(strategy: Any, folder: Path) -> float:
 
     with strategy.scope():
         variable = tf.Variable(3.0)  # on a ps
+    time.sleep(2)  # a server that has not seen its chief yet would wait for it when it is gone
     (folder / "connected").touch()
     end = time.monotonic() + 600
     while not (folder / "told").exists() and time.monotonic() < end:
