@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,14 +78,7 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     assert _curves(folder, "train") == {"loss", "accuracy", "examples per second", "learning rate", *timed}
     assert _curves(folder, "test") > {"loss", "accuracy"}
     assert _left_by(folder) == []
-    words = [sys.executable, "-m", "tfdist.predict", "--model", folder, "--input", "digits", "--output"]
-    asked = subprocess.run(
-        [*words, tmp_path / "answers.csv"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "TFDIST_CACHE_DIR": cache},
-    )
+    asked = _predict(folder, "digits", tmp_path / "answers.csv", cache)
     assert asked.returncode == 0, asked.stderr
     assert f"accuracy  {report['test_accuracy']:.4f} on 10000" in asked.stderr
 
@@ -119,6 +113,9 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     files = {"model.keras", "model.tflite"} if name == "cifar10-local" else set()
     assert {"saved_model.pb", "metadata.json", *files} <= exported
     assert {each.name for each in (folder / "summaries").iterdir()} == {"train", "test"}
+    asked = _predict(folder, data, tmp_path / "answers.csv", cache)
+    assert asked.returncode == 0, asked.stderr
+    assert re.search(r"accuracy  0\.\d+ on \d+", asked.stderr)
 
 
 def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
@@ -345,6 +342,17 @@ def _values(folder, name, tag):
     events = EventAccumulator(str(folder / "summaries" / name))
     events.Reload()
     return [float(tf.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
+
+
+def _predict(folder, data, output, cache):
+    words = ["--model", folder, "--input", data, "--output", output]
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.predict", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "TFDIST_CACHE_DIR": cache},
+    )
 
 
 def _curves(folder, name):
