@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TaskLost
 from tfdist.loop.executions import Totals
-from tfdist.loop.lost import is_lost_worker, named
+from tfdist.loop.lost import is_lost_worker, named, silent_workers
 from tfdist.loop.workers import worker_index
 
 __all__ = ["CoordinatedRunner"]
@@ -21,6 +21,8 @@ _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_COPY = 0.0005
+_TIMES_THE_SLOWEST = 5
+_FOR_EVER = float("inf")
 _SECONDS_TO_COME_BACK = 120.0
 
 _log = logging.getLogger("tfdist")
@@ -43,6 +45,7 @@ class CoordinatedRunner:
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._is_winding_up = False
         self._is_without = False  # a worker that has fallen silent
+        self._slowest = 0.0  # seconds until an answer
 
     def rewind(self, dataset: Any = None) -> None:
         """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
@@ -127,13 +130,18 @@ class CoordinatedRunner:
         self._scheduled.append((wanted, closure))
 
     def _first_ready(self) -> int | None:
-        """Wait for the first answer, and give its place; None where there is none for a long time."""
-        give_up = time.monotonic() + _SECONDS_TO_COME_BACK
-        while time.monotonic() < give_up:
+        """Wait for the first answer, and give its place; None where there is none for very long."""
+        began = time.monotonic()
+        # Nobody knows how long an execution takes before one has been seen.
+        patience = (
+            max(_SECONDS_TO_COME_BACK, _TIMES_THE_SLOWEST * self._slowest) if self._slowest else _FOR_EVER
+        )
+        while time.monotonic() - began < patience:
             for place, (_, closure) in enumerate(self._scheduled):
                 # TensorFlow has no public way to ask: fetch() waits, also for a worker that is silent. What a
                 # worker has given is copied to this process by a thread of the coordinator's.
                 if closure._has_fetched_to_local or closure._error is not None:
+                    self._slowest = max(self._slowest, time.monotonic() - began)
                     return place
             first = self._scheduled[0][1]
             if first._status_available_event.wait(_SECONDS_BETWEEN_LOOKS):
@@ -141,14 +149,19 @@ class CoordinatedRunner:
         return None
 
     def _take_back(self, *, is_epoch_the_data: bool) -> int:
-        """Give up what silent workers have in hand, and say how many steps that is."""
-        count, self._is_without = len(self._scheduled), True
-        problem = f"{count} of {self._workers} gave no answer for {_SECONDS_TO_COME_BACK:g} s"
+        """Give up what silent workers have in hand, if the others can do it; say how many steps that is."""
+        count, steps = len(self._scheduled), sum(wanted for wanted, _ in self._scheduled)
+        silent = " and ".join(silent_workers(self._strategy))
+        if silent and (is_epoch_the_data or count >= self._workers):
+            remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
+            raise TaskLost(silent, "does not answer, and nobody gets on without it", remedy=remedy)
         if is_epoch_the_data or count >= self._workers:
-            remedy = "Their own logs may say why; start the cluster again, from the last checkpoint"
-            raise TaskLost("the workers", problem, remedy=remedy)
-        _log.warning("the workers: %s; the others do what they were given", problem)
-        steps = sum(wanted for wanted, _ in self._scheduled)
+            _log.warning("no worker has given an answer for long, though all are there")
+            return 0
+        _log.warning(
+            "%d of %d workers give no answer; the others do what they were given", count, self._workers
+        )
+        self._is_without = True
         self._scheduled.clear()
         return steps
 

@@ -10,7 +10,7 @@ from tfdist.errors import TaskLost
 from tfdist.farewell import withhold_farewell
 from tfdist.probing import answers
 
-__all__ = ["is_lost_worker", "named", "naming_lost_tasks"]
+__all__ = ["is_lost_worker", "named", "naming_lost_tasks", "silent_workers"]
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Where TensorFlow names tasks for other reasons than that they are gone: the device that an operation was on.
@@ -60,6 +60,14 @@ def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) ->
         f"{job}:{index} at {addresses[job, index]}" if (job, index) in addresses else f"{job}:{index}"
         for job, index in tasks
     ]
+
+
+def silent_workers(strategy: tf.distribute.Strategy) -> list[str]:
+    """Give the workers that do not answer."""
+    addresses = _addresses(strategy)
+    return named(
+        [task for task in addresses if task[0] == "worker" and not answers(addresses[task])], strategy
+    )
 
 
 def _is_about_a_task(error: tf.errors.OpError) -> bool:
