@@ -116,6 +116,13 @@ def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     return {"loss": evaluate(model, data, strategy=strategy)["loss"]}
 
 
+def whole_epochs(strategy: tf.distribute.Strategy, folder: Path) -> int:
+    """Let each epoch end where the data end."""
+    model = linear(strategy)
+    fit(model, endless().take(20), strategy=strategy, steps_per_epoch=20, epochs=3, verbose=0)
+    return int(model.optimizer.iterations.numpy())
+
+
 def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on while a worker waits for data that never come, and neither answers nor fails."""
     import os

@@ -107,7 +107,7 @@ def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
         (tmp_path / "killed").touch()
         finished = running.wait(90, failures_expected=True)
 
-    assert (tmp_path / "went_on").exists(), finished.logs["chief:0"][-3000:]
+    assert (tmp_path / "went_on").exists(), (finished.exit_codes, finished.logs["chief:0"][-3000:])
     at = running.cluster.address(Task("worker", 1))
     assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
     assert f"TaskLost: worker:1 at {at}: is gone for 2 s, and with it its part" in finished.logs["chief:0"]
@@ -115,7 +115,9 @@ def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
-    finished = run_cluster(tmp_path, "parameter_server", ["lost_cases.silenced"], workers=2, ps=1)
+    cases = ["lost_cases.whole_epochs", "lost_cases.silenced"]
+    finished = run_cluster(tmp_path, "parameter_server", cases, workers=2, ps=1)
+    assert finished.chief["lost_cases.whole_epochs"] == 60
     # What the silent worker was given, the other did in its place.
     assert finished.chief["lost_cases.silenced"] == {"epochs": 4, "iterations": 200}
     assert "1 of 2 workers give no answer; the others do what they were given" in finished.logs["chief:0"]

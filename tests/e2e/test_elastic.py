@@ -42,7 +42,7 @@ strategy: {precision: float64}
 checkpoint: {every: 2, keep: 999}
 evaluation: {every: 360}
 """
-ELASTIC = "elastic: {min_workers: 2, wait: 40}\n"
+ELASTIC = "elastic: {min_workers: 2, wait: 20}\n"
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ class CoordinatedRunner:
         )
         self._dataset = dataset
         self._iterator: Any = None
+        self._since_begun = 0  # steps since the data were begun, maybe in an earlier epoch
         self._coordinator = coordinator
         self._strategy = coordinator.strategy
         self._workers = workers
@@ -75,10 +76,10 @@ class CoordinatedRunner:
         it is waited for. What a worker that only falls silent was given is taken back, if it may be.
         """
         if steps is None or self._iterator is None:
-            self._iterator = iter(self._dataset)
+            self._begin_data()
         exhausted: set[int] = set()
         self._is_winding_up = False
-        done = promised = since_begun = 0
+        done = promised = 0
         last_news, is_well = time.monotonic(), True
         try:
             while steps is None or done < steps:
@@ -89,10 +90,10 @@ class CoordinatedRunner:
                     self._schedule(wanted)
                     promised += wanted
                 if not self._scheduled:  # all workers' data have ended, or no more is wanted
-                    if steps is None or not since_begun or self._is_winding_up:
+                    if steps is None or not self._since_begun or self._is_winding_up:
                         return
-                    self._iterator, exhausted, since_begun = iter(self._dataset), set(), 0
-                    last_news = time.monotonic()
+                    self._begin_data()
+                    exhausted, last_news = set(), time.monotonic()
                     continue
                 place = self._first_ready()
                 if place is None:
@@ -100,13 +101,13 @@ class CoordinatedRunner:
                     continue
                 wanted, worker, ran, given = self._fetch(place)
                 promised -= wanted - ran
-                done, since_begun = done + ran, since_begun + ran
+                done, self._since_begun = done + ran, self._since_begun + ran
                 if ran:
                     yield ran, given
                 if ran or worker not in exhausted:
                     last_news = time.monotonic()
                 elif time.monotonic() - last_news > _SECONDS_TO_COME_BACK:
-                    self._go_on_without(exhausted, is_epoch_the_data=steps is None or not since_begun)
+                    self._go_on_without(exhausted, is_epoch_the_data=steps is None or not self._since_begun)
                     exhausted = set(range(self._workers))
                 if ran < wanted:
                     exhausted.add(worker)
@@ -120,6 +121,9 @@ class CoordinatedRunner:
             # Else a task may be gone or silent, and what it has in hand would be waited for.
             if is_well and not self._is_without:
                 self._coordinator.join()
+
+    def _begin_data(self) -> None:
+        self._iterator, self._since_begun = iter(self._dataset), 0
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
@@ -156,7 +160,7 @@ class CoordinatedRunner:
             remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
             raise TaskLost(silent, "does not answer, and nobody gets on without it", remedy=remedy)
         if is_epoch_the_data or count >= self._workers:
-            _log.warning("no worker has given an answer for long, though all are there")
+            _log.warning("no worker has given an answer for long, and none is silent: waiting on")
             return 0
         _log.warning(
             "%d of %d workers give no answer; the others do what they were given", count, self._workers

@@ -63,11 +63,10 @@ def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) ->
 
 
 def silent_workers(strategy: tf.distribute.Strategy) -> list[str]:
-    """Give the workers that do not answer."""
+    """Give the workers that neither answer nor refuse: TensorFlow itself notices those that are gone."""
     addresses = _addresses(strategy)
-    return named(
-        [task for task in addresses if task[0] == "worker" and not answers(addresses[task])], strategy
-    )
+    workers = [task for task in addresses if task[0] == "worker"]
+    return named([task for task in workers if answers(addresses[task]) is None], strategy)
 
 
 def _is_about_a_task(error: tf.errors.OpError) -> bool:
