@@ -148,7 +148,12 @@ class ClusterConfig:
             return True
         if self.task is None:
             return False
-        return self.task.type in ("chief", "evaluator") or (self.task == ("worker", 0) and not self.chief)
+        return self.task.type == "evaluator" or self.task == self.lead
+
+    @property
+    def lead(self) -> Task:
+        """Name the task that leads the others: the chief, or worker 0 where there is none."""
+        return Task("chief" if self.chief else "worker", 0)
 
     @property
     def serves(self) -> bool:

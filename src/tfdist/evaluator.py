@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
-from tfdist.cluster import ClusterConfig, Task
+from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import open_data
 from tfdist.errors import StorageError, TaskLost
@@ -41,7 +41,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     state = State(model, strategy, session.random_states)
     mine = state.values()
     summaries = Summaries(folder / "summaries", ("evaluator",))
-    chief = cluster.address(Task("chief" if cluster.chief else "worker", 0))
+    chief = cluster.address(cluster.lead)
     for found in _new_checkpoints(folder / "checkpoints", total_steps(config, data), chief):
         check_variables(found, mine)
         try:

@@ -177,7 +177,7 @@ def _train_on(
 
 def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
     """Check in this process what a run needs, without training; say what was found."""
-    lead = cluster.with_task("chief" if cluster.chief else "worker", 0) if cluster else cluster
+    lead = cluster.with_task(cluster.lead) if cluster else cluster
     name = check_strategy(lead, **config.strategy.options(cluster))
     check_nonfinite(config, is_apart=name == "parameter_server")
     if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:

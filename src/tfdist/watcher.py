@@ -48,12 +48,11 @@ class Watcher:
             spared: Job names of tasks without which the others go on.
             at_loss: What to do, in place of ending, with a process that calls to a lost task hold up.
         """
-        lead = Task("chief" if cluster.chief else "worker", 0)
-        watched = [each for each in cluster.training().tasks() if each != lead]
+        watched = [each for each in cluster.training().tasks() if each != cluster.lead]
         if cluster.task is None:
             watched = []
-        elif cluster.task != lead:
-            watched = [lead]
+        elif cluster.task != cluster.lead:
+            watched = [cluster.lead]
         self._silence, self._spared, self._at_loss = silence, frozenset(spared), at_loss or _end_process
         self._ended = threading.Event()
         self._threads = [

@@ -19,7 +19,7 @@ from tfdist.launcher.progress import Silence, read_reports
 from tfdist.launcher.screen import LogTail, Screen, last_lines
 from tfdist.launcher.warden.processes import with_variable
 
-__all__ = ["LAUNCH", "Job", "TaskLog", "lead_of"]
+__all__ = ["LAUNCH", "Job", "TaskLog"]
 
 LAUNCH = "TFDIST_LAUNCH"  # the variable by which every descendant of a task can be told
 _TAIL_LINES = 20
@@ -33,11 +33,6 @@ class TaskLog(NamedTuple):
     path: Path
     fd: int
     start: int
-
-
-def lead_of(cluster: ClusterConfig) -> Task:
-    """Name the task whose success is the job's: the chief, or worker 0 where there is none."""
-    return Task("chief" if cluster.size("chief") else "worker", 0)
 
 
 class Life(NamedTuple):
@@ -136,7 +131,7 @@ class Job:
             raise self._error
         if failures:
             raise LaunchError.of_failures(self._exits, tail, self._restarted)
-        lead = lead_of(self._cluster)
+        lead = self._cluster.lead
         if any(each.task == lead and each.code == 0 and not each.again for each in self._exits):
             return LaunchReport(tuple(self._exits), self._is_private, time.monotonic() - self._began)
         if self._signals:
@@ -247,7 +242,7 @@ class Job:
         if self._signals:
             return  # said already
         if done:
-            lead = lead_of(self._cluster)
+            lead = self._cluster.lead
             self.say(f"{lead} is done; {names} did not end within {self._linger}: ending ({self._grace})")
         else:
             self.say(f"ending {names} ({self._grace})")

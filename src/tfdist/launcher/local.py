@@ -23,7 +23,7 @@ from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher import progress
 from tfdist.launcher.cores import Cores, own_cores, share_cores, told
-from tfdist.launcher.job import LAUNCH, Job, TaskLog, lead_of
+from tfdist.launcher.job import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 
 __all__ = ["launch"]
@@ -106,7 +106,7 @@ def launch(
         for task in cluster.tasks():
             cores = shares[task].environment()
             own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: f"{mark}/{task}"}
-            if task == lead_of(cluster):
+            if task == cluster.lead:
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = cores if threads else {}
             given = {**_inherited(), "TMPDIR": scratch, **shares[task].visible(), **forced, **(env or {})}
@@ -116,7 +116,7 @@ def launch(
         plan = {
             "command": [_characters(word) for word in command],
             "tasks": tasks,
-            "lead": str(lead_of(cluster)),
+            "lead": str(cluster.lead),
             "scratch": scratch,
             "isolate": isolate,
             "grace": grace,
@@ -164,8 +164,8 @@ def _check(
     for role in alone:
         if role not in ROLES:
             raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, ROLES))
-        if role == lead_of(cluster).type:
-            problem = f"{lead_of(cluster)} leads the others, which cannot go on without it"
+        if role == cluster.lead.type:
+            problem = f"{cluster.lead} leads the others, which cannot go on without it"
             raise ConfigError("alone", problem, remedy=f"Leave {role} out")
     for task in cluster.tasks():
         host = split_address(cluster.address(task))[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Agreement", "wait_for_all"]
+__all__ = ["Agreement", "added_up", "wait_for_all"]
 
 _SECONDS_APART = 1.0
 _MOST_APART = 64  # executions: where they suddenly take longer, it must not be for ever
@@ -35,23 +35,25 @@ class Agreement:
         now = time.monotonic()
         in_time = self._executions * _SECONDS_APART / max(now - self._asked_at, 1e-3)
         apart = max(1, min(int(in_time), 2 * self._apart, _MOST_APART)) if self._is_chief else 0
-        count, self._apart = (int(each) for each in self._exchange(tf.constant([int(wants), apart])))
+        count, self._apart = (int(each) for each in self._exchange(tf.constant([float(wants), float(apart)])))
         self._executions, self._asked_at = 0, now
         return count > 0
 
     def _summed(self, said: tf.Tensor) -> Any:
-        return _added_up(self._strategy, said)
+        return added_up(self._strategy, said)
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Return when all workers have come here: one that ends while others work is taken for lost."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        tf.function(lambda: _added_up(strategy, tf.constant([1])), autograph=False)()
+        tf.function(lambda: added_up(strategy, tf.constant(1.0)), autograph=False)()
 
 
-def _added_up(strategy: tf.distribute.Strategy, said: tf.Tensor) -> Any:
+def added_up(strategy: tf.distribute.Strategy, said: tf.Tensor) -> Any:
+    """Add up what each worker says, in floats, which every kind of device exchanges; all have to call it."""
+
     def speak(said: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(said))
 
     summed = strategy.experimental_local_results(strategy.run(speak, args=(said,)))[0]
-    return summed // len(strategy.extended.worker_devices)  # each of a worker's replicas has spoken
+    return summed / len(strategy.extended.worker_devices)  # each of a worker's replicas has spoken

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.loop.agreement import added_up
 from tfdist.loop.generations import keras_of
 
 __all__ = ["Stopping"]
@@ -46,16 +47,10 @@ class Stopping:
 
 def _make_any(strategy: tf.distribute.Strategy) -> Callable[[bool], bool]:
     """Make a function that says whether any worker says yes; all of them have to call it."""
-
-    def added_up(said: tf.Tensor) -> Any:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(said))
-
-    run = tf.function(lambda said: strategy.run(added_up, args=(said,)), autograph=False)
+    run = tf.function(lambda said: added_up(strategy, said), autograph=False)
 
     def is_any(said: bool) -> bool:
-        found = run(tf.constant(1.0 if said else 0.0))
-        return bool(strategy.experimental_local_results(found)[0] > 0)
+        return bool(run(tf.constant(1.0 if said else 0.0)) > 0)
 
     return is_any
 

@@ -19,7 +19,7 @@ from tfdist.cluster import ClusterConfig, Task
 from tfdist.probing import connected
 from tfdist.rollcall.lead import Lead
 from tfdist.rollcall.member import Member
-from tfdist.rollcall.speech import Call, Refused, exchange, lead_of
+from tfdist.rollcall.speech import Call, Refused, exchange
 
 __all__ = ["find_waiting", "fingerprint", "hold_roll_call"]
 
@@ -40,7 +40,7 @@ def hold_roll_call(
     """
     training = cluster.training()
     awaiting = Awaiting("make_strategy", training, timeout)
-    if training.task == lead_of(training):
+    if training.task == training.lead:
         return Lead(training, mark, awaiting, least, wait).call()
     return Member(training, mark, awaiting).answer()
 

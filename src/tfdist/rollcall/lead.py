@@ -8,7 +8,7 @@ from tfdist.awaiting import Awaiting
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.errors import TaskLost
 from tfdist.probing import connected, reason_of
-from tfdist.rollcall.speech import SECONDS_TO_SPEAK, Call, Refused, exchange, lead_of
+from tfdist.rollcall.speech import SECONDS_TO_SPEAK, Call, Refused, exchange
 
 __all__ = ["Lead"]
 
@@ -24,7 +24,7 @@ class Lead:
     ) -> None:
         self._cluster, self._mark, self._awaiting = cluster, mark, awaiting
         self._least, self._wait = least, wait
-        others = [task for task in cluster.tasks() if task != lead_of(cluster)]
+        others = [task for task in cluster.tasks() if task != cluster.lead]
         self._changed = threading.Condition()
         self._missing = dict.fromkeys(others, "not called yet")
         self._answered = dict.fromkeys(others, 0)

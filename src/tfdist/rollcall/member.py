@@ -11,7 +11,7 @@ from tfdist.addresses import port_taken, split_address
 from tfdist.awaiting import Awaiting
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.probing import why_silent
-from tfdist.rollcall.speech import MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call, lead_of
+from tfdist.rollcall.speech import MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call
 
 __all__ = ["Member"]
 
@@ -26,7 +26,7 @@ class Member:
     def __init__(self, cluster: ClusterConfig, mark: str, awaiting: Awaiting) -> None:
         self._cluster, self._awaiting = cluster, awaiting
         self._task = cluster.task or Task("worker", 0)
-        self._lead = lead_of(cluster)
+        self._lead = cluster.lead
         self._answer = Answer(mark, str(self._task))
         self._selector = selectors.DefaultSelector()
         self._heard: dict[socket.socket, bytes] = {}

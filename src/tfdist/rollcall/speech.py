@@ -7,9 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tfdist.cluster import ClusterConfig, Task
-
-__all__ = ["MOST_BYTES", "SECONDS_TO_SPEAK", "Answer", "Call", "Refused", "exchange", "lead_of"]
+__all__ = ["MOST_BYTES", "SECONDS_TO_SPEAK", "Answer", "Call", "Refused", "exchange"]
 
 MOST_BYTES = 1 << 16  # of a line
 SECONDS_TO_SPEAK = 5.0
@@ -35,11 +33,6 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="answe
 
 class Refused(Exception):
     """Report somebody at an address who is not the one that is called."""
-
-
-def lead_of(cluster: ClusterConfig) -> Task:
-    """Name the task that calls the others: the chief, or worker 0 where there is none."""
-    return Task("chief" if cluster.chief else "worker", 0)
 
 
 def exchange(line: socket.socket, call: Call) -> None:
