@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.errors import TaskLost
 from tfdist.loop.executions import Totals
 from tfdist.loop.lost import is_lost_worker, named, silent_workers
+from tfdist.loop.untuned import begin
 from tfdist.loop.workers import worker_index
 
 __all__ = ["CoordinatedRunner"]
@@ -123,7 +124,7 @@ class CoordinatedRunner:
                 self._coordinator.join()
 
     def _begin_data(self) -> None:
-        self._iterator, self._since_begun = iter(self._dataset), 0
+        self._iterator, self._since_begun = begin(self._dataset), 0
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers

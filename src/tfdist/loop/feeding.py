@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.loop.sending import check_order, check_size
+from tfdist.loop.untuned import untuned
 from tfdist.loop.workers import worker_index
 
 __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
@@ -39,7 +40,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
             and strategy.extended._num_workers > 1
         ):
             check_order(data)
-        return strategy.experimental_distribute_dataset(_sharded_by_example(data))
+        return strategy.experimental_distribute_dataset(_sharded_by_example(untuned(data)))
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
     return strategy.distribute_datasets_from_function(_checked(data))
@@ -54,17 +55,18 @@ def distribute_to_workers(
     every worker's data set is in the graph, and the worker's index says which of them is made.
     """
     make_own, spec = (_rebuilt if isinstance(data, tf.data.Dataset) else _chosen)(data, workers)
-    per_worker = coordinator.create_per_worker_dataset(
-        lambda: strategy.distribute_datasets_from_function(lambda _: make_own())
-    )
-    return per_worker, spec
+    if strategy.num_replicas_in_sync == 1:  # what hands out to several has threads and buffers for each
+        return coordinator.create_per_worker_dataset(make_own), spec
+    shared = lambda: strategy.distribute_datasets_from_function(lambda _: make_own())  # noqa: E731
+    return coordinator.create_per_worker_dataset(shared), spec
 
 
 def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
     """Make a function that calls the user's own, on each worker with that worker's index."""
     make = _checked(data)
     contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
-    spec = make(contexts[0]).element_spec
+    first = make(contexts[0])
+    spec, options = first.element_spec, first.options()
 
     def make_own() -> tf.data.Dataset:
         # The graph is one for all workers, and a function of the user's may need its index as a number
@@ -72,7 +74,7 @@ def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any
         index = worker_index()
         makers = [lambda each=each: tf.data.experimental.to_variant(make(each)) for each in contexts]
         variant = tf.switch_case(tf.cast(index, tf.int32), makers)
-        return tf.data.experimental.from_variant(variant, spec)
+        return tf.data.experimental.from_variant(variant, spec).with_options(options)
 
     return make_own, spec
 
@@ -82,7 +84,8 @@ def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.da
     if workers > 1:
         check_order(dataset)
     check_size(dataset)
-    spec = dataset.element_spec
+    dataset = untuned(dataset)
+    spec, options = dataset.element_spec, dataset.options()
     # A data set lives in the process that made it, but its graph can be sent. It is an argument to what the
     # workers run: a constant would be copied with every function, and built while the graph is optimized.
     graph = dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN)
@@ -90,7 +93,7 @@ def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.da
     def make_own() -> tf.data.Dataset:
         index = worker_index()
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
-        return tf.data.experimental.from_variant(variant, spec).shard(workers, index)
+        return tf.data.experimental.from_variant(variant, spec).shard(workers, index).with_options(options)
 
     return make_own, spec
 
@@ -109,7 +112,7 @@ def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[...,
         if not isinstance(dataset, tf.data.Dataset):
             received = f"a {type(dataset).__name__}"
             raise DataError("the data function", expected="a tf.data.Dataset returned", received=received)
-        return dataset
+        return untuned(dataset)
 
     return made
 

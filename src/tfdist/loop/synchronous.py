@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.loop.executions import Totals
+from tfdist.loop.untuned import begin
 
 __all__ = ["SynchronousRunner"]
 
@@ -35,7 +36,7 @@ class SynchronousRunner:
         often as needed. Without, an epoch is the data set.
         """
         if steps is None or self._iterator is None:
-            self._iterator = iter(self._dataset)
+            self._iterator = begin(self._dataset)
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
@@ -49,7 +50,7 @@ class SynchronousRunner:
                 continue
             if steps is None or (is_fresh and not ran):  # the data have ended, or there are none
                 return
-            self._iterator, is_fresh = iter(self._dataset), True
+            self._iterator, is_fresh = begin(self._dataset), True
 
     def wind_up(self) -> None:
         """Let the epoch that is running end here: an execution is over before the next begins."""
