@@ -24,19 +24,25 @@ __all__ = ["run"]
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 
-def run(main: Callable[..., int | None], *, takes_command: bool = False) -> None:
+def run(
+    main: Callable[..., int | None],
+    *,
+    takes_command: bool = False,
+    loads: str | None = None,
+) -> None:
     """Parse the command line, call `main` with the flags of the verb as keyword arguments, and exit.
 
-    A verb that takes a command gets what stands after the flags, as `command`.
+    A verb that takes a command gets what stands after the flags, as `command`. The module that it
+    `loads` is loaded once for all tasks of a launch.
 
     Exit statuses: what `main` returns (None is 0), 2 for a mistake of the user's, 138 where starting again
     may help, 130 on Ctrl-C, 1 otherwise. What a user can cause is one line on standard error, never a
     traceback.
     """
-    sys.exit(_status(lambda: _call(main, takes_command)))
+    sys.exit(_status(lambda: _call(main, takes_command, loads)))
 
 
-def _call(main: Callable[..., int | None], takes_command: bool) -> int | None:
+def _call(main: Callable[..., int | None], takes_command: bool, loads: str | None) -> int | None:
     # absl's app.run is not used: where it comes before the import of TensorFlow 2.12, Keras 2 takes itself
     # to be in graph mode. What is wanted of it are the flags, and the log handler.
     rest = _parsed(sys.argv, takes_command=takes_command)
@@ -49,6 +55,10 @@ def _call(main: Callable[..., int | None], takes_command: bool) -> int | None:
     arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
     if takes_command:
         arguments["command"] = rest[1:]
+    if loads is not None:
+        from tfdist.launcher import raise_tasks  # which the quick verbs do without
+
+        raise_tasks(loads)
     return main(**arguments)
 
 

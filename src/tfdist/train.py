@@ -100,6 +100,7 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=section.restarts,
             alone=("worker", "evaluator") if is_asynchronous else ("evaluator",),
+            loads_once=True,
         )
     except LaunchError as error:
         if error.may_pass:
@@ -152,4 +153,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
     flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
     flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
-    run(main)
+    run(main, loads="tfdist.trainer")

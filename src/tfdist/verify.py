@@ -83,7 +83,13 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
         from tfdist.launcher import launch
 
         with (folder / "output").open("w") as output:
-            launch(cluster, [*words, f"--record={together}"], run_dir=folder / "run", stream=output)
+            launch(
+                cluster,
+                [*words, f"--record={together}"],
+                run_dir=folder / "run",
+                loads_once=True,
+                stream=output,
+            )
     else:
         _run([*words, f"--record={together}"])
 
@@ -144,4 +150,4 @@ if __name__ == "__main__":
     flags.DEFINE_enum("numbers", "float64", ("float64", "float32"), "The number type of all computation.")
     flags.DEFINE_string("record", None, "Only train and write this record: for verify's own processes.")
     flags.DEFINE_bool("reverse", False, "With --record: take each batch in reverse order.")
-    run(main)
+    run(main, loads="tfdist.equivalence")

@@ -12,6 +12,7 @@ from tfdist.launcher.cores import Cores, share_cores
 from tfdist.launcher.local import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import report_progress, report_silent
+from tfdist.launcher.warden.nursery import raise_tasks
 
 __all__ = [
     "Cores",
@@ -19,6 +20,7 @@ __all__ = [
     "LaunchReport",
     "TaskExit",
     "launch",
+    "raise_tasks",
     "report_progress",
     "report_silent",
     "share_cores",

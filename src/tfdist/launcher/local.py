@@ -62,6 +62,7 @@ def launch(
     linger: float | None = None,
     restarts: int = 0,
     alone: Collection[str] = ("evaluator",),
+    loads_once: bool = False,
     stream: TextIO | None = None,
 ) -> LaunchReport:
     """Run the same command as every task of a cluster on this machine, and wait for the end of all.
@@ -86,6 +87,7 @@ def launch(
         linger: How many seconds the others have to end after the chief; without, as many as `grace`.
         restarts: How often, in all, tasks that are lost are started again.
         alone: The types of tasks that are started again alone, the others going on meanwhile.
+        loads_once: Whether the command calls `raise_tasks`, which loads a module once for all tasks.
         stream: Where to show what happens; without, the standard output.
 
     Raises:
@@ -122,6 +124,7 @@ def launch(
             "grace": grace,
             "linger": grace if linger is None else linger,
             "restarts": restarts,
+            "loads_once": loads_once,
         }
         control = stack.enter_context(_warden(plan, [reporter, *(log.fd for log in logs.values())]))
         job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .network import enter_private_network, why_no_private_network
+from .nursery import Nursery
 from .patience import Patience
 from .processes import adopt_orphans, children_of, die_with_parent, with_variable
 from .scribe import Scribe
@@ -40,6 +41,7 @@ class Warden:
         self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
         self._restarts: int = plan["restarts"]  # that are left
         self._patience: defaultdict[str, Patience] = defaultdict(Patience)
+        self._nursery: Nursery | None = None
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that came to us and were killed
         self._is_sweeping = False
@@ -63,12 +65,16 @@ class Warden:
         left: list[int] = []
         is_wanted = self._settle_network()
         self._scribe.start(self._control)
+        if is_wanted and self._plan["loads_once"] and sys.platform == "linux":
+            self._open_nursery()
         while is_wanted:
             self._begin_round()
-            if self._start(self._tasks):
+            if self._settle_nursery() and self._start(self._tasks):
                 self._watch()
             left = self._sweep()
             is_wanted = not left and self._is_another_round_due()
+        if self._nursery is not None:
+            self._nursery.close()
         shutil.rmtree(self._plan["scratch"], ignore_errors=True)  # also where the launcher was killed
         self._scribe.finish()
         self._pass_news_on()
@@ -84,7 +90,6 @@ class Warden:
 
     def _watch(self) -> None:
         """Stay until all of this round have ended, or must be killed."""
-        self._obey()
         while (self._running or self._due) and time.monotonic() < self._kill_at:
             self._turn(min(self._end_at, self._kill_at, *self._due.values()))
             if time.monotonic() >= self._end_at:
@@ -93,7 +98,8 @@ class Warden:
             for name in due:
                 del self._due[name]
             self._revived.update(due)
-            self._start(due)
+            if due:
+                self._start(due)
 
     def _is_another_round_due(self) -> bool:
         """Wait for the time of the next round, if there is to be one."""
@@ -112,6 +118,8 @@ class Warden:
             self._end()
         if self._control.fileno() in ready:
             self._listen()
+        if self._nursery is not None and self._nursery.control.fileno() in ready:
+            self._hear_nursery(self._nursery)
         self._pass_news_on()
         self._reap()
 
@@ -159,11 +167,31 @@ class Warden:
         self._tell(network=reason, required=required)
         return not reason or not required
 
+    def _open_nursery(self) -> None:
+        # What loading prints, which each task would print, is printed by the lead.
+        output = self._scribe.pipe_of(self._plan["lead"])
+        self._nursery = Nursery(self._plan["tasks"], self._plan["command"], output)
+        self._poll.register(self._nursery.control, select.POLLIN)
+
+    def _hear_nursery(self, nursery: Nursery) -> None:
+        if not nursery.hear():
+            self._poll.unregister(nursery.control)
+
+    def _settle_nursery(self) -> bool:
+        """Wait until the nursery is of use, or is not going to be; say whether the tasks may start."""
+        self._obey()
+        while self._nursery is not None and self._nursery.is_loading and self._is_going_on():
+            self._turn(_NEVER)
+        return self._is_going_on()
+
+    def _is_going_on(self) -> bool:
+        return self._end_at == self._kill_at == _NEVER
+
     def _start(self, names: Iterable[str]) -> bool:
         """Start tasks; where one cannot be, end all."""
         self._began.setdefault(_ALL, time.monotonic())
         for name in names:
-            pid, error = start(self._tasks[name], self._plan["command"], self._scribe.pipe_of(name))
+            pid, error = self._start_one(self._tasks[name], self._scribe.pipe_of(name))
             if error:
                 self._tell(unstartable=name, error=error, program=self._plan["command"][0])
                 self._kill()
@@ -171,7 +199,15 @@ class Warden:
             self._running[pid] = name
             self._began[name] = time.monotonic()
             self._tell(started=name, pid=pid)
+        if self._nursery is not None and not (self._restarts or self._due):
+            self._nursery.close()  # which has memory of its own
         return True
+
+    def _start_one(self, task: dict[str, Any], output: int) -> tuple[int, str]:
+        if self._nursery is not None and (started := self._nursery.start(task, output)):
+            return started
+        keeps = [] if task["progress"] is None else [task["progress"]]
+        return start(task["env"], task["cores"], self._plan["command"], output, keeps)
 
     def _reap(self) -> None:
         """Collect what has ended, the adopted too, and see what follows from it."""
@@ -184,7 +220,7 @@ class Warden:
                     exits.append((code, pid, self._running.pop(pid)))
                 elif pid == self._scribe.pid:  # somebody killed it
                     self._scribe.start(self._control)
-                else:
+                elif pid not in self._helpers():
                     self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
         # Of those that end in one instant, one ended by a signal fell first; 138 says that another is lost.
         for code, pid, name in sorted(exits, key=lambda each: (each[0] >= 0, each[0] == 138)):
@@ -285,7 +321,10 @@ class Warden:
         self._reap()
         # Without PR_SET_CHILD_SUBREAPER, what a task leaves goes to init, out of reach.
         left = children_of(os.getpid()) if sys.platform == "linux" else list(self._running)
-        return [pid for pid in left if pid != self._scribe.pid]
+        return [pid for pid in left if pid not in self._helpers()]
+
+    def _helpers(self) -> set[int]:
+        return {self._scribe.pid} if self._nursery is None else {self._scribe.pid, self._nursery.pid}
 
     def _kill_all(self, find: Callable[[], list[int]]) -> list[int]:
         """Kill processes until none is found; give those that do not end."""

@@ -1,17 +1,22 @@
-"""Start a task as a process of its own."""
+"""Start a process of the warden's: a task, or the nursery that tasks are forked from."""
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from .processes import die_with_parent
 
-__all__ = ["start"]
+__all__ = ["as_bytes", "become", "start"]
 
 
-def start(task: Mapping[str, Any], command: Sequence[str], output: int) -> tuple[int, str]:
-    """Start one task that prints to a pipe; give its pid, and why it could not be started if so."""
+def start(
+    variables: Mapping[str, str],
+    cores: Sequence[int],
+    command: Sequence[str],
+    output: int,
+    keeps: Iterable[int],
+) -> tuple[int, str]:
+    """Start a command that prints to a pipe; give its pid, and why it could not be started if so."""
     error_reader, error_writer = os.pipe()
     warden = os.getpid()
     try:
@@ -20,9 +25,11 @@ def start(task: Mapping[str, Any], command: Sequence[str], output: int) -> tuple
         return 0, f"fork: {error.strerror}"
     if pid == 0:
         try:
-            _become(task, warden, output)
-            environment = {_bytes(name): _bytes(value) for name, value in task["env"].items()}
-            os.execvpe(_bytes(command[0]), [_bytes(word) for word in command], environment)  # noqa: S606
+            become(cores, warden, output)
+            for fd in keeps:
+                os.set_inheritable(fd, True)
+            environment = {as_bytes(name): as_bytes(value) for name, value in variables.items()}
+            os.execvpe(as_bytes(command[0]), [as_bytes(word) for word in command], environment)  # noqa: S606
         except (OSError, ValueError) as error:
             os.write(error_writer, str(getattr(error, "strerror", None) or error).encode())
         finally:
@@ -35,22 +42,23 @@ def start(task: Mapping[str, Any], command: Sequence[str], output: int) -> tuple
     return pid, reason
 
 
-def _become(task: Mapping[str, Any], warden: int, output: int) -> None:
-    """Make the forked child what the task needs: a session of its own that dies with the warden."""
+def become(cores: Sequence[int], warden: int, output: int) -> None:
+    """Make a forked child of the warden what a task needs: a session of its own that dies with the warden."""
     os.setsid()
     die_with_parent(warden)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # Python ignores the first two, a shell's & or nohup the others
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    if task["cores"]:
-        os.sched_setaffinity(0, task["cores"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if task["progress"] is not None:
-        os.set_inheritable(task["progress"], True)
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("latin-1")  # a character stands for a byte: names of files may be in any encoding
+def as_bytes(text: str) -> bytes:
+    """Give the bytes of which each character stands for one: names of files may be in any encoding."""
+    return text.encode("latin-1")
