@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -24,11 +24,13 @@ from tfdist.environments import PRECEDENCE, ROLES, Claim, Environment, OpenMPI, 
 from tfdist.errors import ConfigError, is_near, shown
 from tfdist.validation import (
     check_cluster,
+    check_name,
     check_role,
     check_same_sizes,
     check_task,
     checked_addresses,
     checked_counts,
+    checked_jobs,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _log = logging.getLogger("tfdist")
 
 
 class Task(NamedTuple):
-    """Name one task of a cluster: its role and its index in it."""
+    """Name one task of a cluster: its role, or other job, and its index in it."""
 
     type: str
     index: int  # type: ignore[assignment]  # a tuple's own .index() gives way to TensorFlow's word
@@ -51,10 +53,10 @@ class Task(NamedTuple):
     @classmethod
     def parse(cls, text: str, where: str = "task") -> "Task":
         """Read `worker:1`; the one chief or evaluator needs no index."""
-        match = re.fullmatch(r"([A-Za-z_]+)(?::([0-9]{1,9}))?", text)
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?::([0-9]{1,9}))?", text)
         if not match or (match[2] is None and match[1] not in ("chief", "evaluator")):
             raise ConfigError(where, expected="a role and an index such as worker:1", received=shown(text))
-        check_role(match[1], where)
+        check_name(match[1], where)
         return cls(match[1], int(match[2] or 0))
 
 
@@ -71,14 +73,18 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     worker: Annotated[_Many, Meta(description="Compute. Without a chief, worker 0 is it.")] = None
     ps: Annotated[_Many, Meta(description="Hold the variables, for parameter-server training.")] = None
     evaluator: Annotated[_Alone, Meta(description="Evaluates checkpoints beside the training.")] = None
+    jobs: Annotated[
+        dict[str, Annotated[int, Meta(ge=0, le=1000)] | tuple[str, ...]],
+        Meta(description="Jobs of any other name, which serve a chief that calls tfdist.connect."),
+    ] = {}
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(description="The first port, where a scheduler names hosts only."),
     ] = None
 
     def roles(self) -> dict[str, int | tuple[str, ...]]:
-        """Give what is said of each role that is named."""
-        said = {role: getattr(self, role) for role in ROLES}
+        """Give what is said of each role and other job that is named."""
+        said = {**{role: getattr(self, role) for role in ROLES}, **self.jobs}
         return {role: value for role, value in said.items() if value is not None}
 
 
@@ -93,6 +99,8 @@ class ClusterConfig:
         worker: The addresses of the workers.
         ps: The addresses of the parameter servers.
         evaluator: The address of the evaluator, which is no part of the training cluster.
+        jobs: The addresses of jobs of any other name, which a chief computes on (see `tfdist.connect`); given
+            as a mapping, held as sorted pairs.
         task: Which task this process is, or None if it is not one of them.
         source: Where this was written, for messages.
     """
@@ -101,15 +109,20 @@ class ClusterConfig:
     worker: tuple[str, ...] = ()
     ps: tuple[str, ...] = ()
     evaluator: tuple[str, ...] = ()
+    jobs: Mapping[str, Sequence[str]] | tuple[tuple[str, tuple[str, ...]], ...] = ()
     task: Task | None = None
     source: Source = field(default=Source("ClusterConfig"), compare=False, repr=False)
     _task_source: Source | None = field(default=None, compare=False, repr=False)
     _ports: LocalPorts | None = field(default=None, compare=False, repr=False)
+    _addresses: dict[str, tuple[str, ...]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         addresses = {role: checked_addresses(getattr(self, role), role, self.source) for role in ROLES}
         for role in ROLES:  # frozen: this is the one place that may set them
             object.__setattr__(self, role, addresses[role])
+        addresses |= checked_jobs(self.jobs, self.source)
+        object.__setattr__(self, "_addresses", addresses)
+        object.__setattr__(self, "jobs", tuple(each for each in addresses.items() if each[0] not in ROLES))
         check_cluster(addresses, self.source)
         if self.task is not None:
             if not isinstance(self.task, tuple) or len(self.task) != 2:
@@ -120,15 +133,15 @@ class ClusterConfig:
     # -- asking --
 
     def __bool__(self) -> bool:
-        return any(self.size(role) for role in ROLES)
+        return any(self._addresses.values())
 
     def size(self, role: str) -> int:
-        """Count the tasks of a role."""
+        """Count the tasks of a role, or of another job."""
         return len(self._role(role))
 
     def tasks(self) -> tuple[Task, ...]:
-        """List all tasks: chief, workers, parameter servers, evaluator."""
-        return tuple(Task(role, index) for role in ROLES for index in range(self.size(role)))
+        """List all tasks: chief, workers, parameter servers, evaluator, and those of other jobs."""
+        return tuple(Task(role, index) for role, own in self._addresses.items() for index in range(len(own)))
 
     def address(self, task: tuple[str, int]) -> str:
         """Give the address of a task."""
@@ -157,8 +170,10 @@ class ClusterConfig:
 
     @property
     def serves(self) -> bool:
-        """Say whether this process has to call `tfdist.serve`: it is a ps, or a worker beside one."""
-        return bool(self.ps) and self.task is not None and self.task.type in ("ps", "worker")
+        """Say whether this process has to call `tfdist.serve`: a ps, a worker beside one, or another job."""
+        if self.task is None:
+            return False
+        return self.task.type not in ROLES or (bool(self.ps) and self.task.type in ("ps", "worker"))
 
     @property
     def is_on_ports_of_ours(self) -> bool:
@@ -182,8 +197,8 @@ class ClusterConfig:
 
     def of(self, tasks: Iterable[Task]) -> "ClusterConfig":
         """Give the cluster that these tasks alone would be, numbered anew, as its own task sees it there."""
-        kept = {role: [each for each in sorted(tasks) if each.type == role] for role in ROLES}
-        roles: dict[str, Any] = {role: tuple(map(self.address, own)) for role, own in kept.items()}
+        kept = {role: [each for each in sorted(tasks) if each.type == role] for role in self._addresses}
+        roles = _arguments({role: tuple(map(self.address, own)) for role, own in kept.items()})
         task = self.task
         if task is not None:
             task = Task(task.type, kept[task.type].index(task))
@@ -198,7 +213,7 @@ class ClusterConfig:
         """
         task = self.task if task_type is None else self._own(Task(task_type, index))
         shown_to = self if task is not None and task.type == "evaluator" else self.training()
-        cluster = {role: list(shown_to._role(role)) for role in ROLES if shown_to._role(role)}
+        cluster = {role: list(own) for role, own in shown_to._addresses.items() if own}
         if not cluster:
             return {}
         config: dict[str, Any] = {"cluster": cluster}
@@ -234,14 +249,19 @@ class ClusterConfig:
 
     @classmethod
     def local(
-        cls, workers: int = 1, ps: int = 0, chief: int | None = None, evaluator: int = 0
+        cls,
+        workers: int = 1,
+        ps: int = 0,
+        chief: int | None = None,
+        evaluator: int = 0,
+        jobs: Mapping[str, int] | None = None,
     ) -> "ClusterConfig":
         """Make a cluster on this machine, on free ports that nobody else gets while the object lives.
 
-        A chief is added where there are parameter servers, since somebody has to coordinate.
+        A chief is added where there are parameter servers or other jobs, since somebody has to coordinate.
         """
-        counts = {"chief": int(bool(ps)) if chief is None else chief, "worker": workers, "ps": ps}
-        counts["evaluator"] = evaluator
+        counts = {"worker": workers, "ps": ps, "evaluator": evaluator, **(jobs or {})}
+        counts = _with_chief(counts) if chief is None else {"chief": chief, **counts}
         return cls._local(counts, Source("ClusterConfig.local"))
 
     @classmethod
@@ -317,7 +337,7 @@ class ClusterConfig:
             problem = f"is a number, but {source.at(other)} is a list"
             raise ConfigError(source.at(some), problem, remedy="Give addresses for all roles, or none")
         if lists:
-            written = cls(**lists, source=source)
+            written = cls(**_arguments(lists), source=source)
             found, claim = cls._from_environment(written._sizes(), section.port, environ)
             if claim is not None:
                 written = written._joined(found, claim)
@@ -336,16 +356,14 @@ class ClusterConfig:
         counts = checked_counts(counts, source)
         ports = LocalPorts(sum(counts.values()))
         free = iter(ports.ports)
-        roles: dict[str, Any] = {
+        roles = {
             role: tuple(f"127.0.0.1:{next(free)}" for _ in range(count)) for role, count in counts.items()
         }
-        return cls(**roles, source=source, _ports=ports)
+        return cls(**_arguments(roles), source=source, _ports=ports)
 
     @classmethod
     def _from_claim(cls, claim: Claim) -> "ClusterConfig":
-        for role in claim.addresses:
-            check_role(role, claim.source.at(role))
-        roles: dict[str, Any] = dict(claim.addresses)
+        roles = _arguments(claim.addresses)
         task = None if claim.task is None else Task(*claim.task)
         return cls(**roles, task=task, source=claim.source, _task_source=claim.task_source)
 
@@ -388,12 +406,11 @@ class ClusterConfig:
         return replace(self, task=told, _task_source=Source("task"))
 
     def _role(self, role: str) -> tuple[str, ...]:
-        check_role(role, self.source.at())
-        addresses: tuple[str, ...] = getattr(self, role)
-        return addresses
+        check_role(role, self.source.at(), [name for name in self._addresses if name not in ROLES])
+        return self._addresses[role]
 
     def _sizes(self) -> Sizes:
-        return Sizes({role: self.size(role) for role in ROLES}, self.source.at())
+        return Sizes({role: len(own) for role, own in self._addresses.items()}, self.source.at())
 
     def _own(self, task: Task) -> Task:
         """Give a task back if it is of this cluster."""
@@ -404,7 +421,14 @@ class ClusterConfig:
 
 
 def _with_chief(counts: Mapping[str, int]) -> dict[str, int]:
-    return {"chief": 1, **counts} if counts.get("ps") else dict(counts)
+    is_needed = any(count for role, count in counts.items() if role not in ("chief", "worker", "evaluator"))
+    return {"chief": 1, **counts} if is_needed else dict(counts)
+
+
+def _arguments(addresses: Mapping[str, Any]) -> dict[str, Any]:
+    """Give addresses by role and job as ClusterConfig takes them."""
+    jobs = {name: own for name, own in addresses.items() if name not in ROLES}
+    return {**{role: own for role, own in addresses.items() if role in ROLES}, "jobs": jobs}
 
 
 def _comparable(present: Iterable[Environment]) -> list[Environment]:

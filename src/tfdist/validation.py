@@ -4,32 +4,67 @@ Each check raises a `ConfigError` that names the place (by its `Source`), what w
 received, and the remedy.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tfdist.addresses import split_address
 from tfdist.documents import Source
 from tfdist.environments import ROLES, Sizes
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, did_you_mean, is_near, shown
 
 __all__ = [
     "check_cluster",
+    "check_name",
     "check_role",
     "check_same_sizes",
     "check_task",
     "checked_addresses",
     "checked_counts",
+    "checked_jobs",
 ]
 
 _ALONE = ("chief", "evaluator")
 _MOST_TASKS = 1000
+_JOB = re.compile(r"[a-z][a-z0-9_]{0,62}")  # what device strings such as /job:NAME/task:0 can hold
 
 Addresses = Mapping[str, tuple[str, ...]]
 
 
-def check_role(role: object, where: str) -> None:
-    """Refuse a role that TensorFlow does not know."""
-    if role not in ROLES:
-        raise ConfigError(where, f"unknown role {shown(role)}", remedy=did_you_mean(role, ROLES))
+def check_role(role: object, where: str, jobs: Sequence[str] = ()) -> None:
+    """Refuse what is neither a role nor one of a cluster's other jobs."""
+    known = (*ROLES, *jobs)
+    if role not in known:
+        raise ConfigError(where, f"unknown role {shown(role)}", remedy=did_you_mean(role, known))
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse what cannot be the name of a job, and what is a slip for a role."""
+    if name in ROLES:
+        return
+    if any(is_near(name, role) for role in ROLES):
+        check_role(name, where)
+    if not _JOB.fullmatch(name):
+        expected = "a job's name: a small letter, then small letters, digits and _"
+        raise ConfigError(where, expected=expected, received=shown(name))
+
+
+def checked_jobs(value: object, source: Source) -> dict[str, tuple[str, ...]]:
+    """Give the addresses of the jobs that have names of their own."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    try:
+        jobs: dict[str, object] = dict(pairs)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        expected = "addresses by the name of the job"
+        raise ConfigError(source.at("jobs"), expected=expected, received=shown(value)) from None
+    for name in jobs:
+        if not isinstance(name, str):
+            raise ConfigError(source.at("jobs"), expected="a job's name", received=shown(name))
+        if name in ROLES:
+            problem = "is a role, and no other job's name"
+            raise ConfigError(source.at(name), problem, remedy=f"Give its addresses as {name}")
+        check_name(name, source.at(name))
+    found = {name: checked_addresses(jobs[name], name, source) for name in sorted(jobs)}
+    return {name: addresses for name, addresses in found.items() if addresses}
 
 
 def checked_addresses(value: object, role: str, source: Source) -> tuple[str, ...]:
@@ -53,6 +88,10 @@ def check_cluster(addresses: Addresses, source: Source) -> None:
     if not addresses["worker"] and addresses["ps"]:
         problem = f"{len(addresses['ps'])} ps without a worker"
         raise ConfigError(source.at(), problem, remedy="Add worker: addresses")
+    others = [name for name in addresses if name not in ROLES]
+    if others and not addresses["chief"]:
+        problem = f"{others[0]} without a chief, which would be the one to connect to it"
+        raise ConfigError(source.at(), problem, remedy="Add chief: an address")
     if not addresses["worker"] and not addresses["chief"] and addresses["evaluator"]:
         problem = "no worker at all: the evaluator is no part of the training cluster"
         raise ConfigError(source.at(), problem, remedy="Add worker: addresses")
@@ -72,12 +111,12 @@ def check_task(type_: object, index: object, addresses: Addresses, source: Sourc
     if not isinstance(type_, str) or not isinstance(index, int) or isinstance(index, bool):
         received = f"{shown(type_)} and {shown(index)}"
         raise ConfigError(where, expected="a role and an index", received=received)
-    check_role(type_, where)
+    check_role(type_, where, [name for name in addresses if name not in ROLES])
     if (type_, index) == ("evaluator", 0) and not addresses["evaluator"]:
         return  # TensorFlow knows an evaluator that has no address, since nobody calls it
     count = len(addresses[type_])
     if not count:
-        known = ", ".join(role for role in ROLES if addresses[role]) or "none"
+        known = ", ".join(role for role in addresses if addresses[role]) or "none"
         raise ConfigError(where, expected=f"a role of the cluster ({known})", received=shown(type_))
     if not 0 <= index < count:
         expected = f"an index in 0…{count - 1} ({source.at(type_)} lists {count})"
@@ -87,7 +126,7 @@ def check_task(type_: object, index: object, addresses: Addresses, source: Sourc
 def checked_counts(counts: Mapping[str, int], source: Source) -> dict[str, int]:
     """Give the number of tasks of each role, if they make a cluster."""
     for role, count in counts.items():
-        check_role(role, source.at())
+        check_name(role, source.at())
         most = 1 if role in _ALONE else _MOST_TASKS
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
             raise ConfigError(
@@ -101,10 +140,11 @@ def checked_counts(counts: Mapping[str, int], source: Source) -> dict[str, int]:
 def check_same_sizes(found: Sizes, wanted: Sizes) -> None:
     """Refuse two sources that count a role differently, naming both."""
     # A training task's TF_CONFIG leaves the evaluator out, and there is never more than one.
-    if any(found.counts.get(role, 0) != wanted.counts.get(role, 0) for role in ("chief", "worker", "ps")):
+    roles = {*found.counts, *wanted.counts} - {"evaluator"}
+    if any(found.counts.get(role, 0) != wanted.counts.get(role, 0) for role in roles):
         problem = f"says {wanted}, but {found.said_by} says {found}"
         raise ConfigError(wanted.said_by, problem, remedy="Correct the one that is wrong, or unset it")
 
 
 def _each(addresses: Addresses) -> list[tuple[str, int, str]]:
-    return [(role, index, address) for role in ROLES for index, address in enumerate(addresses[role])]
+    return [(role, index, address) for role in addresses for index, address in enumerate(addresses[role])]

@@ -81,6 +81,45 @@ def test_an_evaluator_may_have_no_address():
         cluster.address(cluster.task)
 
 
+def test_jobs_of_any_name_stand_beside_the_roles():
+    cluster = ClusterConfig(
+        chief=["a:1"], jobs={"reader": ["b:1"], "gpu_2": ["c:1", "d:1"]}, task=("gpu_2", 1)
+    )
+    assert [str(task) for task in cluster.tasks()] == ["chief:0", "gpu_2:0", "gpu_2:1", "reader:0"]
+    assert cluster.size("reader") == 1
+    assert cluster.address(("gpu_2", 1)) == "d:1"
+    assert cluster.serves
+    assert not cluster.is_chief
+    text = cluster.tf_config_json()
+    assert json.loads(text) == {
+        "cluster": {"chief": ["a:1"], "reader": ["b:1"], "gpu_2": ["c:1", "d:1"]},
+        "task": {"type": "gpu_2", "index": 1},
+    }
+    read = ClusterConfig.from_tf_config(text)
+    assert read == cluster == pickle.loads(pickle.dumps(cluster)) == dataclasses.replace(cluster)
+    assert hash(read) == hash(cluster)
+    assert read != cluster.with_task("chief") == read.with_task(Task.parse("chief"))
+    assert cluster.of([Task("chief", 0), Task("gpu_2", 1)]).task == Task("gpu_2", 0)
+
+
+def test_a_job_that_cannot_be_is_refused():
+    for jobs, message in (
+        ({"workers": ["b:1"]}, "unknown role 'workers'. Did you mean 'worker'?"),
+        ({"worker": ["b:1"]}, "worker: is a role, and no other job's name"),
+        ({"Gpu": ["b:1"]}, "expected a job's name"),
+        ({"gpu/2": ["b:1"]}, "expected a job's name"),
+        ({"gpu": "b:1"}, "expected a list of host:port"),
+        ({"gpu": ["a:1"]}, "gpu[0]: 'a:1' is chief:0 too"),
+        ({1: ["b:1"]}, "expected a job's name, received 1"),
+        (["gpu"], "expected addresses by the name of the job"),
+    ):
+        refused(message, chief=["a:1"], jobs=jobs)
+    refused("gpu without a chief", worker=["a:1"], jobs={"gpu": ["b:1"]})
+    cluster = ClusterConfig(chief=["a:1"], jobs={"gpu": ["b:1"]})
+    with pytest.raises(ConfigError, match=r"unknown role 'gpus'. Did you mean 'gpu'\?"):
+        cluster.with_task("gpus")
+
+
 def test_what_makes_no_cluster_is_refused():
     refused("worker[1]: 'b:1' is worker:0 too. Give each task a port of its own", worker=["b:1", "b:1"])
     refused("ps[0]: 'B:01' is worker:0 too", worker=["b:1"], ps=["B:01"])
@@ -305,3 +344,14 @@ def test_file_and_environment_that_contradict_each_other_are_both_named(yaml_fil
 def test_a_section_may_be_left_out(yaml_file):
     with pytest.raises(ConfigError, match="cluster: is missing"):
         ClusterConfig.from_yaml(yaml_file("other: 1"))
+
+
+def test_yaml_lists_or_counts_other_jobs(yaml_file):
+    path = yaml_file("cluster:\n  chief: [a:1]\n  jobs: {reader: [b:1]}\n")
+    assert ClusterConfig.from_yaml(path, task="reader:0") == ClusterConfig(
+        chief=["a:1"], jobs={"reader": ["b:1"]}, task=("reader", 0)
+    )
+    counted = ClusterConfig.from_yaml(yaml_file("cluster: {jobs: {reader: 2}}\n"))
+    assert [str(task) for task in counted.tasks()] == ["chief:0", "reader:0", "reader:1"]
+    local = ClusterConfig.local(workers=0, jobs={"reader": 2})
+    assert local.tasks() == counted.tasks()

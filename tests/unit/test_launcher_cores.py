@@ -27,6 +27,7 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), *(os.environ[name] for name i
         ({"workers": 3}, 8, 2),
         ({"workers": 4, "ps": 2}, 2, 1),
         ({"workers": 1}, 1, 1),
+        ({"workers": 0, "jobs": {"reader": 1, "trainer": 3}}, 8, 2),  # the chief only asks
     ],
 )
 def test_those_that_compute_share_the_cores(cluster, cores, threads):

@@ -61,9 +61,9 @@ def share_cores(
 ) -> dict[Task, Cores]:
     """Share cores and GPUs out among the tasks of a cluster.
 
-    Those that compute gradients (the workers, and a chief without parameter servers) get equal parts, since
-    the slowest sets the pace. The others work while those wait: they get as many threads, and are not pinned.
-    They see no GPU, of which TensorFlow would take all the memory, used or not.
+    Those that compute (the workers, those of other jobs, and a chief without such servers) get equal parts,
+    since the slowest sets the pace. The others work while those wait: they get as many threads, and are not
+    pinned. They see no GPU, of which TensorFlow would take all the memory, used or not.
 
     Args:
         cluster: The cluster.
@@ -126,7 +126,9 @@ def own_gpus() -> list[str]:
 
 
 def _computes(task: Task, cluster: ClusterConfig) -> bool:
-    return task.type == "worker" or (task.type == "chief" and not cluster.size("ps"))
+    if task.type in ("ps", "evaluator"):
+        return False
+    return task.type != "chief" or not (cluster.ps or cluster.jobs)
 
 
 def _counted(count: int, what: str) -> str:

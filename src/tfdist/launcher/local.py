@@ -165,8 +165,9 @@ def _check(
     if restarts < 0:
         raise ConfigError("restarts", expected="0 or more", received=str(restarts))
     for role in alone:
-        if role not in ROLES:
-            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, ROLES))
+        known = dict.fromkeys([*ROLES, *(task.type for task in cluster.tasks())])
+        if role not in known:
+            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, known))
         if role == cluster.lead.type:
             problem = f"{cluster.lead} leads the others, which cannot go on without it"
             raise ConfigError("alone", problem, remedy=f"Leave {role} out")
