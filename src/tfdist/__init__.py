@@ -10,14 +10,16 @@ from tfdist.cluster import ClusterConfig, Task
 
 if TYPE_CHECKING:
     from tfdist.loop import evaluate, fit, predict
+    from tfdist.remote import connect
     from tfdist.server import serve
     from tfdist.strategy import make_strategy
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ClusterConfig", "Task", "evaluate", "fit", "make_strategy", "predict", "serve"]
+__all__ = ["ClusterConfig", "Task", "connect", "evaluate", "fit", "make_strategy", "predict", "serve"]
 
 _HOMES = {
+    "connect": "tfdist.remote",
     "evaluate": "tfdist.loop",
     "fit": "tfdist.loop",
     "make_strategy": "tfdist.strategy",

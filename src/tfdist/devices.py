@@ -11,6 +11,7 @@ from tfdist.errors import ConfigError, did_you_mean, shown
 __all__ = [
     "Device",
     "check_device",
+    "check_device_name",
     "configure_devices",
     "device_kind",
     "server_config",
@@ -26,9 +27,7 @@ _LEAST_INTER_OP_THREADS = 8
 
 def check_device(device: str, *, memory_growth: bool | None = None) -> None:
     """Refuse what this machine has not."""
-    if device not in get_args(Device):
-        remedy = did_you_mean(device, get_args(Device))
-        raise ConfigError("device", "is unknown: " + shown(device), remedy=remedy)
+    check_device_name(device)
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     if device == "gpu" and not has_gpus:
         problem = "gpu is asked for, but TensorFlow finds none on this machine"
@@ -37,6 +36,13 @@ def check_device(device: str, *, memory_growth: bool | None = None) -> None:
     if memory_growth is not None and (device == "cpu" or not has_gpus):
         why = "nothing is to be computed on one" if has_gpus else "this machine has none"
         raise ConfigError("memory_growth", f"is about GPUs, and {why}", remedy="Leave it out")
+
+
+def check_device_name(device: str) -> None:
+    """Refuse a word that names no kind of device."""
+    if device not in get_args(Device):
+        remedy = did_you_mean(device, get_args(Device))
+        raise ConfigError("device", "is unknown: " + shown(device), remedy=remedy)
 
 
 def device_kind() -> str:

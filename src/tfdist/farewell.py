@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
-__all__ = ["farewell_was_said", "say_farewell_at_exit", "withhold_farewell"]
+__all__ = ["dismiss", "farewell_was_said", "say_farewell_at_exit", "was_dismissed", "withhold_farewell"]
 
 _MARK = "ram://tfdist/chief-has-ended"
+_DISMISSAL = "ram://tfdist/chief-needs-no-more"
 _SECONDS = 10.0  # for a server that is silent
 _log = logging.getLogger("tfdist")
 _to_whom: set[str] = set()
@@ -34,16 +35,30 @@ def withhold_farewell() -> None:
     _to_whom.clear()
 
 
+def dismiss(devices: Sequence[str]) -> None:
+    """Let these tasks end at once, though this process goes on."""
+    _leave(_DISMISSAL, devices)
+
+
+def was_dismissed() -> bool:
+    """Say whether the chief has let this server go."""
+    return bool(tf.io.gfile.exists(_DISMISSAL))
+
+
 def farewell_was_said() -> bool:
     """Say whether the chief has left its mark here."""
     return bool(tf.io.gfile.exists(_MARK))
 
 
 def _say_farewell() -> None:
+    _leave(_MARK, sorted(_to_whom))
+
+
+def _leave(mark: str, devices: Sequence[str]) -> None:
     # Made here: to make it on a remote device is to hold all threads of Python up where that is silent.
-    words = tf.constant(_MARK), tf.constant("")
+    words = tf.constant(mark), tf.constant("")
     # A thread for each, which a silent server holds up: only so long, and not beyond the end of the process.
-    threads = [threading.Thread(target=_mark, args=(each, *words), daemon=True) for each in sorted(_to_whom)]
+    threads = [threading.Thread(target=_mark, args=(each, *words), daemon=True) for each in devices]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Serve as a ps task, or as a worker of a parameter-server cluster, for as long as the chief lives."""
+"""Serve the chief as another task of its cluster, for as long as it lives."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from tfdist.awaiting import await_servers
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
-from tfdist.farewell import farewell_was_said
+from tfdist.farewell import farewell_was_said, was_dismissed
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.probing import answers
 
@@ -33,17 +33,18 @@ def serve(
     silence_timeout: float = 60.0,
     stays: bool = False,
 ) -> None:
-    """Run this task's server until the chief has ended, then return.
+    """Run this task's server until the chief has ended or lets it go, then return.
 
-    The chief is asked once a second whether it is there. When its process has ended, well or not, this
-    returns within about 5 seconds: whether the training succeeded is told by the chief's own exit status. End
-    the script then; TensorFlow's server stops with the process.
+    The chief has called `connect`, or `make_strategy` on a cluster with ps tasks. It is asked once a second
+    whether it is there. When its process has ended, well or not, this returns within about 5 seconds: whether
+    the work succeeded is told by the chief's own exit status. End the script then; TensorFlow's server stops
+    with the process.
 
     Told to end (SIGTERM), it serves on for as long as the chief may need to save its work.
 
     Args:
-        cluster: The cluster; its task is a ps, or a worker beside ps tasks.
-        device: What a worker computes on: gpu, or cpu, or GPUs where there are any. A ps leaves them alone.
+        cluster: The cluster; it has a chief, and its task is any other but the evaluator.
+        device: What this task computes on: gpu, or cpu, or GPUs where there are any. A ps leaves them alone.
         memory_growth: Take GPU memory as it is needed, not all at once.
         start_timeout: Seconds that the chief may take to come up.
         silence_timeout: Seconds that the chief, or its machine, may be silent.
@@ -65,7 +66,7 @@ def serve(
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout)
         with hearing_notice() as notice, notice.deferred():
             _wait_until_gone(chief, silence_timeout, notice)
-        if farewell_was_said():
+        if farewell_was_said() or was_dismissed():
             break
         notice.heed()
         if not stays:
@@ -77,7 +78,7 @@ def serve(
 
 def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
     last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
-    while refusals < 2:  # twice, because a listener with a full queue refuses too
+    while refusals < 2 and not was_dismissed():  # twice: a listener with a full queue refuses too
         answer = answers(chief)
         now = time.monotonic()
         refusals = refusals + 1 if answer is False else 0
@@ -98,15 +99,16 @@ def _check_task(cluster: ClusterConfig) -> None:
     if task is None:
         remedy = "Give the cluster a task: cluster.with_task('ps', 0)"
         raise ConfigError("serve", "needs to know which task of the cluster this is", remedy=remedy)
-    for role in ("chief", "ps"):
-        if not cluster.size(role):
-            problem = f"is missing: serve is for clusters of a chief, workers and ps, and {task} has no chief"
-            if role == "ps":
-                problem = f"is missing: without ps, {task} trains and does not serve"
-            raise ConfigError(cluster.source.at(role), problem, remedy=f"Add a {role}, or call make_strategy")
-    if task.type not in ("ps", "worker"):
-        remedy = "Call make_strategy on it" if task.type == "chief" else "It reads checkpoints; see fit"
-        raise ConfigError("serve", f"is for ps and worker tasks, but this is {task}", remedy=remedy)
+    if not cluster.chief:
+        problem = f"is missing: {task} would have no chief to serve"
+        raise ConfigError(cluster.source.at("chief"), problem, remedy="Add a chief, or call make_strategy")
+    if task.type in ("chief", "evaluator"):
+        remedy = (
+            "Call make_strategy on it, or connect"
+            if task.type == "chief"
+            else "It reads checkpoints; see fit"
+        )
+        raise ConfigError("serve", f"is for tasks that serve the chief, but this is {task}", remedy=remedy)
 
 
 def _start(cluster: ClusterConfig, config: Any) -> tf.distribute.Server:

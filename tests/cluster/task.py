@@ -1,5 +1,6 @@
 """Be one task of a test's cluster: the same script for all of them."""
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -15,18 +16,24 @@ faulthandler.register(signal.SIGUSR1)  # and so does a test that has waited too 
 
 def main(order: dict, result: Path) -> None:
     from tfdist.cluster import ClusterConfig
+    from tfdist.remote import connect
     from tfdist.server import serve
     from tfdist.strategy import make_strategy
 
     cluster = ClusterConfig.from_tf_config()
-    if cluster.size("ps") and cluster.task and cluster.task.type in ("ps", "worker"):
+    is_remote = order.get("strategy") == "connect"
+    if cluster.serves or (is_remote and not cluster.is_chief):
         serve(cluster, **order.get("serve", {}))
         return
-    strategy = make_strategy(cluster, order["strategy"], **order["options"])
     found = {}
-    for name in order["cases"]:
-        found[name] = _case(name)(strategy, Path(order["folder"]))
-        result.write_text(json.dumps(found))  # after each, for the next may be one that fails
+    with contextlib.ExitStack() as stack:
+        if is_remote:
+            made = stack.enter_context(connect(cluster, **order["options"]))
+        else:
+            made = make_strategy(cluster, order["strategy"], **order["options"])
+        for name in order["cases"]:
+            found[name] = _case(name)(made, Path(order["folder"]))
+            result.write_text(json.dumps(found))  # after each, for the next may be one that fails
 
 
 def _case(name: str) -> Callable[..., Any]:

@@ -65,6 +65,7 @@ def test_a_scope_can_be_entered_again_and_within_itself():
         (cluster(("worker", 0), chief=1, worker=2, ps=1), "parameter_server", "Call tfdist.serve(cluster)"),
         (cluster(("worker", 0), chief=1, worker=2, ps=1), "multi_worker_mirrored", "Take parameter_server"),
         (cluster(("evaluator", 0), worker=2, evaluator=1), "multi_worker_mirrored", "the evaluator is no part"),
+        (ClusterConfig(chief=["a:1"], jobs={"reader": ["b:1"]}, task=("chief", 0)), "auto", "reader: has no part in training"),
     ],
 )  # fmt: skip
 def test_refuses_what_the_cluster_cannot_run(made, name, words):

@@ -5,7 +5,7 @@ import sys
 
 import tfdist
 
-PUBLIC = ["ClusterConfig", "Task", "evaluate", "fit", "make_strategy", "predict", "serve"]
+PUBLIC = ["ClusterConfig", "Task", "connect", "evaluate", "fit", "make_strategy", "predict", "serve"]
 LIGHT = [
     "tfdist",
     "tfdist.config",

@@ -11,25 +11,28 @@ from tfdist.cluster import ClusterConfig
 from tfdist.errors import TaskLost
 from tfdist.rollcall import fingerprint, hold_roll_call
 
-__all__ = ["connecting"]
+__all__ = ["connecting", "is_connected"]
 
 
 @contextlib.contextmanager
-def connecting(cluster: ClusterConfig, shared: Sequence[object], *, timeout: float) -> Iterator[None]:
+def connecting(
+    where: str, cluster: ClusterConfig, shared: Sequence[object] | None, *, timeout: float
+) -> Iterator[None]:
     """Have the whole cluster there before TensorFlow looks for it, and a taken port told in one line.
 
     Args:
+        where: Who connects, for messages.
         cluster: The cluster, and this process's task.
-        shared: Settings that all tasks must share.
+        shared: Settings that all tasks must share; None where the others serve this one.
         timeout: Seconds that the other tasks may take.
     """
     training = cluster.training()
     is_one_of_many = training.task in training.tasks() and len(training.tasks()) > 1
-    if is_one_of_many and not _is_connected():
+    if is_one_of_many and not is_connected():
         _check_port(training)
-        if training.ps:
+        if shared is None:
             others = [task for task in training.tasks() if task.type != "chief"]
-            await_servers("make_strategy", training, others, timeout)
+            await_servers(where, training, others, timeout)
         else:
             hold_roll_call(training, fingerprint(training, *shared), timeout=timeout)
     try:
@@ -40,11 +43,11 @@ def connecting(cluster: ClusterConfig, shared: Sequence[object], *, timeout: flo
         raise port_taken(str(training.task), training.address(training.task)) from error
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
         problem = f"lost a task as TensorFlow connected all: {str(error).splitlines()[0]}"
-        raise TaskLost("make_strategy", problem, remedy="Start the cluster again") from error
+        raise TaskLost(where, problem, remedy="Start the cluster again") from error
 
 
-def _is_connected() -> bool:
-    """Say whether this process has made a strategy before, whose server it still runs."""
+def is_connected() -> bool:
+    """Say whether this process has been connected before, whose server it still runs."""
     from tensorflow.python.eager import context
 
     return context.get_server_def() is not None

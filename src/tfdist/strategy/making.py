@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, configure_devices, device_kind, threads_to_wait
+from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.farewell import say_farewell_at_exit
 from tfdist.strategy.connecting import connecting
@@ -119,8 +120,9 @@ def make_strategy(
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
     # What the tasks must agree on, or they would wait for each other in different exchanges.
-    shared = (name, collective, bytes_per_pack, precision)
-    with connecting(cluster, shared, timeout=_START_TIMEOUT if start_timeout is None else start_timeout):
+    shared = None if name in _OF_PS else (name, collective, bytes_per_pack, precision)
+    timeout = _START_TIMEOUT if start_timeout is None else start_timeout
+    with connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, device, options)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
@@ -167,6 +169,10 @@ def _check_cluster(cluster: ClusterConfig, name: str) -> None:
     """Refuse a strategy that the cluster cannot run, or that this task has no part in."""
     trainers = cluster.size("chief") + cluster.size("worker")
     at = cluster.source.at("ps")
+    if cluster.jobs:
+        job = next(task.type for task in cluster.tasks() if task.type not in ROLES)
+        problem = "has no part in training, which knows chief, workers and ps"
+        raise ConfigError(cluster.source.at(job), problem, remedy="Leave it out, or take tfdist.connect")
     alone = name in ("one_device", "mirrored")
     if alone and not _is_evaluator(cluster) and trainers + cluster.size("ps") > 1:
         problem = f"trains in one process, but the cluster has {trainers + cluster.size('ps')} tasks"
