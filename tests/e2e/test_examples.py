@@ -29,6 +29,18 @@ def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_
 
 
 @pytest.mark.slow
+def test_an_ensemble_is_trained_member_by_member_on_different_tasks(tmp_path):
+    script = [sys.executable, str(EXAMPLES / "ensemble.py")]
+    launch = [sys.executable, "-m", "tfdist.launch", "--job=member=2", f"--run_dir={tmp_path}", "--"]
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stdout + run.stderr
+    alone, together = map(
+        float, re.search(r"error: ([\d.]+) by one member, ([\d.]+) by 8", run.stdout).groups()
+    )
+    assert together < alone < 0.2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [["--workers=2", "--ps=1"], ["--workers=2"]])
 def test_the_curve_of_two_workers_lies_on_that_of_one_process(launcher, tmp_path):
     """The 2016 classic: y = e^x, learned by averaging the gradients of a master's two workers."""
