@@ -47,9 +47,14 @@ def trained_member(member: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(weights)
             loss = tf.reduce_mean((answers(weights, x) - y) ** 2)
-        slopes = tape.gradient(loss, weights)
-        weights = [weight - RATE * slope for weight, slope in zip(weights, slopes, strict=True)]
+        weights = moved(weights, tape.gradient(loss, weights))
     return answers(weights, test_points())
+
+
+@tf.autograph.experimental.do_not_convert  # AutoGraph of TensorFlow 2.12 has a zip of its own, without strict
+def moved(weights: list[tf.Tensor], slopes: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Move weights down their slopes."""
+    return [weight - RATE * slope for weight, slope in zip(weights, slopes, strict=True)]
 
 
 def test_points() -> tf.Tensor:
