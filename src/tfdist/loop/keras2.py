@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import reductions
 from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
@@ -98,7 +99,7 @@ class Keras2Step:
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
             mean = loss if self._divided_by is None else loss * self._divided_by
             scaled = optimizer.get_scaled_loss(mean) if scales else mean
-        gradients = tape.gradient(scaled, model.trainable_variables)
+        gradients = biases_apart(tape.gradient(scaled, model.trainable_variables))
         if scales:
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import has_own
 from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
@@ -165,7 +166,7 @@ class Keras3Step:
             scaled = [weighed(each, weight) for each, weight in zip(scaled, weighs, strict=True)]
         weights = [each.value for each in self._trainable]
         gradients, added = (
-            [] if each is None else unweighed(tape.gradient(each, weights), weight)
+            [] if each is None else unweighed(biases_apart(tape.gradient(each, weights)), weight)
             for each, weight in zip(scaled, weighs, strict=True)
         )
         begun = {id(variable): value for variable, value in seeds}
