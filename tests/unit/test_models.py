@@ -151,12 +151,34 @@ def test_the_gradient_of_normalization_is_that_of_its_values():
     np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("radius", [0, 3, 9])
-def test_normalization_at_the_edge_channels(radius):
-    x = tf.constant(RANDOM.normal(0, 3, (1, 1, 1, 7)), tf.float32)
-    expected = tf.nn.local_response_normalization(x, radius, 1.0, 0.5, 0.75)
-    layer = LocalResponseNormalization(radius, bias=1.0, alpha=0.5, beta=0.75)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5)
+@pytest.mark.parametrize(("channels", "radius"), [(1, 2), (3, 1), (5, 9), (7, 0), (7, 3), (65, 4), (96, 95)])
+def test_normalization_at_the_edge_channels(channels, radius):
+    x = RANDOM.normal(0, 3, (2, 3, 1, channels))
+    upstream = RANDOM.normal(0, 1, x.shape)
+
+    def found(number_type, **options):
+        layer = LocalResponseNormalization(
+            radius, bias=1.0, alpha=0.5, beta=0.75, dtype=number_type, **options
+        )
+        images = tf.constant(x, number_type)
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            y = layer(images)
+        return y, tape.gradient(y, images, tf.constant(upstream, number_type))
+
+    exact = found("float64")  # which TensorFlow's op has not
+    for each in (found("float32"), found("float32", fused=False)):
+        for ours, right in zip(each, exact, strict=True):
+            np.testing.assert_allclose(ours, right, rtol=1e-4, atol=3e-6)
+
+
+@pytest.mark.parametrize("number_type", ["float16", "bfloat16"])
+def test_normalization_of_16_bits_is_computed_in_32(number_type):
+    x = tf.constant(RANDOM.normal(0, 300, (2, 3, 4, 9)), number_type)  # whose squares are no float16
+    exact = LocalResponseNormalization(2, alpha=0.1, beta=0.75)(tf.cast(x, tf.float32))
+    found = LocalResponseNormalization(2, alpha=0.1, beta=0.75, dtype=number_type)(x)
+    assert found.dtype == number_type
+    np.testing.assert_array_equal(found, tf.cast(exact, number_type))
 
 
 @pytest.mark.parametrize(
