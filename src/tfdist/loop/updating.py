@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.loop.fused import fuse
+
 __all__ = ["Updating"]
 
 
@@ -24,6 +26,7 @@ class Updating:
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
         self._variables = variables
         _count_exactly(self._optimizer)
+        fuse(self._optimizer)
 
     def loss_scale(self) -> tf.Tensor | None:
         """Read what the loss of one step is multiplied with, if it is.

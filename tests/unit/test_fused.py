@@ -1,0 +1,90 @@
+"""Check that fused updates give the bits of Keras's own, with all that is around an update."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.loop.fused import fuse
+
+keras = tf.keras
+
+pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 keeps its own updates")
+
+SETTINGS = {
+    "plain": {"global_clipnorm": 0.1},
+    "momentum": {"momentum": 0.9, "clipnorm": 0.1, "weight_decay": 0.01},
+    "nesterov": {"momentum": 0.95, "nesterov": True, "use_ema": True, "ema_overwrite_frequency": 2},
+    "accumulated": {
+        "momentum": 0.9,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": keras.optimizers.schedules.CosineDecay(0.3, 5),
+    },
+}
+
+
+def trained(settings):
+    """Give weights and slots after some steps, of a dense layer and rows of an embedding."""
+    keras.utils.set_random_seed(3)
+    dtype = "float64" if settings.get("nesterov") else "float32"
+    model = keras.Sequential(
+        [
+            keras.Input((7,), dtype="int32"),
+            keras.layers.Embedding(20, 33, dtype=dtype),
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(65, activation="tanh", dtype=dtype),
+            keras.layers.Dense(3, dtype=dtype),
+        ]
+    )
+    optimizer = keras.optimizers.SGD(**{"learning_rate": 0.3, **settings})
+    model.compile(optimizer, keras.losses.MeanSquaredError(), auto_scale_loss=False, jit_compile=False)
+    chance = np.random.default_rng(5)
+    x, y = chance.integers(0, 20, (24, 7)), chance.normal(0, 1, (24, 3))
+    tfdist.fit(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), verbose=0)
+    return [np.asarray(each) for each in (*model.get_weights(), *(v.numpy() for v in optimizer.variables))]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_gives_the_bits_of_keras(settings, monkeypatch):
+    ours = trained(settings)
+    monkeypatch.setattr("tfdist.loop.updating.fuse", lambda optimizer: None)
+    kerass = trained(settings)
+    for found, expected in zip(ours, kerass, strict=True):
+        # Of gradient x share x rate TensorFlow's optimizer of graphs multiplies the two numbers first.
+        if "global_clipnorm" in settings:
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-8)
+        else:
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_is_one_operation_for_dense_gradients_alone():
+    variables = [keras.Variable(np.ones([4, 3], "float32")), keras.Variable(np.ones([4, 3], "float32"))]
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(variables)
+    fuse(optimizer)
+    fuse(optimizer)
+
+    @tf.function(autograph=False)
+    def update():
+        rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([2]), tf.constant([4, 3]))
+        optimizer.apply([tf.ones([4, 3]), rows], variables)
+
+    kinds = [each.type for each in update.get_concrete_function().graph.get_operations()]
+    assert kinds.count("ResourceApplyKerasMomentum") == 1
+    assert "AssignAddVariableOp" in kinds or "ResourceScatterAdd" in kinds
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_leaves_others_alone(name):
+    optimizer = getattr(keras.optimizers, name)()
+    fuse(optimizer)
+    assert "update_step" not in vars(optimizer)
+
+
+def test_leaves_a_derived_class_alone():
+    class Own(keras.optimizers.SGD):
+        pass
+
+    optimizer = Own()
+    fuse(optimizer)
+    assert "update_step" not in vars(optimizer)
