@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data
+from tfdist.departures import Departures
 from tfdist.errors import NotFinite, Preempted
 from tfdist.keeping import Keeper, Start
 from tfdist.loop import Agreement, Runner, Session, State, Step, Totals, run_tests, wait_for_all
@@ -37,6 +38,7 @@ class Run:
         model: Any,
         folder: Path,
         notice: Notice,
+        departures: Departures,
         after_saving: Callable[[tf.distribute.Strategy], None] | None = None,
     ) -> None:
         self._config, self._cluster, self._strategy = config, cluster, strategy
@@ -47,7 +49,7 @@ class Run:
         self._keeper = Keeper(folder / "checkpoints", config, data, strategy, is_chief=cluster.is_chief)
         self._recovery = Recovery(config, cluster, strategy, self._keeper)
         self._summaries = Summaries(folder / "summaries", ("train", "test")) if cluster.is_chief else None
-        self._notice, self._is_leaving = notice, False
+        self._notice, self._departures, self._is_leaving = notice, departures, False
         self._agreement = Agreement(strategy, is_chief=cluster.is_chief)
 
     @property
@@ -72,7 +74,10 @@ class Run:
         with self._notice.deferred():
             results = self._train(session, training, testing, state)
         self._notice.heed()
-        return results or self._evaluate(session, testing)
+        results = results or self._evaluate(session, testing)
+        if self._is_leaving:
+            raise self._preempted()
+        return results
 
     def _train(self, session: Session, training: Runner, testing: Runner, state: State) -> dict[str, float]:
         evaluate_every = self._config.evaluation.every or self._per_epoch
@@ -99,8 +104,7 @@ class Run:
                 continue
             if self._is_leaving:
                 wait_for_all(self._strategy)  # the chief has saved then
-                problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
-                raise Preempted("SIGTERM", problem, remedy="The same command goes on from there")
+                raise self._preempted()
             if self._after_saving is not None and self.step % save_every == 0 and not is_last:
                 if self._summaries is not None:
                     self._summaries.flush()
@@ -178,8 +182,13 @@ class Run:
 
     def _leaves(self) -> bool:
         """Ask the others, after an execution, whether to leave; once they do, that stands."""
-        self._is_leaving = self._is_leaving or self._agreement.after_execution(self._notice.has_come)
+        wants = self._notice.has_come or self._departures.are_due
+        self._is_leaving = self._is_leaving or self._agreement.after_execution(wants)
         return self._is_leaving
+
+    def _preempted(self) -> Preempted:
+        problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
+        return Preempted("SIGTERM", problem, remedy="The same command goes on from there")
 
     def _evaluate(self, session: Session, testing: Runner) -> dict[str, float]:
         batches = self._config.evaluation.batches

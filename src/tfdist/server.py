@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.addresses import port_taken
 from tfdist.awaiting import await_servers
 from tfdist.cluster import ClusterConfig, Task
+from tfdist.departures import announce_departure
 from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.farewell import farewell_was_said, was_dismissed
@@ -84,8 +85,9 @@ def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
         refusals = refusals + 1 if answer is False else 0
         if answer:
             last_seen = now
-        if notice.has_come:
-            told_at = min(told_at, now)
+        if notice.has_come and told_at > now:
+            told_at = now
+            announce_departure()
         if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
             return
         if now - last_seen > timeout:

@@ -28,6 +28,7 @@ from tfdist.checkpoint import find_newest
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config, ElasticSection
 from tfdist.data import Data, open_data
+from tfdist.departures import Departures
 from tfdist.devices import check_device
 from tfdist.elastic import Elastic
 from tfdist.errors import Preempted, TaskLost, TfdistError
@@ -121,8 +122,12 @@ def _train(
     at_loss = None if elastic is None else elastic.go_on_without
     spared = ("worker",) if is_apart else ()
     watcher = Watcher(cluster, silence=config.watch.silence, spared=spared, at_loss=at_loss)
-    with watcher, naming_lost_tasks("train", strategy):
-        return _train_on(strategy, config, cluster, folder, notice, elastic)
+    # Of the others each takes part in what is agreed on, or can be done without.
+    servers = [
+        task for task in cluster.training().tasks() if cluster.ps and task.type not in ("chief", *spared)
+    ]
+    with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
+        return _train_on(strategy, config, cluster, folder, notice, departures, elastic)
 
 
 def _train_on(
@@ -131,6 +136,7 @@ def _train_on(
     cluster: ClusterConfig,
     folder: Path,
     notice: Notice,
+    departures: Departures,
     elastic: Elastic | None,
 ) -> Report | None:
     started = time.monotonic()
@@ -146,7 +152,7 @@ def _train_on(
     with strategy.scope():
         model = compiled_model(config, data)
     take_in = None if elastic is None else elastic.take_in
-    run = Run(config, cluster, strategy, data, model, folder, notice, take_in)
+    run = Run(config, cluster, strategy, data, model, folder, notice, departures, take_in)
     found = run.train()
     weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
     report = None

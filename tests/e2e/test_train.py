@@ -201,7 +201,13 @@ def _pid_of(task, folder):
         ("local", None, 138),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in [("mwms2w", None, 138), ("ps2w-sync", None, 138), ("mwms2w", "worker:1", 0)]
+            for each in [
+                ("mwms2w", None, 138),
+                ("mwms2w", "worker:1", 0),
+                ("ps2w-sync", None, 138),
+                ("ps2w-sync", "ps:0", 0),
+                ("ps2w-sync", "worker:1", 0),
+            ]
         ),
     ],
 )
