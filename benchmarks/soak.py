@@ -19,6 +19,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from results import put
 
@@ -26,13 +27,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
 from proofs import prove_exact, prove_lost, prove_nothing_left
 from schedule import Hit, draw, endure
-from setups import PER_CALL, SETUPS, config
+from setups import EVERY, PER_CALL, SETUPS, config
 from training import Training
 
 _MOMENTS = ("start", "step", "checkpoint", "torn", "notice")
 _MOMENTS_OF_CLUSTERS = (*_MOMENTS, "silence")  # which there has to be somebody to notice
 _ENDS = ("last", "export")
 _HITS = 6
+
+
+class Run(NamedTuple):
+    """Hold what was seen of a run: its faults, and the steps that were done twice for them."""
+
+    hits: list[Hit]
+    steps_lost: int
 
 
 def main() -> None:
@@ -45,19 +53,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     flags = parser.parse_args()
     end = time.monotonic() + flags.seconds
-    found: dict[str, list[list[Hit]]] = {name: [] for name in SETUPS}
+    found: dict[str, list[Run]] = {name: [] for name in SETUPS}
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         for number, name in enumerate(itertools.cycle(SETUPS)):
             if time.monotonic() > end:
                 break
             found[name].append(run(name, flags.seed + number, flags.steps, Path(folder), str(number)))
             print(f"{name}: {_HITS} faults, all recovered from", flush=True)
-    text = table(found, flags.seed)
+    text = table(found, flags.seed, flags.steps)
     print(text)
     put("soak", text)
 
 
-def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> list[Hit]:
+def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> Run:
     """Train once under a strategy, hit all the while; give what was seen."""
     chance, setup = random.Random(seed), SETUPS[name]
     kinds = _MOMENTS_OF_CLUSTERS if setup.cluster else _MOMENTS
@@ -68,14 +76,14 @@ def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> list[Hit
     prove_exact(training, setup.replicas, twice=twice)
     prove_lost(training, hits)
     prove_nothing_left(training)
-    return hits
+    return Run(hits, training.report()["steps_lost"])
 
 
-def table(found: dict[str, list[list[Hit]]], seed: int) -> str:
+def table(found: dict[str, list[Run]], seed: int, steps: int) -> str:
     """Make the page's part: a row for each strategy."""
     rows = []
     for name, runs in found.items():
-        hits = [hit for hits in runs for hit in hits]
+        hits = [hit for run in runs for hit in run.hits]
         seconds = [hit.seconds for hit in hits if hit.seconds is not None]
         if not seconds:
             continue
@@ -84,17 +92,19 @@ def table(found: dict[str, list[list[Hit]]], seed: int) -> str:
             str(len(runs)),
             str(len(hits)),
             str(len(hits)),
+            f"{sum(run.steps_lost for run in runs) / len(hits):.0f} ({max(run.steps_lost for run in runs)})",
             f"{statistics.median(seconds):.1f} s",
             f"{max(seconds):.1f} s (n = {len(seconds)})",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(
         [
-            f"Seed {seed}; {os.cpu_count()} cores, Python {platform.python_version()},"
-            f" TensorFlow {metadata.version('tensorflow')}.",
+            f"Runs of {steps} steps with a checkpoint every {EVERY}; seed {seed}; {os.cpu_count()} cores,"
+            f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}.",
             "",
-            "| strategy | runs | faults | recovered from | until a newer checkpoint, median | worst |",
-            "|---|---|---|---|---|---|",
+            "| strategy | runs | faults | recovered from | steps lost a fault, and most in a run |"
+            " until a newer checkpoint, median | worst |",
+            "|---|---|---|---|---|---|---|",
             *rows,
         ]
     )

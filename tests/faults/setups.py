@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from counting import RATE
 
-__all__ = ["PER_CALL", "RESTARTS", "SETUPS", "SILENCE", "Setup", "config"]
+__all__ = ["EVERY", "PER_CALL", "RESTARTS", "SETUPS", "SILENCE", "Setup", "config"]
 
 RESTARTS = 2  # by the launcher; the next loss ends the command with 138
 
@@ -53,7 +53,7 @@ SETUPS = {
     ),
 }
 SILENCE = 10.0  # seconds after which a task counts as lost
-PER_CALL = 5  # steps
+PER_CALL, EVERY = 5, 20  # steps: of a call, and from a checkpoint to the next
 
 
 def config(name: str, steps: int = 600, **changes: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def config(name: str, steps: int = 600, **changes: Any) -> dict[str, Any]:
         "model": {"name": "counting:build"},
         "train": {"steps": steps, "optimizer": "sgd", "learning_rate": RATE, "steps_per_execution": PER_CALL},
         "evaluation": {"batches": 2},
-        "checkpoint": {"every": 20},
+        "checkpoint": {"every": EVERY},
         "watch": {"silence": SILENCE},
         **changes,
     }
