@@ -19,7 +19,9 @@ __all__ = ["begin", "untuned"]
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Switch the autotuner off for a data set, unless somebody has switched it on."""
-    if dataset.options().autotune.enabled is not None:
+    # In a graph TensorFlow knows the options that were given there, and warns whoever asks.
+    known = dataset.options() if tf.executing_eagerly() else dataset._options_attr
+    if known.autotune.enabled is not None:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False
