@@ -43,8 +43,11 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(description="Keras's dtype policy."),
     ] = None
     collective: Annotated[
-        Literal["auto", "ring", "nccl"] | None,
-        Meta(description="How multi_worker_mirrored adds gradients up."),
+        Literal["auto", "tcp", "ring", "nccl"] | None,
+        Meta(
+            description="How multi_worker_mirrored adds gradients up: tcp over connections of tfdist's own,"
+            " ring and nccl by TensorFlow; auto takes tcp on CPUs, where the tasks share a secret."
+        ),
     ] = None
     bytes_per_pack: Annotated[
         Annotated[int, Meta(ge=0)] | None,

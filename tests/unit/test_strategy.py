@@ -119,3 +119,24 @@ def test_a_worker_without_the_gpu_that_it_is_to_compute_on_serves_nobody():
 def test_cpu_hides_the_gpus(tmp_path):
     script = "import tensorflow as tf, tfdist; tfdist.make_strategy(device='cpu'); assert not tf.config.list_logical_devices('GPU')"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "words"),
+    [
+        ({}, {}, "collective tcp: needs a secret"),
+        ({"TFDIST_SECRET": "short"}, {}, "expected a secret of at least 16 characters, received one of 5"),
+        (
+            {"TFDIST_SECRET": "s" * 16},
+            {"bytes_per_pack": 0},
+            "bytes_per_pack: does nothing with collective tcp",
+        ),
+    ],
+)
+def test_refuses_an_exchange_without_a_secret(monkeypatch, environ, options, words):
+    for name in ("TFDIST_SECRET", "TFDIST_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_strategy(cluster(("worker", 0), worker=2), "multi_worker_mirrored", collective="tcp", **options)

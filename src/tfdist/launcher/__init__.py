@@ -9,12 +9,13 @@ end of this process can block it; what is shown is read from the log.
 """
 
 from tfdist.launcher.cores import Cores, share_cores
-from tfdist.launcher.local import launch
+from tfdist.launcher.local import SECRET, launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import report_progress, report_silent
 from tfdist.launcher.warden.nursery import raise_tasks
 
 __all__ = [
+    "SECRET",
     "Cores",
     "LaunchError",
     "LaunchReport",

@@ -26,7 +26,10 @@ from tfdist.launcher.cores import Cores, own_cores, share_cores, told
 from tfdist.launcher.job import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 
-__all__ = ["launch"]
+__all__ = ["SECRET", "launch"]
+
+# What the tasks of a launch know, and nobody else.
+SECRET = "TFDIST_SECRET"  # noqa: S105
 
 _log = logging.getLogger("tfdist")
 
@@ -96,7 +99,7 @@ def launch(
     """
     _check(cluster, command, restarts, alone)
     shares = share_cores(cluster, threads=threads, pin=pin)
-    mark = os.urandom(8).hex()
+    mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
         reports, reporter = stack.enter_context(_pipe())
@@ -107,7 +110,7 @@ def launch(
         tasks = []
         for task in cluster.tasks():
             cores = shares[task].environment()
-            own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: f"{mark}/{task}"}
+            own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: f"{mark}/{task}", SECRET: secret}
             if task == cluster.lead:
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = cores if threads else {}

@@ -15,6 +15,8 @@ __all__ = ["is_lost_worker", "named", "naming_lost_tasks", "silent_workers"]
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Where TensorFlow names tasks for other reasons than that they are gone: the device that an operation was on.
 _NOT_GONE = re.compile(r"\{\{.*?\}\}")
+# What an exchange over connections of our own says, at the end of the lines of Python that led there.
+_BROKEN = re.compile(r"tfdist\.exchange\.ring\.Broken: (.*)")
 _FROM_PS = "GRPC error information from remote target /job:ps"
 # What a task that was started again, between two calls to it, answers to the second.
 _FORGOTTEN = (
@@ -34,14 +36,17 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         withhold_farewell()
         raise
     except tf.errors.OpError as error:
-        if not _is_about_a_task(error):
+        broken = _BROKEN.search(str(error))
+        if not broken and not _is_about_a_task(error):
             raise
         gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
-        if not gone and not waited:  # such as storage that is unavailable
+        if not gone and not waited and not broken:  # such as storage that is unavailable
             raise
         problem = f"lost {' and '.join(gone)}" if gone else "waited for a task, and all of them answer"
         if waited:
             problem += ": an exchange lacked somebody for longer than collective_timeout"
+        if broken:
+            problem = f"lost {' and '.join(gone)}: {broken[1]}" if gone else broken[1]
         withhold_farewell()
         remedy = "Its own log says why; start the cluster again, from the last checkpoint"
         raise TaskLost(what, problem, remedy=remedy) from error

@@ -15,6 +15,7 @@ from tfdist.devices import Device, check_device, configure_devices, device_kind,
 from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.farewell import say_farewell_at_exit
+from tfdist.strategy.collectives import communication, exchange_over_ring, secret_of_ring
 from tfdist.strategy.connecting import connecting
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
@@ -26,7 +27,7 @@ _log = logging.getLogger("tfdist")
 StrategyName = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
 ]
-Collective = Literal["auto", "ring", "nccl"]
+Collective = Literal["auto", "tcp", "ring", "nccl"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
 _WORDS = {"collective": get_args(Collective), "precision": get_args(Precision)}
@@ -71,7 +72,10 @@ def make_strategy(
     Args:
         cluster: The cluster and this process's task; a single process where None.
         strategy: Which strategy; auto takes one that fits the cluster and the devices.
-        collective: How multi_worker_mirrored adds gradients up: ring or nccl; auto lets TensorFlow choose.
+        collective: How multi_worker_mirrored adds gradients up: tcp, over connections of tfdist's own between
+            tasks that share a secret (TFDIST_SECRET); ring or nccl, by TensorFlow. auto takes tcp on CPUs
+            where there is a secret and bytes_per_pack does not ask for TensorFlow's packs, and else lets
+            TensorFlow choose.
         bytes_per_pack: How many bytes of gradients multi_worker_mirrored sends together; 0 means all.
         collective_timeout: Seconds after which a multi_worker_mirrored exchange that lacks a worker fails.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
@@ -119,11 +123,15 @@ def make_strategy(
     )
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
+    secret = secret_of_ring(cluster, options) if name == "multi_worker_mirrored" else None
     # What the tasks must agree on, or they would wait for each other in different exchanges.
-    shared = None if name in _OF_PS else (name, collective, bytes_per_pack, precision)
+    is_apart = name in _OF_PS
+    shared = None if is_apart else (name, collective, bytes_per_pack, precision, secret is not None)
     timeout = _START_TIMEOUT if start_timeout is None else start_timeout
     with connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, device, options)
+        if secret is not None:
+            exchange_over_ring(made, cluster, secret, options)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
 
@@ -231,7 +239,7 @@ def _make(
         reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None
         return Mirrored(devices, reduction)
     if name == "multi_worker_mirrored":
-        return MultiWorkerMirrored(cluster.resolver(), _communication(options))
+        return MultiWorkerMirrored(cluster.resolver(), communication(options))
     cutter = _cutter(cluster, options)
     if name == "parameter_server":
         made = ParameterServer(cluster, cutter)
@@ -252,15 +260,6 @@ def _check_workers(cluster: ClusterConfig) -> None:
             where = f"worker:{index} at {cluster.address(('worker', index))}"
             remedy = "Say auto or cpu; or see whether nvidia-smi lists it there"
             raise ConfigError(where, "has no GPU for TensorFlow, but device is gpu", remedy=remedy)
-
-
-def _communication(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
-    implementations = tf.distribute.experimental.CommunicationImplementation
-    return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options["bytes_per_pack"] or 0,
-        timeout_seconds=options["collective_timeout"],
-        implementation=implementations[(options["collective"] or "auto").upper()],
-    )
 
 
 def _cutter(cluster: ClusterConfig, options: Mapping[str, Any]) -> Cutter | None:

@@ -1,0 +1,146 @@
+"""Connect a task with its neighbours in the ring: to the next one, and from the previous one.
+
+The port is one that the system chooses, on the task's own address in the cluster. It is open only until the
+previous task has come. Both ends of a connection prove that they know the cluster's secret, by a challenge
+that the other has drawn; whoever does not is hung up on, and is not in the way of those who do.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+
+from tfdist.exchange.secret import PROOF_BYTES, Proofs
+from tfdist.probing import reason_of
+
+__all__ = ["Door", "Unmet", "call"]
+
+_GREETING = b"tfdist exchange 1\n"
+_NONCE_BYTES = 32
+_SECONDS_TO_SPEAK = 5.0
+_MOST_STRANGERS = 64  # at a time
+_SECONDS_BETWEEN_LOOKS = 0.1
+_log = logging.getLogger("tfdist")
+
+
+class Unmet(Exception):
+    """Report a neighbour that was not met, with the reason."""
+
+
+class Door:
+    """Listen for the previous task of the ring, for as long as the block lasts.
+
+    Attributes:
+        port: Where to be called.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Listen on this address, and on no other.
+
+        Raises:
+            Unmet: That cannot be.
+        """
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            self._listener = socket.create_server(address[:2], family=family)
+        except OSError as error:
+            raise Unmet(f"cannot listen on {host}: {reason_of(error)}") from error
+        self.port: int = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "Door":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def caller(self, ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
+        """Wait until the task comes that can prove that the line is between these ranks.
+
+        Raises:
+            Unmet: It has not come in time.
+        """
+        found: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        free = threading.Semaphore(_MOST_STRANGERS)
+        until = time.monotonic() + seconds
+        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+        while time.monotonic() < until:
+            with contextlib.suppress(queue.Empty):
+                return found.get_nowait()
+            with contextlib.suppress(TimeoutError):
+                line, _ = self._listener.accept()
+                # A thread for each who comes: strangers that say nothing take up nobody's time but their own.
+                if free.acquire(blocking=False):
+                    words = (line, ranks, proofs, found, free)
+                    threading.Thread(target=_question, args=words, daemon=True).start()
+                else:
+                    line.close()
+        raise Unmet("nobody came who knows the secret")
+
+
+def _question(
+    line: socket.socket,
+    ranks: bytes,
+    proofs: Proofs,
+    found: "queue.SimpleQueue[socket.socket]",
+    free: threading.Semaphore,
+) -> None:
+    """Let one who has come prove who it is; hang up on a stranger."""
+    ours = os.urandom(_NONCE_BYTES)
+    try:
+        line.settimeout(_SECONDS_TO_SPEAK)
+        line.sendall(_GREETING + ours)
+        words = (ranks, ours, _read(line, _NONCE_BYTES))
+        if not proofs.is_proven(_read(line, PROOF_BYTES), b"caller", *words):
+            raise ConnectionRefusedError("does not know the secret")
+        line.sendall(proofs.prove(b"called", *words))
+        found.put(line)
+    except OSError as error:
+        _log.info("hung up on %s: %s", line, error)
+        line.close()
+    finally:
+        free.release()
+
+
+def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
+    """Call the next task of the ring.
+
+    Raises:
+        Unmet: It cannot be reached, or one of the two does not know the other's secret.
+    """
+    who = f"{address[0]}:{address[1]}"
+    try:
+        line = socket.create_connection(address, timeout=seconds)
+    except OSError as error:
+        raise Unmet(f"{who} cannot be reached: {reason_of(error)}") from error
+    try:
+        line.settimeout(_SECONDS_TO_SPEAK)
+        if _read(line, len(_GREETING)) != _GREETING:
+            raise Unmet(f"{who} is no task of this version of tfdist")
+        theirs, ours = _read(line, _NONCE_BYTES), os.urandom(_NONCE_BYTES)
+        words = (ranks, theirs, ours)
+        line.sendall(ours + proofs.prove(b"caller", *words))
+        if not proofs.is_proven(_read(line, PROOF_BYTES), b"called", *words):
+            raise Unmet(f"{who} does not know the secret")
+    except OSError as error:
+        line.close()
+        raise Unmet(f"{who} hangs up: is its secret the same?") from error
+    except Unmet:
+        line.close()
+        raise
+    return line
+
+
+def _read(line: socket.socket, count: int) -> bytes:
+    """Read so many bytes, within the time that speaking may take in all."""
+    heard, until = b"", time.monotonic() + _SECONDS_TO_SPEAK
+    while len(heard) < count:
+        more = line.recv(count - len(heard))
+        if not more:
+            raise ConnectionError("hangs up")
+        if time.monotonic() > until:
+            raise TimeoutError("speaks too slowly")
+        heard += more
+    return heard

@@ -1,0 +1,209 @@
+"""Add arrays up over the tasks of a ring, in place.
+
+An array is cut into as many segments as there are tasks. Each segment goes round once to be added up, and
+once more as the sum. So a task sends 2 (n - 1) / n of the array's bytes, the least that an all-reduce can do;
+each sum is computed in one order, by one task, and all tasks end with the same bits.
+
+What a task sends is its own segment, and then what it has received and dealt with. So there are two streams,
+of which one may not overtake the other, and no step waits for a whole segment.
+"""
+
+import errno
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Broken", "Neighbour", "Ring"]
+
+_CHUNK = 1 << 18  # what is to be added comes in such pieces, which stay in a core's cache
+_HEADER = struct.Struct("!4sQQ8s")
+_SECONDS_BETWEEN_QUESTIONS = 1.0
+
+Array = np.ndarray[Any, Any]
+
+
+class Broken(ConnectionError):
+    """Report that the ring has lost a task, or that its tasks are not at the same exchange."""
+
+
+class Neighbour:
+    """Hold a line to a task of the ring, and count what goes over it."""
+
+    def __init__(self, name: str, line: socket.socket) -> None:
+        self.name, self.line, self.moved = name, line, 0
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.setblocking(False)
+
+    def send(self, data: Array) -> int:
+        """Send what there is room for; give how many bytes that was."""
+        return self._counted(self.line.send, data.data)
+
+    def receive(self, into: Array) -> int:
+        """Receive what has come; give how many bytes that was."""
+        return self._counted(self._heard, into.data)
+
+    def _heard(self, into: memoryview) -> int:
+        count = self.line.recv_into(into)
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "it has hung up")
+        return count
+
+    def _counted(self, move: Callable[[memoryview], int], data: memoryview) -> int:
+        try:
+            count = move(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise Broken(f"{self.name} is gone: {error.strerror}") from error
+        self.moved += count
+        return count
+
+
+class Ring:
+    """Be one of the tasks of a ring."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        following: Neighbour,
+        previous: Neighbour,
+        why_lost: Callable[[float], str] = lambda seconds: "",
+    ) -> None:
+        """Take the lines to the neighbours over.
+
+        Args:
+            rank: The place of this task in the ring.
+            size: How many tasks there are.
+            following: The one that receives from this task.
+            previous: The one that sends to it.
+            why_lost: Asked once a second while nothing moves, with the seconds that this has been so: says
+                why it will not move any more, or nothing.
+        """
+        self.rank, self.size, self.following, self.previous = rank, size, following, previous
+        self._why_lost, self._why_broken, self._rounds = why_lost, "", 0
+        self._scratch = np.empty(_CHUNK, np.uint8)
+        self._lock = threading.Lock()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Give how many bytes this task has sent, as its socket counted them."""
+        return self.following.moved
+
+    def add_up(self, values: Array) -> None:
+        """Let an array of one dimension become the sum of the arrays of all tasks.
+
+        Raises:
+            Broken: A task is gone or silent, or exchanges something else; or an earlier exchange has failed.
+        """
+        with self._lock:
+            if self._why_broken:
+                raise Broken(self._why_broken)
+            header = _HEADER.pack(b"ring", self._rounds, values.nbytes, values.dtype.name[:8].encode())
+            self._rounds += 1
+            try:
+                _Round(self, values, header, self._scratch, self._why_lost).run()
+            except Broken as error:
+                self._why_broken = str(error)
+                self.close()  # so that the neighbours notice at once, and theirs
+                raise
+
+    def close(self) -> None:
+        """Hang up."""
+        self.following.line.close()
+        self.previous.line.close()
+
+
+class _Round:
+    """Take one array round."""
+
+    def __init__(
+        self, ring: Ring, values: Array, header: bytes, scratch: Array, why_lost: Callable[[float], str]
+    ) -> None:
+        self._following, self._previous, self._why_lost = ring.following, ring.previous, why_lost
+        self._dtype, self._scratch, self._filled = values.dtype, scratch, 0
+        self._header, self._heard = header, np.empty(len(header), np.uint8)
+        size, raw = ring.size, values.view(np.uint8)
+        ends = [len(values) * index // size * values.itemsize for index in range(size + 1)]
+        turns = [(ring.rank - turn) % size for turn in range(2 * size - 1)]
+        segments = [raw[ends[index] : ends[index + 1]] for index in turns]
+        self._outgoing = deque([np.frombuffer(header, np.uint8), *segments[:-1]])
+        self._incoming = deque([self._heard, *segments[1:]])
+        # Of what comes in, the header is first, then what is added to the task's own, and then the sums.
+        self._to_hear, self._to_add = len(header), sum(map(len, segments[1:size]))
+        # How much may go out: what goes on must have come in, and have been dealt with.
+        self._ready = len(header) + len(segments[0])
+
+    def run(self) -> None:
+        """Send and receive until all is done."""
+        since = 0.0
+        while self._drop_done():
+            has_received = bool(self._incoming) and self._receive()
+            has_sent = bool(self._outgoing and self._ready) and self._send()
+            if has_received or has_sent:
+                since = 0.0
+            elif not self._wait():
+                since = since or time.monotonic() - _SECONDS_BETWEEN_QUESTIONS
+                why = self._why_lost(time.monotonic() - since)
+                if why:
+                    raise Broken(why)
+
+    def _drop_done(self) -> bool:
+        """Drop what has wholly come or gone; say whether there is more."""
+        for stream in (self._outgoing, self._incoming):
+            while stream and not len(stream[0]):
+                stream.popleft()
+        return bool(self._outgoing or self._incoming)
+
+    def _send(self) -> bool:
+        count = self._following.send(self._outgoing[0][: self._ready])
+        self._outgoing[0] = self._outgoing[0][count:]
+        self._ready -= count
+        return count > 0
+
+    def _receive(self) -> bool:
+        target = self._incoming[0]
+        if self._to_add and not self._to_hear:
+            return self._add(target)
+        count = self._previous.receive(target)
+        self._incoming[0] = target[count:]
+        if not self._to_hear:
+            self._ready += count
+        elif count:
+            self._to_hear -= count
+            self._check()
+        return count > 0
+
+    def _add(self, target: Array) -> bool:
+        filled, width = self._filled, self._dtype.itemsize
+        count = self._previous.receive(self._scratch[filled : len(target)])
+        filled += count
+        whole = filled - filled % width
+        mine, theirs = (each[:whole].view(self._dtype) for each in (target, self._scratch))
+        np.add(mine, theirs, out=mine)
+        self._filled = filled - whole
+        self._scratch[: self._filled] = self._scratch[whole:filled]
+        self._incoming[0] = target[whole:]
+        self._to_add -= whole
+        self._ready += whole
+        return count > 0
+
+    def _check(self) -> None:
+        if not self._to_hear and self._heard.tobytes() != self._header:
+            raise Broken(f"{self._previous.name} is at another exchange: the tasks run different steps")
+
+    def _wait(self) -> bool:
+        """Wait until something can move; say whether it can."""
+        waiter = select.poll()
+        if self._incoming:
+            waiter.register(self._previous.line, select.POLLIN)
+        if self._outgoing and self._ready:
+            waiter.register(self._following.line, select.POLLOUT)
+        return bool(waiter.poll(_SECONDS_BETWEEN_QUESTIONS * 1000))

@@ -1,0 +1,61 @@
+"""Settle how mirrored workers add gradients up: over a ring of their own, or by TensorFlow's collectives."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import ClusterConfig
+from tfdist.devices import device_kind
+from tfdist.errors import ConfigError
+from tfdist.exchange import SECRET, SECRET_FILE, Unmet, find_secret
+from tfdist.strategy.kinds import MultiWorkerMirrored
+
+__all__ = ["communication", "exchange_over_ring", "secret_of_ring"]
+
+_log = logging.getLogger("tfdist")
+
+
+def communication(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
+    """Give what TensorFlow's collectives are to do, which is all where there is no ring."""
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    collective = options["collective"] or "auto"
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options["bytes_per_pack"] or 0,
+        timeout_seconds=options["collective_timeout"],
+        implementation=implementations["AUTO" if collective == "tcp" else collective.upper()],
+    )
+
+
+def secret_of_ring(cluster: ClusterConfig, options: Mapping[str, Any]) -> bytes | None:
+    """Give what the tasks of a ring know each other by, where gradients are to go over one."""
+    collective = options["collective"] or "auto"
+    training = cluster.training()
+    if collective not in ("auto", "tcp") or len(training.tasks()) < 2:
+        return None
+    secret = find_secret()
+    if collective == "tcp" and secret is None:
+        problem = "needs a secret that the tasks know each other by; the launcher would hand one out"
+        remedy = f"Set {SECRET} or {SECRET_FILE} to the same one for all tasks, or say ring"
+        raise ConfigError("collective tcp", problem, remedy=remedy)
+    if collective == "tcp" and options["bytes_per_pack"] is not None:
+        raise ConfigError("bytes_per_pack", "does nothing with collective tcp", remedy="Leave it out")
+    if collective == "auto" and (device_kind() == "GPU" or options["bytes_per_pack"] is not None):
+        return None
+    return secret
+
+
+def exchange_over_ring(
+    strategy: MultiWorkerMirrored, cluster: ClusterConfig, secret: bytes, options: Mapping[str, Any]
+) -> None:
+    """Let gradients go over a ring. Where the workers cannot meet in one, say so; and go on, if that may be."""
+    try:
+        strategy.exchange_over_ring(cluster, secret, timeout=options["collective_timeout"])
+    except Unmet as error:
+        if options["collective"] == "tcp":
+            remedy = "Give all tasks the same secret and let them reach each other on any port, or say ring"
+            raise ConfigError("collective tcp", f"cannot be: {error}", remedy=remedy) from error
+        _log.warning("gradients go by TensorFlow's own collectives, which are slower: %s", error)
+    else:
+        _log.info("gradients go over a ring of %d tasks", len(cluster.training().tasks()))

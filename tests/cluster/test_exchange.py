@@ -1,0 +1,65 @@
+"""Gradients go over a ring of the workers' own, if they share a secret, and come out as they do otherwise."""
+
+import signal
+
+import numpy as np
+import pytest
+from exchange_cases import DTYPES
+from test_exactness import TOLERANCE, _flat
+from test_lost import begun, lose, says
+
+from tfdist.exchange import SECRET
+
+WORKERS = 3
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv(SECRET, "a secret of these tests alone")
+
+
+@pytest.mark.usefixtures("secret")
+def test_a_ring_adds_up_as_one_process_does_and_names_whom_it_loses(tmp_path, keras_itself):
+    cases = ["exchange_cases.sums", "equivalent_clipped"]
+    case = {"first": cases, "workers": WORKERS}
+    with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
+        _, lost = lose(running, "worker:1")
+        finished = running.wait(40, failures_expected=True)
+
+    for survivor in ("worker:0", "worker:2"):
+        says(finished, survivor, "fit", lost)
+    of_all = [finished.results[name] for name in ("worker:0", "worker:2")]
+    for name in cases:  # to the bit
+        assert of_all[0][name] == of_all[1][name]
+    _check_sums(of_all[0]["exchange_cases.sums"])
+    ours, kerass = of_all[0]["equivalent_clipped"], keras_itself["clipped"]
+    assert ours["losses"] == pytest.approx(kerass["losses"], **TOLERANCE)
+    for mine, its in zip(_flat(ours["weights"][-1]), _flat(kerass["weights"][-1]), strict=True):
+        assert mine == pytest.approx(its, **TOLERANCE)
+
+
+def _check_sums(found):
+    parts = [np.random.default_rng(rank).normal(size=(7, 3)).astype("float32") for rank in range(WORKERS)]
+    dense, rows, *of_types, empty, ones = found["first"]
+    assert found["by"] == "RingAllReduce"
+    np.testing.assert_allclose(dense, sum(parts), rtol=1e-5)
+    assert np.asarray(found["second"]).tolist() == (2 * np.float32(dense)).tolist()
+    assert rows == [[1, 1]] * WORKERS
+    assert of_types == [[0, 3, 6, 9, 12]] * len(DTYPES)
+    assert (empty, ones) == ([], WORKERS)
+    assert (found["eager"], found["mean"]) == (3, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+@pytest.mark.parametrize("options", [{"collective": "tcp", "collective_timeout": 4.0}, {}])
+def test_a_worker_that_falls_silent_is_named(tmp_path, options):
+    with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2, options=options) as (running, _):
+        stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)
+        try:
+            finished = running.wait(40, failures_expected=True)
+        finally:
+            stopped.send_signal(signal.SIGKILL)
+            stopped.wait()
+
+    says(finished, "worker:0", "fit", lost)
