@@ -68,6 +68,7 @@ class Report:
     starts: int
     steps_lost: int
     seconds: float
+    bytes_sent_per_step: int | None
     export: str
     config: dict[str, Any]
     versions: dict[str, str]
@@ -172,6 +173,7 @@ def _train_on(
             steps_lost=sum(start.lost for start in run.history),
             export=str(_export(config, data, local, found, folder, run.step)),
             seconds=time.monotonic() - started,
+            bytes_sent_per_step=_bytes_per_step(strategy, run),
             config=msgspec.to_builtins(config),
             versions=_versions(),
         )
@@ -254,6 +256,12 @@ def _export(config: Config, data: Data, model: Any, found: dict[str, float], fol
         metadata=metadata,
         formats=config.export.formats,
     )
+
+
+def _bytes_per_step(strategy: tf.distribute.Strategy, run: Run) -> int | None:
+    """Give what the chief has sent over the ring, evaluations and all, if gradients go over one."""
+    ring, steps = getattr(strategy, "ring", None), run.step - run.begun_at
+    return None if ring is None or not steps else round(ring.bytes_sent / steps)
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,111 @@
+"""Train a model for a number of steps on one core, and say how fast it went: a task of a benchmark.
+
+    python stepping.py '{"loop": "tfdist", "model": "mnist_cnn", …}' FILE
+
+The loop is tfdist's, or the fit of tf_keras as TensorFlow's guides write it.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
+EXAMPLES = 4096
+
+
+def data(model: str, batch: int, seed: int) -> Any:
+    """Make batches for ever; what is in the images changes nothing in the speed."""
+    import numpy as np
+    import tensorflow as tf
+
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, size=(EXAMPLES, *SHAPES[model])).astype("uint8")
+    labels = rng.integers(0, 10, size=EXAMPLES).astype("int32")
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(EXAMPLES, seed=seed).repeat()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # On one core a thread for each step of the pipeline would only take turns with the others.
+    options.threading.private_threadpool_size = 1
+    return dataset.batch(batch, drop_remainder=True).prefetch(2).with_options(options)
+
+
+def window(keras: Any, strategy: Any, steps: int) -> Any:
+    """Make a callback that measures the last epoch."""
+
+    class Window(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        found: dict[str, float]
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.begun = self.now()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            wall, own, busy, sent = (now - before for now, before in zip(self.now(), self.begun, strict=True))
+            outside = max(0.0, (busy - own) / wall)
+            self.found = {"wall": wall / steps, "cpu": own / steps, "outside": outside, "sent": sent / steps}
+
+        def now(self) -> tuple[float, float, float, int]:
+            ring = getattr(strategy, "ring", None)
+            return time.perf_counter(), time.process_time(), busy_seconds(), ring.bytes_sent if ring else 0
+
+    return Window()
+
+
+def busy_seconds() -> float:
+    """Say how long programs, whoever's, have run on this process's core."""
+    [core] = os.sched_getaffinity(0)
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *numbers = line.split()
+        if name == f"cpu{core}":
+            user, nice, system, *_ = map(int, numbers)
+            return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    raise OSError(f"/proc/stat does not know core {core}")
+
+
+def main(order: dict[str, Any]) -> dict[str, float]:
+    """Train; give of one step seconds, CPU seconds, bytes sent, and how busy others kept the core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    is_ours = order["loop"] == "tfdist"
+    if not is_ours:
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+
+    import tfdist
+    from tfdist.models import build
+
+    cluster = tfdist.ClusterConfig.from_environment()
+    is_one = len(cluster.tasks()) < 2
+    name, batch, steps = order["model"], order["batch"], order["steps"]
+    if is_ours:
+        options = {} if is_one else {"collective": order["collective"]}
+        strategy = tfdist.make_strategy(None if is_one else cluster, **options)
+    else:
+        strategy = tf.distribute.get_strategy() if is_one else tf.distribute.MultiWorkerMirroredStrategy()
+    rank = 0 if cluster.task is None else cluster.task.index
+    tf.keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = build(name, SHAPES[name], 10)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(
+            tf.keras.optimizers.SGD(0.01, momentum=0.9),
+            loss,
+            metrics=["accuracy"],
+            steps_per_execution=order["steps_per_execution"],
+        )
+    seen = window(tf.keras, strategy, steps)
+    common = {"epochs": 2, "steps_per_epoch": steps, "callbacks": [seen], "verbose": 0}
+    if is_ours:
+        tfdist.fit(model, lambda context: data(name, batch, rank), strategy=strategy, **common)
+    else:
+        whole = data(name, batch if is_one else batch * strategy.num_replicas_in_sync, rank)
+        model.fit(whole, **common)
+    least = 2 * (1 - 1 / strategy.num_replicas_in_sync) * 4 * model.count_params()
+    return {**seen.found, "least": least}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0) == 0:
+        Path(sys.argv[2]).write_text(json.dumps(result))

@@ -1,0 +1,128 @@
+"""Measure weak scaling: two workers on a core each, against one process on one core.
+
+    python benchmarks/scaling.py [--rounds 5] [--models mnist_cnn cifar10_cnn] [--batch 128]
+
+Each round runs every way of training once, one after the other, with one thread each: so what is compared was
+measured within a minute or two. Two workers train on twice the batch of one. A round in which others kept a
+core busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by
+the least that an all-reduce can send: 2 (n - 1) / n times the gradients. tf_keras has to be installed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from results import put
+
+from tfdist.cluster import ClusterConfig
+from tfdist.launcher import launch
+
+STEPPING = Path(__file__).parent / "peers" / "stepping.py"
+MOST_OUTSIDE = 0.05  # of a core's time
+MOST_ROUNDS = 4  # for each that counts
+
+
+class Way(NamedTuple):
+    """Say how is trained, and by how many workers."""
+
+    title: str
+    workers: int
+    loop: str
+    collective: str = ""
+    steps_per_execution: int = 1
+
+
+ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
+WAYS = (
+    ONE,
+    Way("tfdist, `collective: tcp`", 2, "tfdist", "tcp", 10),
+    Way("tfdist, `collective: ring` (gRPC)", 2, "tfdist", "ring", 10),
+    Way("tf_keras fit, one process", 1, "keras"),
+    Way("tf_keras fit, MultiWorkerMirrored", 2, "keras"),
+)
+
+
+def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
+    """Train once; give what worker 0 has seen."""
+    order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
+    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
+        folder = Path(name)
+        words = [sys.executable, str(STEPPING), json.dumps(order), str(folder / "found.json")]
+        cluster = ClusterConfig.local(workers=way.workers)
+        with (folder / "said").open("w") as said:
+            launch(cluster, words, run_dir=folder / "run", threads=1, pin=True, stream=said)
+        found: dict[str, float] = json.loads((folder / "found.json").read_text())
+    return {**found, "examples": way.workers * batch / found["wall"]}
+
+
+def rounds(model: str, count: int, batch: int, steps: int) -> list[list[dict[str, float]]]:
+    """Run all ways in turn, so many times without others in between."""
+    kept: list[list[dict[str, float]]] = []
+    for _ in range(MOST_ROUNDS * count):
+        found = [run(way, model, batch, steps) for way in WAYS]
+        outside = max(each["outside"] for each in found)
+        speeds = " ".join(f"{each['examples']:.0f}" for each in found)
+        print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
+        if outside <= MOST_OUTSIDE:
+            kept.append(found)
+        if len(kept) == count:
+            return kept
+    sys.exit(f"only {len(kept)} of {MOST_ROUNDS * count} rounds were undisturbed: end what else runs here")
+
+
+def table(model: str, kept: list[list[dict[str, float]]]) -> list[str]:
+    """Make a model's rows."""
+
+    def spread(values: list[float], form: str) -> str:
+        return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+    rows = []
+    for place, way in enumerate(WAYS):
+        speeds = [each[place]["examples"] for each in kept]
+        ratios = [each[place]["examples"] / each[0]["examples"] for each in kept]
+        cpu = [1000 * each[place]["cpu"] for each in kept]
+        sent, least = (max(each[place][name] for each in kept) for name in ("sent", "least"))
+        wire = f"{sent / 1e6:.3f} ({sent / least:.4f})" if sent else ""
+        spreads = spread(speeds, ".0f"), spread(ratios, ".2f"), spread(cpu, ".1f")
+        cells = [model, way.title, str(way.workers), *spreads, wire]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def main() -> None:
+    """Read the flags, measure in turns, and put the table into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="*", default=["mnist_cnn", "cifar10_cnn"])
+    parser.add_argument("--batch", type=int, default=128, help="of each worker")
+    parser.add_argument("--steps", type=int, default=100)
+    flags: Any = parser.parse_args()
+    rows = []
+    for model in flags.models:
+        rows += table(model, rounds(model, flags.rounds, flags.batch, flags.steps))
+    text = "\n".join(
+        [
+            f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD with"
+            f" momentum; {os.cpu_count()} cores, one for each worker, Python {platform.python_version()},"
+            f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}.",
+            "",
+            "| model | trained by | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+    print(text)
+    put("scaling", text)
+
+
+if __name__ == "__main__":
+    main()
