@@ -33,15 +33,18 @@ class Fusion:
         # needs nothing of it any more. What lies between the arrays is 0, and so are all sums of it.
         self._free: deque[mmap.mmap] = deque()
 
-    def fused(self, arrays: Sequence[Array]) -> Array:
-        """Give a new array of one dimension that holds copies of all."""
+    def fused(self, arrays: Sequence[Array], scale: float | None = None) -> Array:
+        """Give a new array of one dimension that holds all, times a number if one is given."""
         length = max(self._size * self._dtype.itemsize, 1)
         memory = self._free.popleft() if self._free else mmap.mmap(-1, length)
         # Every view of this array keeps it alive: NumPy looks for the array that a view is of, no further.
         whole = np.frombuffer(memory, self._dtype, self._size)
         weakref.finalize(whole, self._free.append, memory).atexit = False
         for part, array in zip(self.parts(whole), arrays, strict=True):
-            np.copyto(part, array)
+            if scale is None:
+                np.copyto(part, array)
+            else:
+                np.multiply(array, self._dtype.type(scale), out=part)
         return whole
 
     def parts(self, whole: Array) -> list[Array]:

@@ -70,25 +70,48 @@ def shared_mean(
         share = one if weight is None else tf.math.divide_no_nan(by, weights)
         gradients = _added_up(gradients, share, added, tf.math.divide_no_nan(size, sizes))
     is_mean = weight is not None and not added
-    known = [_scaled(each, by) if is_mean else each for each in gradients if each is not None]
+    known = [each for each in gradients if each is not None]
     # Numbers of 32 bits and counts are exact in a float64. All that is small goes together in one exchange.
     has_any = tf.cast(size > 0, tf.float64)
     moved = [tf.cast(each, tf.float64) * (size if each.dtype.is_floating else has_any) for each in state]
     numbers = [*moved, *(tf.cast(each, tf.float64) for each in sums), size, by, has_any]
-    found = _all_summed([*known, *numbers])
+    if getattr(context.strategy, "ring", None) is None:
+        found = _all_summed([*(_scaled(each, by) if is_mean else each for each in known), *numbers])
+        sums, found = found[: len(known)], found[len(known) :]
+        summed = [_scaled(each, _inverse(found[-2])) for each in sums] if is_mean else sums
+    else:
+        # What is small first: then each gradient is scaled as it is laid out for the ring, and not again.
+        found = _all_summed(numbers)
+        share = tf.math.divide_no_nan(by, found[-2]) if is_mean else one
+        summed = _summed_over_ring(known, share)
     total, weights, parts = found[-3], found[-2], tf.maximum(found[-1], 1.0)
-    means = iter(_scaled(each, _inverse(weights)) if is_mean else each for each in found[: len(known)])
+    means = iter(summed)
     values = [
         tf.cast(each / (total if old.dtype.is_floating else parts), old.dtype)
-        for each, old in zip(found[len(known) :], state, strict=False)
+        for each, old in zip(found, state, strict=False)
     ]
     return Shared(
         [None if each is None else next(means) for each in gradients],
         values,
-        found[len(known) + len(state) : -3],
+        found[len(state) : -3],
         total,
         one if weight is None else weights,
     )
+
+
+def _summed_over_ring(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
+    """Add gradients up over the strategy's ring, each times this replica's share; sparse ones without it."""
+    context = tf.distribute.get_replica_context()
+    is_sparse = [isinstance(each, tf.IndexedSlices) for each in gradients]
+    dense = [each for each, apart in zip(gradients, is_sparse, strict=True) if not apart]
+    sparse = [_scaled(each, share) for each, apart in zip(gradients, is_sparse, strict=True) if apart]
+
+    def add_up(strategy: Any, values: Any, share: Any) -> Any:
+        return strategy.add_gradients_up(values, share)
+
+    found = iter(context.merge_call(add_up, args=(dense, share)) if dense else ())
+    found_sparse = iter(_all_summed(sparse))
+    return [next(found_sparse if apart else found) for apart in is_sparse]
 
 
 def _added_up(

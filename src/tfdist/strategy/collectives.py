@@ -49,7 +49,7 @@ def secret_of_ring(cluster: ClusterConfig, options: Mapping[str, Any]) -> bytes 
 def exchange_over_ring(
     strategy: MultiWorkerMirrored, cluster: ClusterConfig, secret: bytes, options: Mapping[str, Any]
 ) -> None:
-    """Let gradients go over a ring. Where the workers cannot meet in one, say so; and go on, if that may be."""
+    """Let gradients go over a ring; where the tasks cannot meet in one, say so, and go on if that may be."""
     try:
         strategy.exchange_over_ring(cluster, secret, timeout=options["collective_timeout"])
     except Unmet as error:

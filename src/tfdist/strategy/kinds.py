@@ -81,6 +81,11 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             setattr(self.extended, name, RingAllReduce(getattr(self.extended, name), ring))
         self.ring = ring
 
+    def add_gradients_up(self, gradients: Sequence[Any], share: Any) -> list[Any]:
+        """Add dense gradients up over the ring, each replica's times its share; in cross-replica context."""
+        found: list[Any] = self.extended._cross_device_ops.scaled_sums(gradients, share)
+        return found
+
     def scope(self) -> Any:
         """Enter the strategy, with such variables."""
         return _Entered(super().scope(), _aggregating)

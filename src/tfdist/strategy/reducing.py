@@ -32,35 +32,49 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
         self._ring = ring
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
 
+    def scaled_sums(self, gradients: Sequence[Any], share: Any) -> list[Any]:
+        """Add dense gradients up, each replica's times its share, a scalar of float64."""
+        parts = [_of_replicas(each) for each in gradients]
+        shares = _of_replicas(share)
+        if len(shares) > 1:
+            parts = [_scaled(each, shares) for each in parts]
+        return self._by_type(parts, None if len(shares) > 1 else shares[0])
+
     def _all_reduce_per_replica_values(
         self, reduce_op: tf.distribute.ReduceOp, per_replica_values: Sequence[Any], options: Any
     ) -> list[Any]:
-        found = list(per_replica_values)
-        places: dict[Any, list[int]] = {}
-        for place, each in enumerate(per_replica_values):
-            first = each.values[0]
-            places.setdefault(None if isinstance(first, tf.IndexedSlices) else first.dtype, []).append(place)
-        for dtype, those in places.items():  # in the order of the program, which is that of all tasks
-            some = [per_replica_values[place] for place in those]
-            if dtype is None:
-                reduced = super()._all_reduce_per_replica_values(reduce_op, some, options)
-            else:
-                reduced = self._added_up(reduce_op, some)
-            for place, each in zip(those, reduced, strict=True):
+        is_sparse = [isinstance(each.values[0], tf.IndexedSlices) for each in per_replica_values]
+        pairs = list(zip(per_replica_values, is_sparse, strict=True))
+        sparse = [each for each, apart in pairs if apart]
+        dense = self._by_type([each.values for each, apart in pairs if not apart])
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            dense = [self._mean(each) for each in dense]
+        found = iter(dense)
+        found_sparse = iter(
+            super()._all_reduce_per_replica_values(reduce_op, sparse, options) if sparse else ()
+        )
+        return [next(found_sparse if apart else found) for apart in is_sparse]
+
+    def _by_type(self, parts: Sequence[Sequence[tf.Tensor]], share: tf.Tensor | None = None) -> list[Any]:
+        """Add up what is of one type together, in the order of the program, which is that of all tasks."""
+        found: list[Any] = [None] * len(parts)
+        for dtype in dict.fromkeys(each[0].dtype for each in parts):
+            places = [place for place, each in enumerate(parts) if each[0].dtype == dtype]
+            sums = self._added_up([parts[place] for place in places], share)
+            for place, each in zip(places, sums, strict=True):
                 found[place] = each
         return found
 
-    def _added_up(self, reduce_op: tf.distribute.ReduceOp, per_replica_values: Sequence[Any]) -> list[Any]:
+    def _added_up(self, parts: Sequence[Sequence[tf.Tensor]], share: tf.Tensor | None) -> list[Any]:
         with tf.device(self._devices[0]):
-            mine = [tf.add_n(each.values) for each in per_replica_values]
+            mine = [tf.add_n(each) for each in parts]
+        exchange, scale = (self._exchange, ()) if share is None else (self._exchange_scaled, (share,))
         with tf.device("/device:CPU:0"):
             # An operation with effects keeps its place among the others, which so is the same in all tasks.
-            found = tf.numpy_function(self._exchange, mine, [each.dtype for each in mine])
+            found = tf.numpy_function(exchange, [*scale, *mine], [each.dtype for each in mine])
         sums = tf.nest.flatten(found)  # outside of graphs, one alone comes without its list
         for each, total in zip(mine, sums, strict=True):
             total.set_shape(each.shape)
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            sums = [total / tf.cast(self._group_size, total.dtype) for total in sums]
         return [self._mirrored(total) for total in sums]
 
     def _mirrored(self, total: tf.Tensor) -> Any:
@@ -70,9 +84,24 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
                 copies.append(tf.identity(total))
         return distribute_utils.regroup(copies, wrap_class=values.Mirrored)
 
+    def _mean(self, total: Any) -> Any:
+        means = [each / tf.cast(self._group_size, each.dtype) for each in _of_replicas(total)]
+        return distribute_utils.regroup(means, wrap_class=values.Mirrored)
+
     def _exchange(self, *arrays: Any) -> list[Any]:
+        return self._exchange_scaled(None, *arrays)
+
+    def _exchange_scaled(self, scale: Any, *arrays: Any) -> list[Any]:
         fusion = self._fusion(arrays[0].dtype, tuple(each.shape for each in arrays))
-        whole = fusion.fused(arrays)
         with np.errstate(all="ignore"):  # what is not a number is for the training to see
+            whole = fusion.fused(arrays, scale)
             self._ring.add_up(whole)
         return fusion.parts(whole)
+
+
+def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:
+    return tuple(value.values) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+
+
+def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    return tuple(each * tf.cast(share, each.dtype) for each, share in zip(parts, shares, strict=True))
