@@ -49,6 +49,13 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             " ring and nccl by TensorFlow; auto takes tcp on CPUs, where the tasks share a secret."
         ),
     ] = None
+    collective_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"] | None,
+        Meta(
+            description="What gradients of 32 bits travel as with collective tcp; all but float32 are rounded"
+            " on the way, which changes what is computed."
+        ),
+    ] = None
     bytes_per_pack: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Bytes of gradients that multi_worker_mirrored sends together; 0 is all."),

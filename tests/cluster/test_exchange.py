@@ -8,6 +8,7 @@ from exchange_cases import DTYPES
 from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
+from conftest import run_cluster
 from tfdist.exchange import SECRET
 
 WORKERS = 3
@@ -48,6 +49,23 @@ def _check_sums(found):
     assert of_types == [[0, 3, 6, 9, 12]] * len(DTYPES)
     assert (empty, ones) == ([], WORKERS)
     assert (found["eager"], found["mean"]) == (3, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_gradients_of_8_bits_train_all_alike(tmp_path):
+    options = {"collective": "tcp", "collective_dtype": "int8"}
+    cases = ["exchange_cases.sums", "smoke"]
+    finished = run_cluster(tmp_path, "multi_worker_mirrored", cases, workers=2, options=options)
+
+    one, other = finished.results.values()
+    assert one == other
+    assert one["smoke"]["history"]["loss"][-1] < one["smoke"]["history"]["loss"][0]
+    np.testing.assert_allclose(  # what are no gradients is exact
+        one["exchange_cases.sums"]["first"][0],
+        sum(np.random.default_rng(rank).normal(size=(7, 3)).astype("float32") for rank in range(2)),
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.slow

@@ -7,16 +7,42 @@ import sys
 
 import numpy as np
 
-from tfdist.exchange import Broken, Ring
+from tfdist.exchange import Broken, Narrowing, Ring, Whole
 from tfdist.exchange.ring import Neighbour
 
 CHUNKS = 3 * (1 << 18)
+NARROW, NUMBERS, ROUNDS = ["bfloat16", "float16", "int8"], 10_001, 32
 CASES = [("float32", CHUNKS), ("float64", 1001), ("int64", 2), ("float16", 7), ("float32", 0), ("int8", 13)]
 
 
 def array(rank, dtype, count):
     rng = np.random.default_rng([rank, count])
     return (rng.normal(size=count) * 10).astype(dtype)
+
+
+def narrowed(ring, rank, wire_type):
+    """Exchange one array several times; give what was sent each time, and the sums' errors and digest."""
+    numbers, exact = sum_of([rank]), sum_of(range(ring.size))
+    narrowing, before = Narrowing(wire_type), ring.bytes_sent
+    found = []
+    for _ in range(ROUNDS):
+        values = numbers.copy()
+        ring.add_up(narrowing.loaded(values))
+        found.append(values)
+    sent = (ring.bytes_sent - before) / ROUNDS
+    values = np.array([np.nan, -np.inf, 1.0] * 100, "float32")
+    ring.add_up(Narrowing(wire_type).loaded(values))
+    return {
+        "digest": hashlib.sha256(np.stack([*found, exact]).tobytes()).hexdigest(),
+        "sent": sent,
+        "error": float(np.abs(found[0] - exact).max()),
+        "error of the mean": float(np.abs(np.mean(found, axis=0) - exact).max()),
+        "finite": np.isfinite(values).tolist()[:3],
+    }
+
+
+def sum_of(ranks):
+    return sum(array(rank, "float32", NUMBERS) for rank in ranks)
 
 
 def main():
@@ -26,14 +52,16 @@ def main():
     found = []
     try:
         if sys.argv[5] == "others":
-            ring.add_up(np.zeros(size + rank))  # of another size on each
-        for dtype, count in CASES:
+            ring.add_up(Whole(np.zeros(size + rank)))  # of another size on each
+        if sys.argv[5] == "narrow":
+            found = [narrowed(ring, rank, wire_type) for wire_type in NARROW]
+        for dtype, count in CASES if sys.argv[5] != "narrow" else ():
             values, before = array(rank, dtype, count), ring.bytes_sent
-            ring.add_up(values)
+            ring.add_up(Whole(values))
             found.append([hashlib.sha256(values.tobytes()).hexdigest(), ring.bytes_sent - before])
         if sys.argv[5] == "wait":
             print("ready", flush=True)
-            sys.stdin.read() if rank == 1 else ring.add_up(np.zeros(10))
+            sys.stdin.read() if rank == 1 else ring.add_up(Whole(np.zeros(10)))
     except Broken as error:
         found.append(str(error))
     print(json.dumps(found))

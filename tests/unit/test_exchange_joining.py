@@ -11,7 +11,7 @@ import pytest
 from tfdist.addresses import is_free
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.exchange import Unmet, find_secret, join_ring, joining, silence
+from tfdist.exchange import Unmet, Whole, find_secret, join_ring, joining, silence
 from tfdist.exchange.silence import Silence
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
@@ -66,7 +66,7 @@ def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count):
         assert all(is_free(port) for port in ports)
         values = [np.full(5, float(index)) for index in range(count)]
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda ring, mine: ring.add_up(mine), rings, values))
+            list(pool.map(lambda ring, mine: ring.add_up(Whole(mine)), rings, values))
         assert all(each.tolist() == [sum(range(count))] * 5 for each in values)
     finally:
         for ring in rings:

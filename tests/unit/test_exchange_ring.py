@@ -61,6 +61,24 @@ def test_all_end_with_the_same_bits_and_send_what_they_must(size):
         assert sent == 2 * (size - 1) * expected.nbytes + headers
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_narrow_numbers_are_few_bytes_the_same_on_all_and_right_on_average(size):
+    with ring(size, "narrow") as tasks:
+        found = results(tasks)
+
+    whole = 2 * (size - 1) * 4 * ring_task.NUMBERS  # bytes, of all tasks together
+    largest = np.abs(ring_task.sum_of(range(size))).max()
+    for place, (share, rounding) in enumerate([(1 / 2, 2**-8), (1 / 2, 2**-11), (1 / 4, 1 / 127)]):
+        of_all = [each[place] for each in found]
+        assert len({each["digest"] for each in of_all}) == 1
+        assert share <= sum(each["sent"] for each in of_all) / whole < 1.05 * share
+        # Each of the numbers is rounded by its own task, and each sum by the one that passes it on.
+        assert 0 < of_all[0]["error"] < 2 * size * rounding * largest
+        assert of_all[0]["finite"][:2] == [False, False]
+    coarse = found[0][2]
+    assert coarse["error of the mean"] < coarse["error"] / 8  # what is rounded away comes later
+
+
 def test_a_task_that_is_killed_is_named_by_its_neighbours():
     with ring(3, "wait") as tasks:
         for task in tasks:

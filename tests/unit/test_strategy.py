@@ -127,6 +127,11 @@ def test_cpu_hides_the_gpus(tmp_path):
         ({}, {}, "collective tcp: needs a secret"),
         ({"TFDIST_SECRET": "short"}, {}, "expected a secret of at least 16 characters, received one of 5"),
         (
+            {},
+            {"collective": "ring", "collective_dtype": "int8"},
+            "collective_dtype: is about the exchange of collective tcp",
+        ),
+        (
             {"TFDIST_SECRET": "s" * 16},
             {"bytes_per_pack": 0},
             "bytes_per_pack: does nothing with collective tcp",
@@ -138,5 +143,6 @@ def test_refuses_an_exchange_without_a_secret(monkeypatch, environ, options, wor
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
+    made, options = cluster(("worker", 0), worker=2), {"collective": "tcp", **options}
     with pytest.raises(ConfigError, match=re.escape(words)):
-        make_strategy(cluster(("worker", 0), worker=2), "multi_worker_mirrored", collective="tcp", **options)
+        make_strategy(made, "multi_worker_mirrored", **options)

@@ -16,11 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Broken", "Neighbour", "Ring"]
+__all__ = ["Broken", "Cargo", "Neighbour", "Ring", "Whole"]
 
 _CHUNK = 1 << 18  # what is to be added comes in such pieces, which stay in a core's cache
 _HEADER = struct.Struct("!4sQQ8s")
@@ -31,6 +31,45 @@ Array = np.ndarray[Any, Any]
 
 class Broken(ConnectionError):
     """Report that the ring has lost a task, or that its tasks are not at the same exchange."""
+
+
+class Cargo(Protocol):
+    """Hold an array in the form in which it goes round.
+
+    Attributes:
+        name: The type of what travels.
+        wire: What travels, in one dimension.
+    """
+
+    name: str
+    wire: Array
+
+    def load(self, start: int, stop: int) -> None:
+        """Have this task's own part ready to go."""
+
+    def add(self, start: int, theirs: Array) -> None:
+        """Add what has come, and have it ready to go on."""
+
+    def unload(self) -> None:
+        """Put the sums where they belong, now that they are all there."""
+
+
+class Whole:
+    """Let an array travel as it is."""
+
+    def __init__(self, values: Array) -> None:
+        self.name, self.wire = values.dtype.name, values
+
+    def load(self, start: int, stop: int) -> None:
+        """Have it ready, as it is."""
+
+    def add(self, start: int, theirs: Array) -> None:
+        """Add what has come."""
+        mine = self.wire[start : start + len(theirs)]
+        np.add(mine, theirs, out=mine)
+
+    def unload(self) -> None:
+        """Leave it where it is."""
 
 
 class Neighbour:
@@ -97,8 +136,8 @@ class Ring:
         """Give how many bytes this task has sent, as its socket counted them."""
         return self.following.moved
 
-    def add_up(self, values: Array) -> None:
-        """Let an array of one dimension become the sum of the arrays of all tasks.
+    def add_up(self, cargo: Cargo) -> None:
+        """Let an array become the sum of the arrays of all tasks.
 
         Raises:
             Broken: A task is gone or silent, or exchanges something else; or an earlier exchange has failed.
@@ -106,10 +145,11 @@ class Ring:
         with self._lock:
             if self._why_broken:
                 raise Broken(self._why_broken)
-            header = _HEADER.pack(b"ring", self._rounds, values.nbytes, values.dtype.name[:8].encode())
+            header = _HEADER.pack(b"ring", self._rounds, cargo.wire.nbytes, cargo.name[:8].encode())
             self._rounds += 1
             try:
-                _Round(self, values, header, self._scratch, self._why_lost).run()
+                _Round(self, cargo, header, self._scratch, self._why_lost).run()
+                cargo.unload()
             except Broken as error:
                 self._why_broken = str(error)
                 self.close()  # so that the neighbours notice at once, and theirs
@@ -125,15 +165,18 @@ class _Round:
     """Take one array round."""
 
     def __init__(
-        self, ring: Ring, values: Array, header: bytes, scratch: Array, why_lost: Callable[[float], str]
+        self, ring: Ring, cargo: Cargo, header: bytes, scratch: Array, why_lost: Callable[[float], str]
     ) -> None:
         self._following, self._previous, self._why_lost = ring.following, ring.previous, why_lost
-        self._dtype, self._scratch, self._filled = values.dtype, scratch, 0
+        self._cargo, self._scratch, self._filled = cargo, scratch, 0
         self._header, self._heard = header, np.empty(len(header), np.uint8)
-        size, raw = ring.size, values.view(np.uint8)
-        ends = [len(values) * index // size * values.itemsize for index in range(size + 1)]
+        size, width, raw = ring.size, cargo.wire.itemsize, cargo.wire.view(np.uint8)
+        ends = [len(cargo.wire) * index // size for index in range(size + 1)]
         turns = [(ring.rank - turn) % size for turn in range(2 * size - 1)]
-        segments = [raw[ends[index] : ends[index + 1]] for index in turns]
+        segments = [raw[ends[index] * width : ends[index + 1] * width] for index in turns]
+        cargo.load(ends[ring.rank], ends[ring.rank + 1])
+        # Where in the cargo what is added belongs.
+        self._places = deque(ends[index] for index in turns[1:size] if ends[index] < ends[index + 1])
         self._outgoing = deque([np.frombuffer(header, np.uint8), *segments[:-1]])
         self._incoming = deque([self._heard, *segments[1:]])
         # Of what comes in, the header is first, then what is added to the task's own, and then the sums.
@@ -182,12 +225,15 @@ class _Round:
         return count > 0
 
     def _add(self, target: Array) -> bool:
-        filled, width = self._filled, self._dtype.itemsize
+        filled, width = self._filled, self._cargo.wire.itemsize
         count = self._previous.receive(self._scratch[filled : len(target)])
         filled += count
         whole = filled - filled % width
-        mine, theirs = (each[:whole].view(self._dtype) for each in (target, self._scratch))
-        np.add(mine, theirs, out=mine)
+        if whole:
+            self._cargo.add(self._places[0], self._scratch[:whole].view(self._cargo.wire.dtype))
+            self._places[0] += whole // width
+            if whole == len(target):
+                self._places.popleft()
         self._filled = filled - whole
         self._scratch[: self._filled] = self._scratch[whole:filled]
         self._incoming[0] = target[whole:]

@@ -31,6 +31,9 @@ def communication(options: Mapping[str, Any]) -> tf.distribute.experimental.Comm
 def secret_of_ring(cluster: ClusterConfig, options: Mapping[str, Any]) -> bytes | None:
     """Give what the tasks of a ring know each other by, where gradients are to go over one."""
     collective = options["collective"] or "auto"
+    if options["collective_dtype"] is not None and collective != "tcp":
+        problem = f"is about the exchange of collective tcp, and collective is {collective}"
+        raise ConfigError("collective_dtype", problem, remedy="Say tcp, or leave it out")
     training = cluster.training()
     if collective not in ("auto", "tcp") or len(training.tasks()) < 2:
         return None
@@ -51,7 +54,10 @@ def exchange_over_ring(
 ) -> None:
     """Let gradients go over a ring; where the tasks cannot meet in one, say so, and go on if that may be."""
     try:
-        strategy.exchange_over_ring(cluster, secret, timeout=options["collective_timeout"])
+        wire_type = options["collective_dtype"] or "float32"
+        strategy.exchange_over_ring(
+            cluster, secret, timeout=options["collective_timeout"], wire_type=wire_type
+        )
     except Unmet as error:
         if options["collective"] == "tcp":
             remedy = "Give all tasks the same secret and let them reach each other on any port, or say ring"

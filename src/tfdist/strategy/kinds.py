@@ -65,7 +65,9 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
     ring: Ring | None = None
 
-    def exchange_over_ring(self, cluster: ClusterConfig, secret: bytes, *, timeout: float | None) -> None:
+    def exchange_over_ring(
+        self, cluster: ClusterConfig, secret: bytes, *, timeout: float | None, wire_type: str
+    ) -> None:
         """Add up over a ring of TCP connections from here on; all workers have to call it.
 
         Raises:
@@ -78,7 +80,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
         ring = join_ring(cluster, secret, add_up, timeout=timeout)
         for name in ("_cross_device_ops", "_host_cross_device_ops"):
-            setattr(self.extended, name, RingAllReduce(getattr(self.extended, name), ring))
+            setattr(self.extended, name, RingAllReduce(getattr(self.extended, name), ring, wire_type))
         self.ring = ring
 
     def add_gradients_up(self, gradients: Sequence[Any], share: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, configure_devices, device_kind, threads_to_wait
 from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.exchange import WireType
 from tfdist.farewell import say_farewell_at_exit
 from tfdist.strategy.collectives import communication, exchange_over_ring, secret_of_ring
 from tfdist.strategy.connecting import connecting
@@ -30,13 +31,18 @@ StrategyName = Literal[
 Collective = Literal["auto", "tcp", "ring", "nccl"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
-_WORDS = {"collective": get_args(Collective), "precision": get_args(Precision)}
+_WORDS = {
+    "collective": get_args(Collective),
+    "collective_dtype": get_args(WireType),
+    "precision": get_args(Precision),
+}
 _OF_PS = ("parameter_server", "parameter_server_sync")
 _START_TIMEOUT = 600.0
 
 # An option that only some strategies have; with another one it would do nothing.
 _BELONGS_TO: dict[str, tuple[str, ...]] = {
     "collective": ("multi_worker_mirrored",),
+    "collective_dtype": ("multi_worker_mirrored",),
     "bytes_per_pack": ("multi_worker_mirrored",),
     "collective_timeout": ("multi_worker_mirrored",),
     "start_timeout": ("multi_worker_mirrored", *_OF_PS),
@@ -52,6 +58,7 @@ def make_strategy(
     strategy: StrategyName = "auto",
     *,
     collective: Collective | None = None,
+    collective_dtype: WireType | None = None,
     bytes_per_pack: int | None = None,
     collective_timeout: float | None = None,
     min_shard_bytes: int | None = None,
@@ -76,6 +83,8 @@ def make_strategy(
             tasks that share a secret (TFDIST_SECRET); ring or nccl, by TensorFlow. auto takes tcp on CPUs
             where there is a secret and bytes_per_pack does not ask for TensorFlow's packs, and else lets
             TensorFlow choose.
+        collective_dtype: What gradients of 32 bits travel as with collective tcp: bfloat16, float16 and int8
+            round them on the way, which changes what is computed; float32, the default, does not.
         bytes_per_pack: How many bytes of gradients multi_worker_mirrored sends together; 0 means all.
         collective_timeout: Seconds after which a multi_worker_mirrored exchange that lacks a worker fails.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
@@ -97,6 +106,7 @@ def make_strategy(
     cluster = ClusterConfig() if cluster is None else cluster
     options = {
         "collective": collective,
+        "collective_dtype": collective_dtype,
         "bytes_per_pack": bytes_per_pack,
         "collective_timeout": collective_timeout,
         "min_shard_bytes": min_shard_bytes,
@@ -125,8 +135,8 @@ def make_strategy(
         tf.keras.mixed_precision.set_global_policy(precision)
     secret = secret_of_ring(cluster, options) if name == "multi_worker_mirrored" else None
     # What the tasks must agree on, or they would wait for each other in different exchanges.
-    is_apart = name in _OF_PS
-    shared = None if is_apart else (name, collective, bytes_per_pack, precision, secret is not None)
+    agreed = (name, collective, collective_dtype, bytes_per_pack, precision, secret is not None)
+    shared = None if name in _OF_PS else agreed
     timeout = _START_TIMEOUT if start_timeout is None else start_timeout
     with connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, device, options)

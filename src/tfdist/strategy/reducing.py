@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, distribute_utils, values
 
-from tfdist.exchange import Fusion, Ring
+from tfdist.exchange import Fusion, Narrowing, Ring, Whole
 
 __all__ = ["RingAllReduce"]
 
@@ -20,8 +20,8 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
     replicas at once.
     """
 
-    def __init__(self, replaced: Any, ring: Ring) -> None:
-        """Take the place of TensorFlow's."""
+    def __init__(self, replaced: Any, ring: Ring, wire_type: str = "float32") -> None:
+        """Take the place of TensorFlow's; gradients of 32 bits travel as a type that may be narrower."""
         super().__init__(
             replaced._devices,
             replaced._group_size,
@@ -31,6 +31,8 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
         )
         self._ring = ring
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
+        self._wire_type = wire_type
+        self._narrowing = functools.lru_cache(maxsize=64)(lambda fusion: Narrowing(wire_type))
 
     def scaled_sums(self, gradients: Sequence[Any], share: Any) -> list[Any]:
         """Add dense gradients up, each replica's times its share, a scalar of float64."""
@@ -38,7 +40,8 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
         shares = _of_replicas(share)
         if len(shares) > 1:
             parts = [_scaled(each, shares) for each in parts]
-        return self._by_type(parts, None if len(shares) > 1 else shares[0])
+        one = tf.constant(1.0, tf.float64)
+        return self._by_type(parts, one if len(shares) > 1 else shares[0])
 
     def _all_reduce_per_replica_values(
         self, reduce_op: tf.distribute.ReduceOp, per_replica_values: Sequence[Any], options: Any
@@ -68,7 +71,7 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
     def _added_up(self, parts: Sequence[Sequence[tf.Tensor]], share: tf.Tensor | None) -> list[Any]:
         with tf.device(self._devices[0]):
             mine = [tf.add_n(each) for each in parts]
-        exchange, scale = (self._exchange, ()) if share is None else (self._exchange_scaled, (share,))
+        exchange, scale = (self._exchange, ()) if share is None else (self._exchange_gradients, (share,))
         with tf.device("/device:CPU:0"):
             # An operation with effects keeps its place among the others, which so is the same in all tasks.
             found = tf.numpy_function(exchange, [*scale, *mine], [each.dtype for each in mine])
@@ -89,14 +92,22 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
         return distribute_utils.regroup(means, wrap_class=values.Mirrored)
 
     def _exchange(self, *arrays: Any) -> list[Any]:
-        return self._exchange_scaled(None, *arrays)
-
-    def _exchange_scaled(self, scale: Any, *arrays: Any) -> list[Any]:
-        fusion = self._fusion(arrays[0].dtype, tuple(each.shape for each in arrays))
+        fusion = self._fused(arrays)
+        whole = fusion.fused(arrays)
         with np.errstate(all="ignore"):  # what is not a number is for the training to see
-            whole = fusion.fused(arrays, scale)
-            self._ring.add_up(whole)
+            self._ring.add_up(Whole(whole))
         return fusion.parts(whole)
+
+    def _exchange_gradients(self, scale: Any, *arrays: Any) -> list[Any]:
+        fusion = self._fused(arrays)
+        with np.errstate(all="ignore"):
+            whole = fusion.fused(arrays, scale)
+            is_narrowed = self._wire_type != "float32" and whole.dtype == np.float32
+            self._ring.add_up(self._narrowing(fusion).loaded(whole) if is_narrowed else Whole(whole))
+        return fusion.parts(whole)
+
+    def _fused(self, arrays: Sequence[Any]) -> Fusion:
+        return self._fusion(arrays[0].dtype, tuple(each.shape for each in arrays))
 
 
 def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:
