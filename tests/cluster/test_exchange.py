@@ -8,7 +8,8 @@ from exchange_cases import DTYPES
 from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
-from conftest import run_cluster
+from conftest import Running, run_cluster
+from tfdist.cluster import ClusterConfig
 from tfdist.exchange import SECRET
 
 WORKERS = 3
@@ -49,6 +50,48 @@ def _check_sums(found):
     assert of_types == [[0, 3, 6, 9, 12]] * len(DTYPES)
     assert (empty, ones) == ([], WORKERS)
     assert (found["eager"], found["mean"]) == (3, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_several_replicas_of_a_worker_are_added_up_first(tmp_path, keras_itself):
+    options = {"collective": "tcp", "logical_devices": 2}
+    cases = ["counting", "equivalent_clipped"]
+    finished = run_cluster(tmp_path, "multi_worker_mirrored", cases, workers=2, options=options)
+
+    one, other = finished.results.values()
+    assert one == other
+    assert one["counting"]["weight"] == 101 * one["counting"]["epochs"]
+    ours, kerass = one["equivalent_clipped"]["weights"][-1], keras_itself["clipped"]["weights"][-1]
+    for mine, its in zip(_flat(ours), _flat(kerass), strict=True):
+        assert mine == pytest.approx(its, **TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("collective", "status"), [("tcp", 2), ("auto", 0)])
+def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
+    tmp_path, monkeypatch, collective, status
+):
+    cluster = ClusterConfig.local(workers=2)
+    order = {
+        "strategy": "multi_worker_mirrored",
+        "options": {"collective": collective},
+        "cases": ["counting", "exchange_cases.sums"],
+        "folder": str(tmp_path),
+    }
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            monkeypatch.setenv(SECRET, f"a secret of {task} alone")
+            running.start(task, order)
+        finished = running.wait(120, failures_expected=True)
+
+    assert set(finished.exit_codes.values()) == {status}, finished.logs["worker:0"][-3000:]
+    if status:
+        assert all("ConfigError: collective tcp: cannot be: " in log for log in finished.logs.values())
+        return
+    assert all("gradients go by TensorFlow's own collectives" in log for log in finished.logs.values())
+    assert finished.chief["exchange_cases.sums"]["by"] == "CollectiveAllReduce"
+    assert finished.chief["counting"]["weight"] == 303
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def shared_mean(
 
 
 def _summed_over_ring(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
-    """Add gradients up over the strategy's ring, each times this replica's share; sparse ones without it."""
+    """Add gradients up over the strategy's ring, each times this replica's share; sparse ones apart."""
     context = tf.distribute.get_replica_context()
     is_sparse = [isinstance(each, tf.IndexedSlices) for each in gradients]
     dense = [each for each, apart in zip(gradients, is_sparse, strict=True) if not apart]
