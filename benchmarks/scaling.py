@@ -3,9 +3,10 @@
     python benchmarks/scaling.py [--rounds 5] [--models mnist_cnn cifar10_cnn] [--batch 128]
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared was
-measured within a minute or two. Two workers train on twice the batch of one. A round in which others kept a
-core busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by
-the least that an all-reduce can send: 2 (n - 1) / n times the gradients. tf_keras has to be installed.
+measured within some minutes. Two workers train on twice the batch of one. A round in which others kept a core
+busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by the
+least that an all-reduce can send: 2 (n - 1) / n times the gradients. tf_keras has to be installed; PyTorch
+gets an environment of its own.
 """
 
 import argparse
@@ -13,8 +14,11 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
+import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +28,7 @@ from results import put
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
-STEPPING = Path(__file__).parent / "peers" / "stepping.py"
+PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time
 MOST_ROUNDS = 4  # for each that counts
 
@@ -47,14 +51,38 @@ WAYS = (
     Way("tf_keras fit, one process", 1, "keras"),
     Way("tf_keras fit, MultiWorkerMirrored", 2, "keras"),
 )
+# With the normalisation that tfdist has: PyTorch's own is slower.
+OF_TORCH = (
+    Way("PyTorch, one process", 1, "torch"),
+    Way("PyTorch, DistributedDataParallel with gloo", 2, "torch"),
+)
 
 
-def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
+def torch_of(place: Path) -> tuple[str, str]:
+    """Make an environment with PyTorch; give its Python and version, or nothing and why there is none."""
+    venv.create(place, with_pip=True)
+    python = str(place / "bin" / "python")
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch", "numpy"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        return "", f"not installed: {done.stderr.strip().splitlines()[-1]}"
+    return python, version_of(python)
+
+
+def version_of(python: str) -> str:
+    words = [python, "-c", "import torch; print(torch.__version__)"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run(way: Way, model: str, batch: int, steps: int, torch: str) -> dict[str, float]:
     """Train once; give what worker 0 has seen."""
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
+    is_torch = way.loop == "torch"
+    script = PEERS / ("stepping_torch.py" if is_torch else "stepping.py")
     with tempfile.TemporaryDirectory(prefix="scaling-") as name:
         folder = Path(name)
-        words = [sys.executable, str(STEPPING), json.dumps(order), str(folder / "found.json")]
+        python = torch if is_torch else sys.executable
+        words = [python, str(script), json.dumps(order), str(folder / "found.json")]
         cluster = ClusterConfig.local(workers=way.workers)
         with (folder / "said").open("w") as said:
             launch(cluster, words, run_dir=folder / "run", threads=1, pin=True, stream=said)
@@ -62,11 +90,12 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     return {**found, "examples": way.workers * batch / found["wall"]}
 
 
-def rounds(model: str, count: int, batch: int, steps: int) -> list[list[dict[str, float]]]:
+def rounds(model: str, ways: Sequence[Way], flags: Any, torch: str) -> list[list[dict[str, float]]]:
     """Run all ways in turn, so many times without others in between."""
     kept: list[list[dict[str, float]]] = []
+    count = flags.rounds
     for _ in range(MOST_ROUNDS * count):
-        found = [run(way, model, batch, steps) for way in WAYS]
+        found = [run(way, model, flags.batch, flags.steps, torch) for way in ways]
         outside = max(each["outside"] for each in found)
         speeds = " ".join(f"{each['examples']:.0f}" for each in found)
         print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
@@ -77,18 +106,18 @@ def rounds(model: str, count: int, batch: int, steps: int) -> list[list[dict[str
     sys.exit(f"only {len(kept)} of {MOST_ROUNDS * count} rounds were undisturbed: end what else runs here")
 
 
-def table(model: str, kept: list[list[dict[str, float]]]) -> list[str]:
+def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
 
     def spread(values: list[float], form: str) -> str:
         return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
     rows = []
-    for place, way in enumerate(WAYS):
+    for place, way in enumerate(ways):
         speeds = [each[place]["examples"] for each in kept]
         ratios = [each[place]["examples"] / each[0]["examples"] for each in kept]
         cpu = [1000 * each[place]["cpu"] for each in kept]
-        sent, least = (max(each[place][name] for each in kept) for name in ("sent", "least"))
+        sent, least = (max(each[place].get(name, 0) for each in kept) for name in ("sent", "least"))
         wire = f"{sent / 1e6:.3f} ({sent / least:.4f})" if sent else ""
         spreads = spread(speeds, ".0f"), spread(ratios, ".2f"), spread(cpu, ".1f")
         cells = [model, way.title, str(way.workers), *spreads, wire]
@@ -105,15 +134,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["mnist_cnn", "cifar10_cnn"])
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--torch", help="a Python that has PyTorch; else one is made")
     flags: Any = parser.parse_args()
     rows = []
-    for model in flags.models:
-        rows += table(model, rounds(model, flags.rounds, flags.batch, flags.steps))
+    with tempfile.TemporaryDirectory(prefix="scaling-torch-") as place:
+        torch, version = (flags.torch, "") if flags.torch else torch_of(Path(place))
+        version = version or version_of(torch)
+        ways = (*WAYS, *(OF_TORCH if torch else ()))
+        for model in flags.models:
+            rows += table(model, ways, rounds(model, ways, flags, torch))
     text = "\n".join(
         [
             f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD with"
             f" momentum; {os.cpu_count()} cores, one for each worker, Python {platform.python_version()},"
-            f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}.",
+            f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}, PyTorch"
+            f" {version}.",
             "",
             "| model | trained by | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
             "|---|---|---|---|---|---|---|",

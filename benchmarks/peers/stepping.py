@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
 EXAMPLES = 4096
@@ -32,6 +32,24 @@ def data(model: str, batch: int, seed: int) -> Any:
     return dataset.batch(batch, drop_remainder=True).prefetch(2).with_options(options)
 
 
+class Stamp(NamedTuple):
+    """Hold a time: of the clock, of this process's CPU, and how long programs have run on its core."""
+
+    wall: float
+    own: float
+    busy: float
+
+    @classmethod
+    def now(cls) -> "Stamp":
+        """Read the clocks."""
+        return cls(time.perf_counter(), time.process_time(), busy_seconds())
+
+    def since(self, begun: "Stamp", steps: int) -> dict[str, float]:
+        """Give what a step took, and which part of the time others had the core."""
+        wall, own, busy = (now - before for now, before in zip(self, begun, strict=True))
+        return {"wall": wall / steps, "cpu": own / steps, "outside": max(0.0, (busy - own) / wall)}
+
+
 def window(keras: Any, strategy: Any, steps: int) -> Any:
     """Make a callback that measures the last epoch."""
 
@@ -39,16 +57,15 @@ def window(keras: Any, strategy: Any, steps: int) -> Any:
         found: dict[str, float]
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.begun = self.now()
+            self.begun, self.sent = Stamp.now(), self.bytes_sent()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            wall, own, busy, sent = (now - before for now, before in zip(self.now(), self.begun, strict=True))
-            outside = max(0.0, (busy - own) / wall)
-            self.found = {"wall": wall / steps, "cpu": own / steps, "outside": outside, "sent": sent / steps}
+            sent = (self.bytes_sent() - self.sent) / steps
+            self.found = {**Stamp.now().since(self.begun, steps), "sent": sent}
 
-        def now(self) -> tuple[float, float, float, int]:
+        def bytes_sent(self) -> int:
             ring = getattr(strategy, "ring", None)
-            return time.perf_counter(), time.process_time(), busy_seconds(), ring.bytes_sent if ring else 0
+            return ring.bytes_sent if ring else 0
 
     return Window()
 

@@ -1,0 +1,59 @@
+"""Train a model with PyTorch on one core, as `stepping.py` does with TensorFlow: alone, or with DDP and gloo.
+
+    python stepping_torch.py '{"model": "mnist_cnn", …}' FILE
+
+The model is that of `single_torch.py`, with its fast normalisation.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from single_torch import made
+from stepping import EXAMPLES, SHAPES, Stamp
+from torch import distributed
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(order: dict[str, Any]) -> dict[str, float]:
+    """Train; give of one step seconds, CPU seconds, and how busy others kept the core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    config = json.loads(os.environ["TF_CONFIG"])
+    workers, rank = config["cluster"]["worker"], config["task"]["index"]
+    torch.manual_seed(0)
+    model: Any = made(order["model"], True).to(memory_format=torch.channels_last)
+    if len(workers) > 1:
+        method = f"tcp://{workers[0]}"
+        distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=len(workers))
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    rng = np.random.default_rng(rank)
+    images = torch.from_numpy(rng.integers(0, 256, size=(EXAMPLES, *SHAPES[order["model"]])).astype("uint8"))
+    labels = torch.from_numpy(rng.integers(0, 10, size=EXAMPLES))
+
+    def step() -> None:
+        chosen = torch.randint(EXAMPLES, (order["batch"],))
+        x = (images[chosen].float() / 255).permute(0, 3, 1, 2)
+        loss = functional.cross_entropy(model(x), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(order["steps"]):
+        step()
+    begun = Stamp.now()
+    for _ in range(order["steps"]):
+        step()
+    return Stamp.now().since(begun, order["steps"])
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+        Path(sys.argv[2]).write_text(json.dumps(result))
