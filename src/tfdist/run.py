@@ -1,5 +1,6 @@
 """Own the cadence of a run: steps, evaluations, checkpoints, curves, and where it goes on after a stop."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tfdist.recovery import Recovery
 from tfdist.summaries import Summaries
 
 __all__ = ["Run"]
+
+_log = logging.getLogger("tfdist")
 
 
 class Run:
@@ -197,6 +200,8 @@ class Run:
             return {}
         if self._summaries is not None:
             self._summaries.add("test", self.step, found)
+            told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+            _log.info("step %d of %d: test %s", self.step, self.total, told)
         self._keeper.note(self.step, found)
         return found
 
