@@ -1,23 +1,26 @@
 """Start one process per task of a cluster, wait for all of them, and show where each stands if one hangs."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
+import task as one_task
 
 from tfdist.cluster import ClusterConfig, Task
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+# To load TensorFlow takes seconds of a core: one process does, and the tasks are forked from it.
+FORKING = multiprocessing.get_context("forkserver")
+FOR_ALL = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 SHOW_STACKS, SECONDS_TO_SHOW_STACKS = signal.SIGUSR1, 5
 
 
@@ -35,27 +38,45 @@ class Finished:
         return next(self.results[name] for name in ("chief:0", "worker:0", "alone") if name in self.results)
 
 
+class Process:
+    """One task's process."""
+
+    def __init__(self, *given: Any) -> None:
+        self._process = FORKING.Process(target=one_task.begin, args=given)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """End it, with all that it has started."""
+        for kill in (os.kill, os.killpg):  # at first it is in no group of its own
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> None:
+        self._process.join()
+
+
 @dataclass
 class Running:
     """A cluster's processes while they run; every one is ended with the block."""
 
     folder: Path
     cluster: ClusterConfig
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, "Process"] = field(default_factory=dict)
 
     def start(self, task: Task | None, order: dict[str, Any]) -> None:
         name = "alone" if task is None else str(task)
-        environ = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{HERE}"
-        environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-        environ["CUDA_VISIBLE_DEVICES"] = ""
+        environ = {**os.environ, **FOR_ALL}
+        environ.pop("TF_CONFIG", None)
         if task is not None:
             environ["TF_CONFIG"] = self.cluster.tf_config_json(*task)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, str(HERE / "task.py"), json.dumps(order), str(self.folder / f"{name}.json")],
-                env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+        self.processes[name] = Process(
+            environ, order, self.folder / f"{name}.json", self.folder / f"{name}.log"
+        )
 
     def wait(self, limit: float, *, failures_expected: bool = False) -> Finished:
         end = time.monotonic() + limit
@@ -84,7 +105,7 @@ class Running:
     def _show_stacks(self, hanging: list[str]) -> None:
         """Let faulthandler write the stack of every thread of these tasks to their logs."""
         for name in hanging:
-            self.processes[name].send_signal(SHOW_STACKS)
+            os.kill(self.processes[name].pid, SHOW_STACKS)
         end = time.monotonic() + SECONDS_TO_SHOW_STACKS
         logs = [self.folder / f"{name}.log" for name in hanging]
         while time.monotonic() < end and not all(
@@ -98,9 +119,17 @@ class Running:
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forking() -> None:
+    """Have the process there that the tasks are forked from, with the modules that most of them load."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FOR_ALL.items():
+            patch.setenv(name, value)
+        FORKING.set_forkserver_preload(["pytest", "cases"])
+        forkserver.ensure_running()
 
 
 def run_cluster(

@@ -1,17 +1,45 @@
 """Be one task of a test's cluster: the same script for all of them."""
 
+import atexit
 import contextlib
 import faulthandler
 import importlib
 import json
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-faulthandler.enable()  # a crash shows the stack of every thread
-faulthandler.register(signal.SIGUSR1)  # and so does a test that has waited too long
+
+def begin(environ: dict[str, str], order: dict, result: Path, log: Path) -> None:
+    """Become the task, as if this process had been started for it."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # a crash shows the stack of every thread
+    faulthandler.register(signal.SIGUSR1)  # and so does a test that has waited too long
+    from tfdist.errors import TfdistError
+
+    code = 0
+    try:
+        main(order, result)
+    except TfdistError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        code = error.exit_code
+    except SystemExit:
+        raise
+    except Exception:  # noqa: BLE001  # as Python does at the end of a script
+        traceback.print_exc()
+        code = 1
+    finally:
+        atexit._run_exitfuncs()  # which a forked process does not
+    sys.exit(code)
 
 
 def main(order: dict, result: Path) -> None:
@@ -40,16 +68,3 @@ def _case(name: str) -> Callable[..., Any]:
     """Find `function`, of cases.py, or `module.function`."""
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(module or "cases"), function)
-
-
-if __name__ == "__main__":
-    import os
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfdist.errors import TfdistError
-
-    try:
-        main(json.loads(sys.argv[1]), Path(sys.argv[2]))
-    except TfdistError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        sys.exit(error.exit_code)

@@ -1,8 +1,6 @@
 """A cluster as a place to compute, on real processes: jobs of any name, some of which are lost meanwhile."""
 
-import os
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -28,8 +26,7 @@ def finished(tmp_path_factory):
         try:
             found = running.wait(120, failures_expected=True)
         finally:
-            os.killpg(stopped.pid, signal.SIGKILL)
-            stopped.wait()
+            stopped.kill()
     assert found.exit_codes == {"chief:0": 0, "worker:0": 0, "worker:1": -9}, found.logs
     return {name.partition(".")[2]: case for name, case in found.chief.items()}
 

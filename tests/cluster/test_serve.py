@@ -70,8 +70,7 @@ def test_reports_a_chief_that_is_silent(tmp_path):
         try:
             finished = started.wait(40, failures_expected=True)
         finally:
-            os.killpg(chief.pid, signal.SIGKILL)
-            chief.wait()
+            chief.kill()
 
     assert finished.exit_codes == {"worker:0": 138, "ps:0": 138}
     assert "TaskLost: chief at" in finished.logs["ps:0"]
