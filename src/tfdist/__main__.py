@@ -14,6 +14,7 @@ _VERBS = {
     "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
     "predict": "Ask an exported model about images, a folder of them, or a data set.",
     "verify": "Prove that the cluster computes what one process computes, step by step.",
+    "simulate": "Predict how fast clusters of many sizes train, and what would help.",
     "schema": "Print the JSON Schema of the config file.",
 }
 

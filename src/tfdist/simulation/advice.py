@@ -1,0 +1,54 @@
+"""Say what to change first, and by how much it would help."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from tfdist.simulation.forecasting import Forecast, forecast
+from tfdist.simulation.setup import BYTES, Setup
+
+__all__ = ["Change", "advise"]
+
+
+class Change(NamedTuple):
+    """Hold one change of a setup, and what comes of it."""
+
+    what: str
+    gain: float
+    forecast: Forecast
+
+
+def advise(setup: Setup, workers: int, *, steps: int = 25) -> list[Change]:
+    """Simulate each change by itself; give those that help by 1 % or more, the best first."""
+    now = forecast(setup, workers, steps=steps).examples_per_second
+    found = []
+    for what, changed in _changes(setup):
+        then = forecast(changed, workers, steps=steps)
+        found.append(Change(what, then.examples_per_second / now - 1, then))
+    return sorted((each for each in found if each.gain >= 0.01), key=lambda change: -change.gain)
+
+
+def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    servers, compute, exchange = setup.servers, setup.compute, setup.exchange
+    has_ps = setup.strategy != "multi_worker_mirrored"
+    if has_ps:
+        yield (
+            f"{2 * servers.count} ps in place of {servers.count}",
+            replace(setup, servers=replace(servers, count=2 * servers.count)),
+        )
+    yield (
+        f"batches of {2 * compute.batch_size} in place of {compute.batch_size}",
+        replace(setup, compute=replace(compute, batch_size=2 * compute.batch_size)),
+    )
+    if BYTES[exchange.dtype] > 2:
+        yield "a 16-bit exchange (bfloat16)", replace(setup, exchange=replace(exchange, dtype="bfloat16"))
+    if BYTES[exchange.dtype] > 1:
+        yield "an 8-bit exchange (int8)", replace(setup, exchange=replace(exchange, dtype="int8"))
+    for strategy, what in (
+        ("multi_worker_mirrored", "mirrored workers in place of ps"),
+        ("parameter_server", "workers at their own pace, beside ps"),
+        ("parameter_server_sync", "workers in step, beside ps"),
+    ):
+        if strategy != setup.strategy:
+            yield what, replace(setup, strategy=strategy)

@@ -1,0 +1,96 @@
+"""Let things happen in the order of time: a clock, links that carry one thing after the other, and cores."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+__all__ = ["Clock", "Cores", "Line", "send"]
+
+Action = Callable[[], None]
+
+
+class Clock:
+    """Make things happen when it is their time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Action]] = []
+        self._number = itertools.count()  # what is due at once happens in the order it was said
+
+    def at(self, time: float, action: Action) -> None:
+        """Let something happen at a time."""
+        heapq.heappush(self._events, (time, next(self._number), action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        """Let something happen some time from now."""
+        self.at(self.now + seconds, action)
+
+    def run(self) -> None:
+        """Let everything happen, until nothing more is due."""
+        while self._events:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+
+class Line:
+    """Serve what comes one after the other, in the order of coming: a link's direction, or a process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.free_at = 0.0
+
+    def take(self, seconds: float) -> float:
+        """Queue for some seconds' service; give when it begins."""
+        begin = max(self.free_at, self._clock.now)
+        self.free_at = begin + seconds
+        return begin
+
+    def serve(self, seconds: float, then: Action) -> None:
+        """Queue for some seconds' service, and go on after it."""
+        self._clock.at(self.take(seconds) + seconds, then)
+
+
+def send(clock: Clock, sender: Line, receiver: Line, seconds: float, latency: float, then: Action) -> None:
+    """Send over two links, each of which may have others to serve; what arrives is passed on at once."""
+    clock.at(sender.take(seconds) + latency, lambda: receiver.serve(seconds, then))
+
+
+class Cores:
+    """Share some cores out among those that compute; each of them uses one at most."""
+
+    def __init__(self, clock: Clock, count: int) -> None:
+        self._clock, self._count = clock, count
+        self._left: dict[int, float] = {}
+        self._then: dict[int, Action] = {}
+        self._number = itertools.count()
+        self._since = 0.0
+        self._plan = 0  # which of the planned ends still holds
+
+    def compute(self, seconds: float, then: Action) -> None:
+        """Compute for some seconds of one core, and go on after it."""
+        self._advance()
+        number = next(self._number)
+        self._left[number], self._then[number] = seconds, then
+        self._replan()
+
+    def _advance(self) -> None:
+        rate = min(1.0, self._count / max(1, len(self._left)))
+        for number in self._left:
+            self._left[number] -= rate * (self._clock.now - self._since)
+        self._since = self._clock.now
+
+    def _replan(self) -> None:
+        self._plan += 1
+        if self._left:
+            plan, number = self._plan, min(self._left, key=self._left.__getitem__)
+            rate = min(1.0, self._count / len(self._left))
+            self._clock.after(max(0.0, self._left[number]) / rate, lambda: self._end(number, plan))
+
+    def _end(self, number: int, plan: int) -> None:
+        if plan != self._plan:  # another has come or ended since
+            return
+        self._advance()
+        del self._left[number]
+        then = self._then.pop(number)
+        self._replan()
+        then()

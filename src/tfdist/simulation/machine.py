@@ -1,0 +1,97 @@
+"""Hold the simulation against this machine: from one worker beside a ps, predict two and three."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tfdist.cluster import ClusterConfig
+from tfdist.launcher import launch, own_cores
+from tfdist.simulation.forecasting import forecast
+from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
+
+__all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
+
+_LATENCIES_OF_A_STEP = 4  # asking for the variables, having them, sending gradients, hearing that they are in
+_BESIDE_THE_PROCESSOR = 1e12  # bytes per second: what copying takes is in the processors' time
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Hold what a step of one worker took on this machine; seconds of all tasks of a kind together."""
+
+    seconds: float
+    examples_per_second: float
+    worker: float
+    ps: float
+    chief: float
+    batch_size: int
+    bytes: float
+
+
+class Prediction(NamedTuple):
+    """Hold what was predicted for a number of workers, and measured."""
+
+    workers: int
+    predicted: float
+    measured: float
+
+    def __str__(self) -> str:
+        apart = 100 * (self.predicted / self.measured - 1)
+        return (
+            f"{self.workers} workers: measured {self.measured:.0f} examples/s,"
+            f" predicted {self.predicted:.0f} ({apart:+.0f} %)"
+        )
+
+
+def check_machine(workers: Sequence[int] = (2, 3)) -> Iterator[Prediction]:
+    """Measure one worker beside a ps, predict more of them, and measure those too."""
+    setup = setup_of(_measured(1), cores=len(own_cores()))
+    for count in workers:
+        yield Prediction(
+            count, forecast(setup, count).examples_per_second, _measured(count).examples_per_second
+        )
+
+
+def setup_of(one: Measured, *, cores: int) -> Setup:
+    """Make of a measured cluster with one worker what is simulated.
+
+    What of a step no processor worked for was spent on the way between the tasks. Where the processors worked
+    for longer than a step takes, they worked beside each other, and nobody waited for the rest.
+    """
+    work = one.worker + one.ps + one.chief
+    awaited = min(1.0, one.seconds / work)
+    compute = Compute(
+        seconds_per_example=awaited * one.worker / one.batch_size, batch_size=one.batch_size, spread=0.1
+    )
+    return Setup(
+        strategy="parameter_server",
+        compute=compute,
+        exchange=Exchange(dense_bytes=one.bytes),
+        network=Network(
+            bytes_per_second=_BESIDE_THE_PROCESSOR,
+            latency=max(0.0, one.seconds - work) / _LATENCIES_OF_A_STEP,
+        ),
+        servers=Servers(seconds_per_step=awaited * one.ps, chief_seconds=awaited * one.chief),
+        machine=Machine(cores=cores, beside=(1 - awaited) * work),
+    )
+
+
+def _measured(workers: int) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="tfdist-simulate-") as folder:
+        found = Path(folder, "measured.json")
+        # With PYTHONPATH as it is: the tasks are to find what this process has found.
+        launch(
+            ClusterConfig.local(workers=workers, ps=1),
+            [sys.executable, "-m", "tfdist.simulation.probe", str(found)],
+            run_dir=Path(folder),
+            env={"PYTHONPATH": os.pathsep.join(sys.path)},
+            threads=1,
+            stream=StringIO(),
+        )
+        return msgspec.convert(json.loads(found.read_text()), Measured)

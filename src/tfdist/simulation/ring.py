@@ -1,0 +1,52 @@
+"""Simulate mirrored workers, which add their gradients up around a ring."""
+
+import math
+
+import numpy as np
+
+from tfdist.simulation.draws import Draws
+from tfdist.simulation.record import Record
+from tfdist.simulation.setup import BYTES, Setup
+
+__all__ = ["simulate_ring"]
+
+
+def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
+    """Let all workers take their steps.
+
+    In each of 2(n-1) rounds a worker passes the n-th part of a bucket on to the next one, as soon as it has
+    its own and its neighbour's has come. Rows of large variables cannot be added on the way: all go around.
+    """
+    record, draws = Record(workers), Draws(setup.compute, seed)
+    exchange, network = setup.exchange, setup.network
+    factor = BYTES[exchange.dtype] / 4
+    buckets = max(1, math.ceil(exchange.dense_bytes / exchange.bucket_bytes))
+    part = exchange.dense_bytes * factor / buckets / workers / network.bytes_per_second + network.latency
+    rows = exchange.sparse_bytes * factor / network.bytes_per_second + network.latency
+    now = np.zeros(workers)
+    for _ in range(steps):
+        taken = draws.steps(workers)
+        forward = setup.compute.forward * taken
+        done = now + taken
+        free = now
+        for bucket in range(buckets):
+            share = (bucket + 1) / buckets if exchange.overlap else 1.0
+            free = np.maximum(free, now + forward + share * (taken - forward))
+            free = _around(free, 2 * (workers - 1), part)
+        if exchange.sparse_bytes:
+            free = _around(np.maximum(free, done), workers - 1, rows)
+        now = np.maximum(free, done)
+        for worker in range(workers):
+            record.step(worker, float(now[worker]), 0)
+            record.computed[worker] += float(taken[worker])
+        dense = 2 * (workers - 1) * exchange.dense_bytes * factor
+        record.moved += dense + workers * (workers - 1) * exchange.sparse_bytes * factor
+    return record
+
+
+def _around(
+    times: "np.ndarray[tuple[int], np.dtype[np.float64]]", rounds: int, seconds: float
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    for _ in range(rounds):
+        times = np.maximum(times, np.roll(times, 1)) + seconds
+    return times

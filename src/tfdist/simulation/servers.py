@@ -1,0 +1,129 @@
+"""Simulate workers beside parameter servers: each at its own pace, or all in step."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from tfdist.simulation.draws import Draws
+from tfdist.simulation.events import Clock, Cores, Line, send
+from tfdist.simulation.record import Record
+from tfdist.simulation.setup import Setup
+
+__all__ = ["simulate_servers"]
+
+_LEAST_BUCKETS = 4  # variables do not all come at once, however few ps there are
+
+
+def simulate_servers(setup: Setup, workers: int, steps: int, seed: int) -> Record:
+    """Let all workers take their steps."""
+    return _Cluster(setup, workers, steps, seed).run()
+
+
+class _Cluster:
+    """Hold the tasks and links, and what the workers have done."""
+
+    def __init__(self, setup: Setup, workers: int, steps: int, seed: int) -> None:
+        self._setup, self._workers, self._total = setup, workers, steps * workers
+        self._is_sync = setup.strategy == "parameter_server_sync"
+        self._clock = Clock()
+        self._draws = Draws(setup.compute, seed)
+        count = setup.servers.count
+        # On one machine nothing is gained by sending a part before the others.
+        self._buckets = 1 if setup.machine else count * math.ceil(_LEAST_BUCKETS / count)
+        self._seconds = setup.wire_bytes / self._buckets / setup.network.bytes_per_second
+        self._latency = setup.network.latency
+        self._into, self._out = ([Line(self._clock) for _ in range(workers)] for _ in range(2))
+        self._ps_into, self._ps_out, self._ps = ([Line(self._clock) for _ in range(count)] for _ in range(3))
+        self._chief = Line(self._clock)
+        self._cores = Cores(self._clock, setup.machine.cores) if setup.machine else None
+        self._beside = setup.machine.beside if setup.machine else 0.0
+        self._updates = 0
+        self.record = Record(workers)
+
+    def run(self) -> Record:
+        for worker in range(self._workers):
+            self._begin(worker)
+        self._clock.run()
+        return self.record
+
+    def _begin(self, worker: int) -> None:
+        """Have the chief give out a step."""
+        if self._cores is not None and self._beside:
+            self._cores.compute(self._beside, lambda: None)
+        self._serve(self._chief, self._setup.servers.chief_seconds, partial(self._pull, worker))
+
+    def _pull(self, worker: int) -> None:
+        """Read all variables, each from its ps."""
+        version, arrived = self._updates, list[float]()
+
+        def have() -> None:
+            arrived.append(self._clock.now)
+            if len(arrived) == self._buckets:
+                self._compute(worker, version, arrived)
+
+        def ask() -> None:
+            for bucket in range(self._buckets):
+                sender = self._ps_out[bucket % len(self._ps)]
+                send(self._clock, sender, self._into[worker], self._seconds, self._latency, have)
+
+        self._clock.after(self._latency, ask)
+
+    def _compute(self, worker: int, version: int, arrived: list[float]) -> None:
+        """Compute with the variables that have come, and let the gradients go."""
+        total = self._draws.step()
+        self.record.computed[worker] += total
+        after = partial(self._end, worker, version)
+        left = [self._buckets]
+
+        def applied() -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._clock.after(self._latency, after)
+
+        if self._cores is not None:
+            self._cores.compute(total, partial(self._push_all, worker, applied))
+            return
+        forward = self._setup.compute.forward * total
+        overlap = self._setup.exchange.overlap
+        # A layer is computed when its variables are there and the one below is done.
+        each = forward / self._buckets
+        waits = [time + (self._buckets - i) * each for i, time in enumerate(arrived)]
+        done = max(waits) if overlap else arrived[-1] + forward
+        for i in range(self._buckets):
+            bucket = self._buckets - 1 - i  # gradients come from the last layer on
+            share = (i + 1) / self._buckets if overlap else 1.0
+            self._clock.at(done + share * (total - forward), partial(self._push, worker, bucket, applied))
+
+    def _push_all(self, worker: int, applied: Callable[[], None]) -> None:
+        for bucket in range(self._buckets):
+            self._push(worker, bucket, applied)
+
+    def _push(self, worker: int, bucket: int, applied: Callable[[], None]) -> None:
+        """Send a gradient to its ps, which adds it to the variable."""
+        number = bucket % len(self._ps)
+        servers = self._setup.servers
+        work = servers.seconds_per_byte * self._setup.wire_bytes / self._buckets
+        work += servers.seconds_per_step / self._buckets
+
+        def arrived() -> None:
+            self._serve(self._ps[number], work, applied)
+
+        send(self._clock, self._out[worker], self._ps_into[number], self._seconds, self._latency, arrived)
+
+    def _serve(self, line: Line, seconds: float, then: Callable[[], None]) -> None:
+        """Have a task work: on its own machine, or on the cores that all share."""
+        if self._cores is None or not seconds:
+            line.serve(seconds, then)
+        else:
+            self._cores.compute(seconds, then)
+
+    def _end(self, worker: int, version: int) -> None:
+        """Note the step, and begin the next one: at once, or when all have ended theirs."""
+        self.record.step(worker, self._clock.now, 0 if self._is_sync else self._updates - version)
+        self.record.moved += 2 * self._setup.wire_bytes
+        self._updates += 1
+        if self._is_sync and self._updates % self._workers:
+            return
+        if self._updates < self._total:
+            for each in range(self._workers) if self._is_sync else [worker]:
+                self._begin(each)

@@ -1,0 +1,112 @@
+"""Hold what the simulation is told: what is computed, what is exchanged, and over which links.
+
+The classes below are the sections of its YAML file. Units are seconds and bytes.
+"""
+
+from os import PathLike
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tfdist.documents import decode, read_yaml_file
+
+__all__ = ["BYTES", "Compute", "Exchange", "Machine", "Network", "Servers", "Setup", "read_setup"]
+
+NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1, le=10_000)]
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say how long a worker computes for a step."""
+
+    seconds_per_example: Annotated[Positive, Meta(description="Forward and backward, of one worker alone.")]
+    batch_size: Annotated[Count, Meta(description="Examples of one worker's step.")]
+    forward: Annotated[Share, Meta(description="The forward pass's share of the time.")] = 1 / 3
+    spread: Annotated[
+        NotNegative,
+        Meta(description="The standard deviation of a step's time, as a share of it (lognormal)."),
+    ] = 0.03
+    slow_share: Annotated[Share, Meta(description="The share of steps that straggle besides.")] = 0.0
+    slow_factor: Annotated[float, Meta(ge=1, description="How much longer those take.")] = 1.0
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say what a step exchanges; bytes are those of float32, whatever the dtype on the wire."""
+
+    dense_bytes: Annotated[NotNegative, Meta(description="Variables that each step reads and updates whole.")]
+    sparse_bytes: Annotated[
+        NotNegative, Meta(description="Of large variables, the rows that a step reads and updates.")
+    ] = 0.0
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"], Meta(description="Of what is on the wire.")
+    ] = "float32"
+    overlap: Annotated[
+        bool,
+        Meta(description="Whether gradients leave while others are computed, and layers wait for their own."),
+    ] = True
+    bucket_bytes: Annotated[
+        Positive, Meta(description="Gradients that mirrored workers exchange together.")
+    ] = 64e6
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say what a task's link carries, in each direction."""
+
+    bytes_per_second: Positive
+    latency: Annotated[NotNegative, Meta(description="Seconds from one task to another.")] = 50e-6
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say who holds the variables, and who gives out the steps."""
+
+    count: Annotated[Count, Meta(description="How many ps tasks; variables are spread evenly.")] = 1
+    seconds_per_byte: Annotated[
+        NotNegative, Meta(description="How long a ps takes to add a byte of gradients to its variables.")
+    ] = 0.0
+    seconds_per_step: Annotated[
+        NotNegative, Meta(description="What all ps together take for one worker's step, besides.")
+    ] = 0.0
+    chief_seconds: Annotated[
+        NotNegative, Meta(description="How long the chief takes to give out a step, one after the other.")
+    ] = 0.0
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say that all tasks share the processor of one machine."""
+
+    cores: Count
+    beside: Annotated[
+        NotNegative, Meta(description="Processors' seconds of a step that nobody waits for.")
+    ] = 0.0
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold all that is simulated but the number of workers."""
+
+    strategy: Literal["parameter_server", "parameter_server_sync", "multi_worker_mirrored"]
+    compute: Compute
+    exchange: Exchange
+    network: Network
+    servers: Servers = Servers()
+    machine: Machine | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Give the mean time of a step of one process alone."""
+        slowed = 1 + self.compute.slow_share * (self.compute.slow_factor - 1)
+        return self.compute.seconds_per_example * self.compute.batch_size * slowed
+
+    @property
+    def wire_bytes(self) -> float:
+        """Give the bytes that a worker sends to ps tasks in a step, and receives."""
+        return (self.exchange.dense_bytes + self.exchange.sparse_bytes) * BYTES[self.exchange.dtype] / 4
+
+
+def read_setup(path: str | PathLike[str]) -> Setup:
+    """Read a setup from a YAML file, and refuse what it does not know."""
+    return decode(read_yaml_file(path), Setup)

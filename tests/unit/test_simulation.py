@@ -1,0 +1,181 @@
+"""The simulation: what must come out exactly, what must come out in order, and what others have measured."""
+
+import math
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tfdist.errors import ConfigError
+from tfdist.simulate import _counts
+from tfdist.simulation import advise, check_published, forecast
+from tfdist.simulation.draws import Draws
+from tfdist.simulation.events import Clock, Cores, Line, send
+from tfdist.simulation.machine import Measured, setup_of
+from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
+
+ALONE = 0.1  # seconds of a step
+
+
+def setup(
+    strategy="parameter_server", *, spread=0.0, dense=0.0, sparse=0.0, speed=1e9, latency=0.0, ps=1, **more
+):
+    exchange = {"dense_bytes": dense, "sparse_bytes": sparse, "overlap": False, "bucket_bytes": 1e12}
+    return Setup(
+        strategy=strategy,
+        compute=Compute(
+            seconds_per_example=ALONE / 10, batch_size=10, spread=spread, **more.pop("compute", {})
+        ),
+        exchange=Exchange(**{**exchange, **more.pop("exchange", {})}),
+        network=Network(bytes_per_second=speed, latency=latency),
+        servers=Servers(count=ps, **more),
+    )
+
+
+STRATEGIES = ["parameter_server", "parameter_server_sync", "multi_worker_mirrored"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("workers", [1, 3, 40])
+def test_what_exchanges_nothing_and_is_equally_fast_scales_without_loss(strategy, workers):
+    found = forecast(setup(strategy), workers)
+    assert found.speedup == pytest.approx(workers)
+    assert found.efficiency == pytest.approx(1.0)
+    assert found.waiting == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_worker_beside_a_ps_takes_what_its_parts_take():
+    made = setup(dense=1e8, latency=0.001, seconds_per_byte=1e-10, chief_seconds=0.02)
+    # Given out, asked for, read, computed, sent, added, confirmed. The last of 4 buckets is added by itself.
+    added = 1e8 * 1e-10 / 4
+    seconds = 0.02 + 0.001 + (0.1 + 0.001) + ALONE + (0.1 + 0.001) + added + 0.001
+    # A link that passes things on at once begins with the first bucket, and its ps adds the others meanwhile.
+    assert forecast(made, 1).examples_per_second == pytest.approx(10 / seconds)
+    assert forecast(made, 1).bytes_per_second == pytest.approx(2e8 / seconds, rel=0.01)
+
+
+def test_the_link_of_a_single_ps_is_the_limit_however_many_workers_there_are():
+    made = setup(dense=1e8, spread=0.1)
+    limit = 10 / 0.1  # it sends, and takes in, one worker's variables in 0.1 s
+    assert forecast(made, 20).examples_per_second == pytest.approx(limit, rel=0.02)
+    assert forecast(made, 40).examples_per_second == pytest.approx(limit, rel=0.02)
+    more = forecast(replace(made, servers=Servers(count=4)), 40).examples_per_second
+    assert more == pytest.approx(4 * limit, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_a_ring_takes_the_time_of_its_formula(workers):
+    made = setup("multi_worker_mirrored", dense=1e8, sparse=1e6, latency=0.001)
+    dense = 2 * (workers - 1) * (1e8 / workers / 1e9 + 0.001)
+    sparse = (workers - 1) * (1e6 / 1e9 + 0.001)
+    found = forecast(made, workers)
+    assert found.examples_per_second == pytest.approx(workers * 10 / (ALONE + dense + sparse))
+
+
+def test_overlap_hides_an_exchange_that_is_shorter_than_the_backward_pass():
+    slow = setup("multi_worker_mirrored", dense=5e7, exchange={"bucket_bytes": 1e6})
+    fast = replace(slow, exchange=replace(slow.exchange, overlap=True))
+    assert forecast(slow, 4).efficiency < 0.6
+    assert forecast(fast, 4).efficiency > 0.85
+
+
+def test_staleness_and_waiting_come_out_of_it():
+    apart, together = (forecast(setup(name, spread=0.2), 16, steps=100) for name in STRATEGIES[:2])
+    assert apart.staleness == pytest.approx(
+        15, rel=0.02
+    )  # each sees one update of every other in its own step
+    assert apart.most_stale > 15
+    assert apart.waiting == pytest.approx(0, abs=1e-9)
+    assert (together.staleness, together.most_stale) == (0, 0)
+    # All wait for the slowest of 16, which is drawn here by itself.
+    sigma = math.sqrt(math.log1p(0.2**2))
+    drawn = np.random.default_rng(1).lognormal(-sigma * sigma / 2, sigma, (20_000, 16))
+    assert together.waiting == pytest.approx(1 - 1 / drawn.max(axis=1).mean(), abs=0.02)
+
+
+def test_stragglers_hold_up_those_in_step_and_no_others():
+    slow = {"slow_share": 0.02, "slow_factor": 5.0}
+    apart, together = (forecast(setup(name, compute=slow), 20, steps=300) for name in STRATEGIES[:2])
+    # 1.08 is the mean step's; that of the slowest of 20 is 1 + 4 x (1 - 0.98^20).
+    assert apart.efficiency == pytest.approx(1.0, abs=0.05)
+    assert together.efficiency == pytest.approx(1.08 / (1 + 4 * (1 - 0.98**20)), rel=0.1)
+
+
+def test_bytes_are_those_of_the_dtype_on_the_wire():
+    moved = {}
+    for dtype in ("float32", "bfloat16", "int8"):
+        made = setup(dense=1e8, exchange={"dtype": dtype})
+        found = forecast(made, 1)
+        moved[dtype] = found.bytes_per_second / found.examples_per_second
+    assert moved["float32"] == pytest.approx(2 * moved["bfloat16"], rel=0.02)
+    assert moved["float32"] == pytest.approx(4 * moved["int8"], rel=0.02)
+
+
+def test_cores_are_shared_by_those_that_compute():
+    clock, ended = Clock(), []
+    cores = Cores(clock, 2)
+    for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        cores.compute(seconds, lambda name=name: ended.append((name, clock.now)))
+    clock.run()
+    # Three share two until a has had its second; then each has a core of its own.
+    assert ended == [("a", pytest.approx(1.5)), ("b", pytest.approx(2.5)), ("c", pytest.approx(3.5))]
+
+
+def test_links_serve_in_the_order_of_coming():
+    clock, ended = Clock(), []
+    one, other, receiver = Line(clock), Line(clock), Line(clock)
+    send(clock, one, receiver, 1.0, 0.5, lambda: ended.append(("one", clock.now)))
+    send(clock, other, receiver, 1.0, 0.25, lambda: ended.append(("other", clock.now)))
+    clock.run()
+    assert ended == [("other", 1.25), ("one", 2.25)]
+
+
+def test_draws_have_the_mean_and_spread_that_were_asked_for():
+    drawn = Draws(Compute(seconds_per_example=0.01, batch_size=10, spread=0.3), 0).steps(200_000)
+    assert float(drawn.mean()) == pytest.approx(0.1, rel=0.01)
+    assert float(drawn.std()) == pytest.approx(0.03, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_forecast():
+    made = setup(spread=0.3, dense=1e7)
+    assert forecast(made, 7, seed=3) == forecast(made, 7, seed=3) != forecast(made, 7, seed=4)
+
+
+def test_the_published_points_are_met():
+    found = list(check_published())
+    assert len(found) == 6
+    for point in found:
+        assert point.simulated == pytest.approx(point.published, rel=0.15), str(point)
+
+
+def test_advice_names_what_is_short():
+    apart = advise(setup(dense=1e8, spread=0.1), 20)
+    assert apart[0].what == "mirrored workers in place of ps"
+    assert apart == sorted(apart, key=lambda change: -change.gain)
+    whats = {change.what: change.gain for change in apart}
+    assert whats["2 ps in place of 1"] == pytest.approx(1.0, abs=0.05)
+    assert whats["an 8-bit exchange (int8)"] == pytest.approx(3.0, abs=0.2)
+    assert advise(setup(), 20) == []
+
+
+@pytest.mark.parametrize("cores", [2, 8])
+def test_a_measured_machine_gives_its_own_measurement_back(cores):
+    for worker, ps, chief in (
+        (0.05, 0.01, 0.005),
+        (0.06, 0.04, 0.02),
+    ):  # with time to spare, and with overlap
+        one = Measured(0.1, 1280.0, worker, ps, chief, 128, 7e6)
+        made = setup_of(one, cores=cores)
+        made = replace(made, compute=replace(made.compute, spread=0.0))
+        assert forecast(made, 1).examples_per_second == pytest.approx(1280.0, rel=1e-3)
+        work = worker + ps + chief
+        assert forecast(made, 40).examples_per_second == pytest.approx(128 * cores / work, rel=0.05)
+
+
+def test_numbers_of_workers_are_read():
+    assert _counts("1..100") == [1, 2, 5, 10, 20, 50, 100]
+    assert _counts("3..30") == [3, 5, 10, 20, 30]
+    assert _counts("4,1,2") == [1, 2, 4]
+    for text in ("", "0", "5..1", "1..2000", "a", "1,,2"):
+        with pytest.raises(ConfigError, match="--workers"):
+            _counts(text)
