@@ -9,8 +9,10 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.data import open_data
+from tfdist.data.augmentation import AUGMENTATIONS, draws
 from tfdist.data.store import Contents, prepare
 from tfdist.errors import ConfigError, DataError
 
@@ -69,6 +71,19 @@ def test_shards_of_a_batch_are_the_batch_of_one_process(digits, augment):
             np.testing.assert_array_equal(labels[step], whole_labels[step][10 * index : 10 * index + 10])
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (9, 5, 2)])
+def test_crops_reach_over_the_edges_as_into_mirrors(shape):
+    images = np.random.default_rng(0).integers(0, 256, (64, *shape)).astype(np.uint8)
+    drawn = np.array(draws(tf.constant(0, tf.int64), 64, 3))
+    drawn[:2, :3] = [[0, 0, 0], [0.999, 0.999, 0.999]]  # the corners
+    padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], mode="reflect")
+    found = AUGMENTATIONS["crop_flip"](tf.constant(images), tf.constant(drawn)).numpy()
+    for image, of_padded, (row, column, flip) in zip(found, padded, drawn[:, :3], strict=True):
+        top, left = int(row * np.float32(9)), int(column * np.float32(9))
+        expected = of_padded[top : top + shape[0], left : left + shape[1]]
+        np.testing.assert_array_equal(image, expected[:, ::-1] if flip < 0.5 else expected)
+
+
 @pytest.mark.parametrize("pipelines", [(1, 1, 1), (1,), (3,), (2, 1), (2, 2, 2)])
 def test_parts_of_any_sizes_are_the_batch_of_one_process(digits, pipelines):
     """The replicas of each pipeline take their parts by turns, as evenly as 32 examples can be shared."""
@@ -114,8 +129,6 @@ def test_the_seed_decides_the_order(digits):
 
 
 def test_orders_of_epochs_are_unrelated():
-    import tensorflow as tf
-
     from tfdist.data.pipeline import _shuffled
 
     count = 60_000
@@ -129,8 +142,6 @@ def test_orders_of_epochs_are_unrelated():
 
 
 def test_the_order_is_the_same_with_every_tensorflow():
-    import tensorflow as tf
-
     from tfdist.data.pipeline import _shuffled
 
     assert _shuffled(tf.range(12, dtype=tf.int64), 10, 7).numpy().tolist() == ORDER
@@ -342,8 +353,6 @@ def test_about_is_plain(digits):
 
 
 def test_what_is_sharded_is_not_sharded_again(digits):
-    import tensorflow as tf
-
     policies = tf.data.experimental.AutoShardPolicy
     for shard, policy in (((0, 1), policies.AUTO), ((1, 2), policies.OFF)):
         for dataset in (digits.train(4, shard=shard), digits.test(4, shard=shard)):
@@ -351,8 +360,6 @@ def test_what_is_sharded_is_not_sharded_again(digits):
 
 
 def test_the_graph_holds_no_data(digits):
-    import tensorflow as tf
-
     # As a parameter-server worker gets it: traced, with the files' paths in it and not their contents.
     traced = tf.function(lambda: tf.data.experimental.to_variant(digits.train(4, augment="crop_flip")))
     graph = traced.get_concrete_function().graph.as_graph_def()

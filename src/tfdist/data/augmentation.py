@@ -30,7 +30,7 @@ def draws(first: Any, batch: int, seed: int) -> Any:
 def _crop_flip(images: Any, drawn: Any) -> Any:
     """Pad by 4 mirrored pixels, cut out the original size somewhere, mirror half of the images."""
     _, height, width, _ = images.shape
-    return _cut(tf.pad(images, [[0, 0], [4, 4], [4, 4], [0, 0]], "REFLECT"), height, width, drawn, flip=True)
+    return _cut(images, height, width, drawn, flip=True, mirrored=4)
 
 
 def _shift(images: Any, drawn: Any) -> Any:
@@ -51,17 +51,28 @@ def _cifar10_2016(images: Any, drawn: Any) -> Any:
     return (images - mean) * (0.2 + 1.6 * contrast) + mean
 
 
-def _cut(images: Any, height: int, width: int, drawn: Any, *, flip: bool) -> Any:
-    """Cut one random window out of each image, mirroring half of them if asked, in a single gather."""
+def _cut(images: Any, height: int, width: int, drawn: Any, *, flip: bool, mirrored: int = 0) -> Any:
+    """Cut one random window out of each image, mirroring half of them if asked, in a single gather.
+
+    Windows may reach over the edges by some pixels, which are those inside, mirrored: to look them up there
+    costs a fraction of the time that tf.pad takes to write them.
+    """
     count, full_height, full_width, channels = images.shape
-    choices = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
-    top, left = tf.unstack(tf.cast(drawn[:, :2] * choices, tf.int32)[:, :, None], axis=1)
+    larger = 2 * mirrored + 1
+    choices = tf.constant([full_height - height + larger, full_width - width + larger], tf.float32)
+    top, left = tf.unstack(tf.cast(drawn[:, :2] * choices, tf.int32)[:, :, None] - mirrored, axis=1)
     rows, columns = top + tf.range(height), tf.range(width)[None, :]
     if flip:
         columns = tf.where(drawn[:, 2, None] < 0.5, width - 1 - columns, columns)
+    rows, columns = _inside(rows, full_height), _inside(left + columns, full_width)
     rows += tf.range(count)[:, None] * full_height
-    pixels = rows[:, :, None] * full_width + (left + columns)[:, None, :]
+    pixels = rows[:, :, None] * full_width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+def _inside(places: Any, size: int) -> Any:
+    """Mirror places beyond the first and the last; those are not repeated."""
+    return size - 1 - tf.abs(size - 1 - tf.abs(places))
 
 
 AUGMENTATIONS: dict[str, Callable[[Any, Any], Any] | None] = {
