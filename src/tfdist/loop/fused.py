@@ -22,7 +22,8 @@ def fuse(optimizer: Any) -> None:
         return  # a class derived from it may do something else
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
+        # On GPUs it knows no numbers of 16 bits in some versions.
+        if isinstance(gradient, tf.IndexedSlices) or variable.dtype not in (tf.float32, tf.float64):
             kind.update_step(optimizer, gradient, variable, learning_rate)
             return
         rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
