@@ -14,6 +14,7 @@ from tfdist.checkpoint import list_steps
 from tfdist.cluster import ClusterConfig
 from tfdist.config import read_config
 from tfdist.data import open_data
+from tfdist.departures import Departures
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.preemption import Notice
 from tfdist.recipe import compiled_model
@@ -53,6 +54,7 @@ def train(tmp_path, monkeypatch, data):
             compiled_model(config, data),
             folder,
             Notice(),
+            Departures(()),
         )
         try:
             one.train()
