@@ -1,0 +1,276 @@
+"""Train in one process on one core: with tfdist, with Keras's own fit, and with PyTorch.
+
+    python benchmarks/single.py [--rounds 5] [--steps 200] [--core 1] [--others 0.05]
+
+Each side trains the same model on the same data with the same batch, its input pipeline included, pinned to
+one core and with one thread. tfdist is the real command, `python -m tfdist.train`. The sides take turns; a
+run whose wall time was not its own CPU time (somebody else was on the core) is done again. PyTorch gets
+an environment of its own, made by this script; where that fails, the table says so. The table goes into
+docs/results.md.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from results import put
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from tfdist.data import open_data
+
+ROOT = Path(__file__).parents[1]
+PEERS = Path(__file__).parent / "peers"
+_BATCH = 128
+_TRIES = 5
+_ALONE = {
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
+class Work(NamedTuple):
+    """Say what is trained."""
+
+    config: str
+    model: str
+    augment: str
+    optimizer: str
+    rate: float
+
+
+class Run(NamedTuple):
+    """Hold what a run took: for a step, in seconds of the clock and of the CPU, and as a whole."""
+
+    wall: float
+    cpu: float
+    whole: float
+
+
+WORKS = (
+    Work("cifar10-local.yaml", "cifar10_cnn", "cifar10_2016", "momentum", 0.01),
+    Work("local.yaml", "mnist_cnn", "none", "momentum", 0.01),
+    Work("local.yaml", "mnist_cnn", "none", "adam", 1e-3),
+)
+
+
+def main() -> None:
+    """Read the flags, measure in turns, and put the table into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--others", type=float, default=0.05, help="share of the wall time that others may have had"
+    )
+    flags = parser.parse_args()
+    parts = []
+    with tempfile.TemporaryDirectory(prefix="single-") as name:
+        torch = _torch(Path(name))
+        for work in WORKS:
+            parts.append(_part(work, flags, Path(name), torch))
+            print(parts[-1], flush=True)
+    text = "\n".join(
+        [
+            f"Median and range of {flags.rounds} rounds, in turns; {flags.steps} steps of {_BATCH}, the last"
+            f" three quarters of which are counted; one of {os.cpu_count()} cores, Python"
+            f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, Keras"
+            f" {metadata.version('keras')}, PyTorch {torch.version or torch.problem}. A ratio is tfdist's"
+            " examples/s over the other's of the same round; whole is the same for the whole command, from"
+            " start to end, with evaluation and export (which PyTorch's leaves out).",
+            "",
+            *parts,
+        ]
+    )
+    put("single", text)
+
+
+class _Torch(NamedTuple):
+    python: Path
+    version: str
+    problem: str
+
+
+def _torch(folder: Path) -> _Torch:
+    """Make an environment with PyTorch, or say why there is none."""
+    place = folder / "torch"
+    venv.create(place, with_pip=True)
+    python = place / "bin" / "python"
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch", "numpy"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        return _Torch(python, "", f"(not installed: {done.stderr.strip().splitlines()[-1]})")
+    words = [python, "-c", "import torch; print(torch.__version__)"]
+    return _Torch(
+        python, subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip(), ""
+    )
+
+
+def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: _Torch) -> str:
+    """Run all sides of one kind of work in turns; give a table."""
+    with_normalization = work.model == "cifar10_cnn"
+    stock = {"fused_normalization": False} if with_normalization else {}
+    measured = functools.partial(_measured, work, flags, folder)
+    sides = {"tfdist": measured}
+    sides["Keras fit"] = functools.partial(measured, script="single_keras.py", options=stock)
+    if with_normalization:
+        sides["Keras fit, tfdist's normalisation"] = functools.partial(measured, script="single_keras.py")
+    if torch.version:
+        by_torch = functools.partial(measured, script="single_torch.py", python=torch.python)
+        sides["PyTorch"] = functools.partial(by_torch, fast=False)
+        if with_normalization:
+            sides["PyTorch, tfdist's normalisation"] = by_torch
+    found: dict[str, list[Run]] = {name: [] for name in sides}
+    for number in range(flags.rounds):
+        for name, run in sides.items():
+            found[name].append(run(number=number))
+            print(f"{work.model}, {work.optimizer}, {name}: {found[name][-1]}", flush=True)
+    rows = [_row(name, runs, found["tfdist"]) for name, runs in found.items()]
+    head = [f"`{work.model}`, {work.optimizer}", "examples/s", "CPU ms a step", "ratio", "whole"]
+    return "\n".join([f"| {' | '.join(head)} |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _row(name: str, runs: list[Run], ours: list[Run]) -> str:
+    pairs = list(zip(ours, runs, strict=True))
+    ratios = [
+        [theirs.wall / our.wall for our, theirs in pairs],
+        [them.whole / us.whole for us, them in pairs],
+    ]
+    cells = [
+        name,
+        _spread([_BATCH / run.wall for run in runs], "{:.0f}"),
+        _spread([1000 * run.cpu for run in runs], "{:.1f}"),
+        *("" if runs is ours else _spread(each, "{:.2f}") for each in ratios),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: list[float], form: str) -> str:
+    middle, low, high = (form.format(each) for each in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+def _measured(
+    work: Work,
+    flags: argparse.Namespace,
+    folder: Path,
+    *,
+    number: int,
+    script: str = "",
+    options: dict | None = None,
+    fast: bool = True,
+    python: Path | str = sys.executable,
+) -> Run:
+    """Run one side, again where others were on the core."""
+    for _ in range(_TRIES):
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            if script:
+                asked = _asked(work, flags.steps, f"{name}/export") | {"options": options or {}, "fast": fast}
+                run = _peer([str(python), str(PEERS / script), json.dumps(asked)], flags)
+            else:
+                run = _tfdist(work, flags, Path(name), number)
+        if run.cpu >= (1 - flags.others) * run.wall:
+            return run
+        print(f"  again: of {run.wall:.4f} s a step only {run.cpu:.4f} s were its own", flush=True)
+    sys.exit(
+        f"core {flags.core} was not free in {_TRIES} runs; end what else runs there, or take another --core"
+    )
+
+
+def _asked(work: Work, steps: int, folder: str) -> dict:
+    data = open_data(*_data(work))
+    prepared = data.prepared
+    files = {
+        f"{split}_{part}": str(getattr(prepared.split(split), part))
+        for split in ("train", "test")
+        for part in ("images", "labels")
+    }
+    return work._asdict() | files | {
+        "image_shape": data.image_shape, "batch": _BATCH, "steps": steps, "folder": folder
+    }  # fmt: skip
+
+
+def _data(work: Work) -> tuple[str, ...]:
+    return ("cifar10",) if work.model == "cifar10_cnn" else ("mnist",)
+
+
+def _started(words: list[str], core: int, out: int = subprocess.DEVNULL) -> subprocess.Popen:
+    environ = {**os.environ, **_ALONE}
+    process = subprocess.Popen(words, env=environ, stdout=out, stderr=subprocess.DEVNULL, text=True)
+    os.sched_setaffinity(process.pid, {core})  # before it has threads, which inherit it
+    return process
+
+
+def _peer(words: list[str], flags: argparse.Namespace) -> Run:
+    begun = time.monotonic()
+    process = _started(words, flags.core, subprocess.PIPE)
+    told, _ = process.communicate()
+    whole = time.monotonic() - begun
+    if process.returncode:
+        sys.exit(f"{words[1]} ended with {process.returncode}")
+    stamps = [json.loads(line) for line in told.splitlines() if line.startswith("[")]
+    (first_wall, first_cpu), (last_wall, last_cpu) = stamps[0], stamps[-1]
+    steps = flags.steps // 4 * 3
+    return Run((last_wall - first_wall) / steps, (last_cpu - first_cpu) / steps, whole)
+
+
+def _tfdist(work: Work, flags: argparse.Namespace, folder: Path, seed: int) -> Run:
+    """Run the command; its curves say when steps were done, and the system how much CPU it had taken then."""
+    quarter = flags.steps // 4
+    changes = [
+        f"train.steps={quarter * 4}",
+        f"train.optimizer={work.optimizer}",
+        f"train.learning_rate={work.rate}",
+        f"train.seed={seed}",
+        "train.schedule=constant",
+        "data.if_unavailable=fail",
+        f"data.batch_size={_BATCH}",
+        f"summaries.every={quarter}",
+    ]
+    words = [sys.executable, "-m", "tfdist.train", "--config", str(ROOT / "configs" / work.config)]
+    words += ["--run_dir", str(folder), *(f"--set={change}" for change in changes)]
+    begun = time.monotonic()
+    process = _started(words, flags.core)
+    used = [(0.0, 0.0)]
+    while process.poll() is None:
+        used.append((time.time(), _cpu_seconds(process.pid, used[-1][1])))
+        time.sleep(0.02)
+    whole = time.monotonic() - begun
+    if process.returncode:
+        sys.exit(f"{' '.join(words)} ended with {process.returncode}")
+    [file] = (folder / "summaries" / "train").iterdir()
+    points = {event.step: event.wall_time for event in EventFileLoader(str(file)).Load() if event.step}
+    first, last = points[quarter], points[4 * quarter]
+    cpu = _at(used, last) - _at(used, first)
+    return Run((last - first) / (3 * quarter), cpu / (3 * quarter), whole)
+
+
+def _cpu_seconds(process: int, before: float) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return before  # it has ended
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _at(used: list[tuple[float, float]], moment: float) -> float:
+    return max(cpu for when, cpu in used if when <= moment)
+
+
+if __name__ == "__main__":
+    main()
