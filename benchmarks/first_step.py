@@ -1,0 +1,124 @@
+"""Measure how long a cluster of four local processes takes from the command to its first trained step.
+
+    python benchmarks/first_step.py [--pairs 5]
+
+Beside it, in turns, one process that imports TensorFlow, makes the same model and takes one step of Keras's
+fit. How large the cluster's tasks are then is held against a process that has only imported TensorFlow. The
+table goes into docs/results.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+from results import put
+
+PEER = Path(__file__).parent / "peers" / "first_step.py"
+_LIMIT = 120.0
+_CONFIG = {
+    "cluster": {"chief": 1, "worker": 2, "ps": 1},
+    "strategy": {"name": "parameter_server"},
+    "data": {"name": "digits", "batch_size": 128},
+    "model": {"name": "mnist_cnn"},
+    "train": {"steps": 100_000, "optimizer": "adam"},
+}
+
+
+def ours(folder: Path) -> tuple[float, dict[str, int]]:
+    """Start a cluster; give the seconds until a step is done, and the resident size of each task."""
+    config, run = folder / "config.yaml", folder / "run"
+    config.write_text(yaml.safe_dump(_CONFIG))
+    command = [sys.executable, "-m", "tfdist.train", "--config", str(config), "--run_dir", str(run)]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        for line in process.stdout or ():
+            if line.startswith("[launcher] step "):
+                return time.monotonic() - began, sizes(str(run))
+            if time.monotonic() - began > _LIMIT:
+                break
+        sys.exit(f"the cluster took no step within {_LIMIT:g} s, or ended")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+
+
+def sizes(run: str) -> dict[str, int]:
+    """Give the resident size of each task of a run, in bytes."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode()
+            variables = dict(
+                each.partition("=")[::2] for each in (entry / "environ").read_bytes().decode().split("\0")
+            )
+            pages = int((entry / "statm").read_text().split()[1])
+        except (OSError, UnicodeDecodeError):  # ended meanwhile, or somebody else's
+            continue
+        task = json.loads(variables.get("TF_CONFIG", "{}")).get("task")
+        if task and run in words:
+            found[f"{task['type']}:{task['index']}"] = pages * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def theirs() -> tuple[float, int]:
+    """Give the seconds until one process has taken a step, and its size when it had imported TensorFlow."""
+    began = time.time()
+    said = json.loads(subprocess.run([sys.executable, PEER], check=True, stdout=subprocess.PIPE).stdout)
+    return said["at"] - began, said["bare"]
+
+
+def main() -> None:
+    """Read the flags, measure in turns, and put the table into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=5)
+    pairs = parser.parse_args().pairs
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="first-step-") as folder:
+        for number in range(pairs + 1):
+            (place := Path(folder, str(number))).mkdir()
+            measured.append((*ours(place), *theirs()))
+            print(f"{measured[-1][0]:.2f} s, {measured[-1][2]:.2f} s", flush=True)
+    measured = measured[1:]  # the first has drawn the data, and read the files from the disk
+    ratios = sorted(cluster / alone for cluster, _, alone, _ in measured)
+    bare = statistics.median(each for *_, each in measured)
+    rows = [
+        f"| `{task}` | {(size := statistics.median(each[task] for _, each, *_ in measured)) / 1e6:.0f} MB |"
+        f" {size / bare:.2f} |"
+        for task in sorted(measured[0][1])
+    ]
+    text = "\n".join(
+        [
+            f"Median and range of {pairs} pairs, taken in turns; {os.cpu_count()} cores,"
+            f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}.",
+            "",
+            f"Chief, two workers and a ps: {statistics.median(each[0] for each in measured):.1f} s; one"
+            f" process: {statistics.median(each[2] for each in measured):.1f} s; ratio"
+            f" {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}).",
+            "",
+            f"| task, after the first step | resident | of a bare import ({bare / 1e6:.0f} MB) |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
+    print(text)
+    put("first step", text)
+
+
+if __name__ == "__main__":
+    main()
