@@ -5,6 +5,7 @@ bits, for they all read the last rounding of a sum. Rounding to 8 bits is coarse
 has rounded away and adds that to what it sends in the next exchange: over several steps nothing is lost.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ WireType = Literal["float32", "bfloat16", "float16", "int8"]
 Array = np.ndarray[Any, Any]
 _BLOCK = 256  # numbers of 8 bits that have one scale
 _MOST = 127.0
+_AT_ONCE = 1 << 14  # numbers
 
 
 class _Form(Protocol):
@@ -59,12 +61,13 @@ class _Int8:
 
     def write(self, numbers: Array, into: Array) -> None:
         blocks = numbers.reshape(-1, _BLOCK)
-        # A block with a number that is none has a scale that is none, and is none wholly.
-        scale = np.abs(blocks).max(axis=1) / _MOST
+        # A block with a number that is none has a scale that is none, and is read as none wholly.
+        scale = np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) / np.float32(_MOST)
         into["scale"] = scale
-        safe = np.where(np.isfinite(scale) & (scale > 0), scale, 1.0).astype(np.float32)
-        finite = np.clip(np.nan_to_num(blocks / safe[:, None]), -_MOST, _MOST)
-        into["steps"] = np.rint(finite)
+        is_usual = (scale > np.finfo(np.float32).tiny) & (scale < np.inf)
+        steps = np.rint(blocks / np.where(is_usual, scale, np.float32(1))[:, None])
+        steps[~is_usual] = 0
+        into["steps"] = steps
 
     def read(self, written: Array) -> Array:
         numbers: Array = written["steps"] * written["scale"][:, None]
@@ -107,29 +110,42 @@ class Narrow:
 
     def load(self, start: int, stop: int) -> None:
         """Have this task's own part ready to go."""
-        self._write(start, stop)
+        for place in self._pieces(start, stop):
+            self._write(place)
 
     def add(self, start: int, theirs: Array) -> None:
         """Add what has come to this task's own, and have it ready to go on."""
-        numbers = self._numbers[start * self._form.block : (start + len(theirs)) * self._form.block]
-        numbers += self._form.read(theirs)
-        self._write(start, start + len(theirs))
+        for place in self._pieces(start, start + len(theirs)):
+            numbers = self._numbers_at(place)
+            numbers += self._form.read(theirs[place.start - start : place.stop - start])
+            self._write(place)
 
     def unload(self) -> None:
         """Put the sums where they belong."""
-        self._values[:] = self._form.read(self.wire)[: len(self._values)]
+        for place in self._pieces(0, len(self.wire)):
+            self._numbers_at(place)[:] = self._form.read(self.wire[place])
+        if self._numbers is not self._values:
+            self._values[:] = self._numbers[: len(self._values)]
 
-    def _write(self, start: int, stop: int) -> None:
-        wire = self.wire[start:stop]
-        place = slice(start * self._form.block, stop * self._form.block)
-        numbers = self._numbers[place]
+    def _pieces(self, start: int, stop: int) -> Iterator[slice]:
+        """Cut a part of the cargo into pieces that stay in a core's cache, with all that is made of them."""
+        step = _AT_ONCE // self._form.block
+        return (slice(begin, min(begin + step, stop)) for begin in range(start, stop, step))
+
+    def _numbers_at(self, place: slice) -> Array:
+        return self._numbers[place.start * self._form.block : place.stop * self._form.block]
+
+    def _write(self, place: slice) -> None:
+        wire, numbers = self.wire[place], self._numbers_at(place)
         if self._kept is None:
             self._form.write(numbers, wire)
             return
-        numbers += self._kept[place]
+        kept = self._kept[place.start * self._form.block : place.stop * self._form.block]
+        numbers += kept
         self._form.write(numbers, wire)
-        # What is no number is for the training to see, and not to stay for ever.
-        self._kept[place] = np.nan_to_num(numbers - self._form.read(wire), nan=0.0, posinf=0.0, neginf=0.0)
+        np.subtract(numbers, self._form.read(wire), out=kept)
+        if not np.isfinite(kept).all():  # which is for the training to see, and not to stay for ever
+            kept[~np.isfinite(kept)] = 0
 
 
 def _padded(values: Array, form: _Form) -> int:

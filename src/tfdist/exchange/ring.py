@@ -22,7 +22,7 @@ import numpy as np
 
 __all__ = ["Broken", "Cargo", "Neighbour", "Ring", "Whole"]
 
-_CHUNK = 1 << 18  # what is to be added comes in such pieces, which stay in a core's cache
+_CHUNK = 1 << 20  # what is to be added comes in such pieces, which stay in a core's cache
 _HEADER = struct.Struct("!4sQQ8s")
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 
