@@ -11,14 +11,14 @@ from tfdist.cluster import ClusterConfig, Task
 
 
 @contextmanager
-def begun(tmp_path, strategy, case, *, options=None, first=(), **shape):
+def begun(tmp_path, strategy, case, *, options=None, first=(), limit=90, **shape):
     cluster = ClusterConfig.local(**shape)
     cases = [*first, f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
-        wait_for(tmp_path / "begun")
+        wait_for(tmp_path / "begun", limit)
         yield running, order
 
 
