@@ -27,8 +27,7 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
         try:
             finished = running.wait(40, failures_expected=True)
         finally:
-            stopped.send_signal(signal.SIGKILL)
-            stopped.wait()
+            stopped.kill()
 
     says(
         finished, "worker:0", "fit", f"{lost}: an exchange lacked somebody for longer than collective_timeout"
