@@ -5,8 +5,8 @@
 Each round runs every way of training once, one after the other, with one thread each: so what is compared was
 measured within some minutes. Two workers train on twice the batch of one. A round in which others kept a core
 busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by the
-least that an all-reduce can send: 2 (n - 1) / n times the gradients. tf_keras has to be installed; PyTorch
-gets an environment of its own.
+least that an all-reduce can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be
+installed; PyTorch gets an environment of its own.
 """
 
 import argparse
@@ -41,12 +41,15 @@ class Way(NamedTuple):
     loop: str
     collective: str = ""
     steps_per_execution: int = 1
+    collective_dtype: str = ""
 
 
 ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
 WAYS = (
     ONE,
     Way("tfdist, `collective: tcp`", 2, "tfdist", "tcp", 10),
+    Way("tfdist, tcp, gradients as bfloat16", 2, "tfdist", "tcp", 10, "bfloat16"),
+    Way("tfdist, tcp, gradients as int8", 2, "tfdist", "tcp", 10, "int8"),
     Way("tfdist, `collective: ring` (gRPC)", 2, "tfdist", "ring", 10),
     Way("tf_keras fit, one process", 1, "keras"),
     Way("tf_keras fit, MultiWorkerMirrored", 2, "keras"),
