@@ -255,9 +255,10 @@ def _tfdist(work: Work, flags: argparse.Namespace, folder: Path, seed: int) -> R
         sys.exit(f"{' '.join(words)} ended with {process.returncode}")
     [file] = (folder / "summaries" / "train").iterdir()
     points = {event.step: event.wall_time for event in EventFileLoader(str(file)).Load() if event.step}
-    first, last = points[quarter], points[4 * quarter]
-    cpu = _at(used, last) - _at(used, first)
-    return Run((last - first) / (3 * quarter), cpu / (3 * quarter), whole)
+    first, last = min(points), max(points)  # whole executions of some steps
+    wall = points[last] - points[first]
+    cpu = _at(used, points[last]) - _at(used, points[first])
+    return Run(wall / (last - first), cpu / (last - first), whole)
 
 
 def _cpu_seconds(process: int, before: float) -> float:
