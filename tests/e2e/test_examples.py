@@ -65,3 +65,19 @@ def test_the_curve_of_the_cluster_lies_on_that_of_one_process(name, job, tmp_pat
         assert places[0] == (path("layers", 0), path("layers", 1))
         assert places[1] == (path("chief", 0), path("chief", 0))
     assert plot.exists() == bool(importlib.util.find_spec("matplotlib"))
+
+
+@pytest.mark.slow
+def test_cifar10_alone_and_on_a_cluster_gives_two_tables_and_the_ratio():
+    script = [sys.executable, str(EXAMPLES / "cifar10_cluster.py"), "--steps=20", "--every=10"]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = re.findall(r"^\| (\d+) \| (\d\.\d\d) \| (\d+) \|$", run.stdout, re.MULTILINE)
+    assert [int(step) for step, _, _ in rows] == [10, 20, 10, 20]
+    assert all(2.0 < float(loss) < 8.0 for _, loss, _ in rows)
+    alone, together, ratio = (
+        float(rows[1][2]),
+        float(rows[3][2]),
+        re.search(r"^ratio (\S+) ", run.stdout, re.MULTILINE)[1],
+    )
+    assert float(ratio) == pytest.approx(together / alone, rel=0.05)
