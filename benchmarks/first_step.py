@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -51,8 +50,8 @@ def ours(folder: Path) -> tuple[float, dict[str, int]]:
                 break
         sys.exit(f"the cluster took no step within {_LIMIT:g} s, or ended")
     finally:
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
+        process.terminate()
+        process.terminate()
         process.communicate()
 
 
