@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow import summary  # here: TensorFlow loads TensorBoard's part when it is first asked for
 
 from tfdist.files import storage_errors
 
@@ -21,13 +22,13 @@ class Summaries:
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in names}
+        self._writers = {name: summary.create_file_writer(str(folder / name)) for name in names}
 
     def add(self, name: str, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each of some curves."""
         with self._writing(name, step):
             for each, value in values.items():
-                tf.summary.scalar(each, value)
+                summary.scalar(each, value)
 
     def answers(
         self, name: str, step: int, images: Any, labels: Any, answers: Any, classes: Sequence[str]
@@ -46,11 +47,11 @@ class Summaries:
         np.add.at(counts, (labels, answers), 1)
         wrong = np.flatnonzero(np.asarray(labels) != np.asarray(answers))[:_MOST_PICTURES]
         with self._writing(name, step):
-            tf.summary.image("confusion", _matrix_picture(counts)[None])
-            tf.summary.text("confusion table", _matrix_text(counts, classes))
+            summary.image("confusion", _matrix_picture(counts)[None])
+            summary.text("confusion table", _matrix_text(counts, classes))
             if len(wrong):
                 told = [f"{classes[labels[row]]} taken for {classes[answers[row]]}" for row in wrong]
-                tf.summary.image("wrong", images[wrong], max_outputs=len(wrong), description="; ".join(told))
+                summary.image("wrong", images[wrong], max_outputs=len(wrong), description="; ".join(told))
 
     def flush(self) -> None:
         """Have on the disk what there is so far."""

@@ -101,7 +101,7 @@ def _clock() -> Any:
         with tf.control_dependencies([number]):
             return tf.timestamp()
 
-    return tf.function(read).get_concrete_function(tf.TensorSpec([], tf.float64))
+    return tf.function(read, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float64))
 
 
 def _tensors(values: Any) -> list[tf.Tensor]:
