@@ -100,6 +100,7 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=section.restarts,
             alone=("worker", "evaluator") if is_asynchronous else ("evaluator",),
+            silence=settings.config.watch.silence,
             loads_once=True,
         )
     except LaunchError as error:

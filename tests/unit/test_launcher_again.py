@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -202,6 +203,19 @@ def test_a_silent_task_is_lost(tmp_path):
         "[launcher] worker:1 silent for 0.2 s: killing it\n[launcher] worker:1 exited with -9"
     )
     assert first < shown.index("[launcher] starting worker:1 again, alone (restart 1 of 3)")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whether a process is stopped")
+def test_a_task_that_is_stopped_for_too_long_is_lost(tmp_path):
+    code = (
+        "if me == 'evaluator-0' and life == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if me == 'worker-0': until('evaluator-0', 2)"
+    )
+    cluster = ClusterConfig.local(workers=1, evaluator=1)
+    report, shown, lived = live(tmp_path, code, cluster, restarts=1, silence=1.0)
+    assert lived == {"worker-0": 1, "evaluator-0": 2}
+    assert re.search(r"\[launcher\] evaluator:0 silent for [1-9][0-9.]* s: killing it\n", shown)
+    assert not any(each.failed for each in report.exits)
 
 
 @pytest.mark.parametrize("alone", [[], ["worker"]], ids=["all", "alone"])

@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import Silence, read_reports
 from tfdist.launcher.screen import LogTail, Screen, last_lines
-from tfdist.launcher.warden.processes import with_variable
+from tfdist.launcher.warden.processes import is_stopped, with_variable
 
 __all__ = ["LAUNCH", "Job", "TaskLog"]
 
@@ -25,6 +25,7 @@ LAUNCH = "TFDIST_LAUNCH"  # the variable by which every descendant of a task can
 _TAIL_LINES = 20
 _SECONDS_TO_FIND_ALL = 10.0
 _PATIENCE_MS = 100
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class TaskLog(NamedTuple):
@@ -58,6 +59,7 @@ class Job:
         self._cluster, self._logs, self._control, self._reports = cluster, logs, control, reports
         self._grace = f"SIGTERM, and SIGKILL after {plan['grace']:g} s"
         self._linger, self._restarts = f"{plan['linger']:g} s", plan["restarts"]
+        self._silence: float | None = plan["silence"]
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
         self._screen = Screen(stream, self._tails)
@@ -66,7 +68,9 @@ class Job:
         self._signals: list[int] = []
         self._signals_said = 0
         self._running: dict[Task, Life] = {}
-        self._condemned: set[Task] = set()  # of those, which are being killed for their silence
+        self._stopped: dict[Task, float] = {}  # of those, which are stopped, and since when
+        self._looked_at = 0.0
+        self._condemned: set[Task] = set()  # and which are being killed for their silence
         self._exits: list[TaskExit] = []
         self._restarted = 0  # times
         self._error: TfdistError | None = None
@@ -101,6 +105,8 @@ class Job:
                 self._listen()
             if len(self._signals) > self._signals_said:
                 self._say_signal()
+            if self._silence is not None and time.monotonic() - self._looked_at > _SECONDS_BETWEEN_LOOKS:
+                self._end_stopped(self._silence)
         return self._verdict()
 
     def say(self, text: str) -> None:
@@ -158,6 +164,15 @@ class Job:
                 progress = report
         if progress is not None:
             self._screen.progress(progress)
+
+    def _end_stopped(self, patience: float) -> None:
+        """Take tasks that have been stopped for too long for lost: an evaluator has no server to be asked."""
+        self._looked_at = now = time.monotonic()
+        stopped = [task for task, life in self._running.items() if is_stopped(life.pid)]
+        self._stopped = {task: self._stopped.get(task, now) for task in stopped}
+        for task, since in self._stopped.items():
+            if now - since >= patience:
+                self._end_silent(Silence(str(task), now - since))
 
     def _end_silent(self, report: Silence) -> None:
         task = next((each for each in self._running if str(each) == report.silent), None)

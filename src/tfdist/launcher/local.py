@@ -65,6 +65,7 @@ def launch(
     linger: float | None = None,
     restarts: int = 0,
     alone: Collection[str] = ("evaluator",),
+    silence: float | None = None,
     loads_once: bool = False,
     stream: TextIO | None = None,
 ) -> LaunchReport:
@@ -90,6 +91,7 @@ def launch(
         linger: How many seconds the others have to end after the chief; without, as many as `grace`.
         restarts: How often, in all, tasks that are lost are started again.
         alone: The types of tasks that are started again alone, the others going on meanwhile.
+        silence: How many seconds a task may be stopped until it is killed, and so lost; None: for ever.
         loads_once: Whether the command calls `raise_tasks`, which loads a module once for all tasks.
         stream: Where to show what happens; without, the standard output.
 
@@ -127,6 +129,7 @@ def launch(
             "grace": grace,
             "linger": grace if linger is None else linger,
             "restarts": restarts,
+            "silence": silence,
             "loads_once": loads_once,
         }
         control = stack.enter_context(_warden(plan, [reporter, *(log.fd for log in logs.values())]))

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "children_of", "die_with_parent", "with_variable"]
+__all__ = ["adopt_orphans", "children_of", "die_with_parent", "is_stopped", "with_variable"]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -32,11 +32,16 @@ def children_of(parent: int) -> list[int]:
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # names are wanted, not paths
         with contextlib.suppress(OSError):  # ended meanwhile
-            # pid (name) state ppid …, where the name may hold blanks and brackets
-            stat = Path("/proc", pid, "stat").read_text("ascii", "replace")
-            if int(stat.rpartition(")")[2].split()[1]) == parent:
+            if int(_stat(pid)[1]) == parent:
                 found.append(int(pid))
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a process is stopped, as SIGSTOP does it, as far as the system tells."""
+    with contextlib.suppress(OSError):  # it has ended, or there is no /proc
+        return _stat(pid)[0] == "T"
+    return False
 
 
 def with_variable(*assignments: str) -> list[int]:
@@ -50,6 +55,12 @@ def with_variable(*assignments: str) -> list[int]:
             if not wanted.isdisjoint(Path("/proc", pid, "environ").read_bytes().split(b"\0")):
                 found.append(int(pid))
     return found
+
+
+def _stat(pid: int | str) -> list[str]:
+    """Give what the kernel says of a process: its state, its parent, and more."""
+    # pid (name) state ppid …, where the name may hold blanks and brackets
+    return Path("/proc", str(pid), "stat").read_text("ascii", "replace").rpartition(")")[2].split()
 
 
 def _prctl(option: int, value: int) -> None:
