@@ -68,7 +68,7 @@ def test_a_forked_task_is_like_one_that_was_started(here, nothing_left):  # noqa
         )
     for me in ("worker-0", "worker-1"):
         forked, alone = (json.loads((here / f"{me}.{note}").read_text()) for note in ("forked", "started"))
-        of_launch = ("TFDIST_LAUNCH", "TFDIST_NOTE", "TFDIST_PROGRESS", "TMPDIR")
+        of_launch = ("TFDIST_LAUNCH", "TFDIST_NOTE", "TFDIST_PROGRESS", "TFDIST_SECRET", "TMPDIR")
         for facts in (forked, alone):
             assert {
                 f"{name}={value}" for name, value in facts["variables"].items() if (name + value).isascii()
