@@ -115,7 +115,7 @@ def test_cores_are_shared_by_those_that_compute():
     clock, ended = Clock(), []
     cores = Cores(clock, 2)
     for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
-        cores.compute(seconds, lambda name=name: ended.append((name, clock.now)))
+        cores.compute(seconds, lambda name=name: ended.append((name, clock.reached)))
     clock.run()
     # Three share two until a has had its second; then each has a core of its own.
     assert ended == [("a", pytest.approx(1.5)), ("b", pytest.approx(2.5)), ("c", pytest.approx(3.5))]
@@ -124,8 +124,8 @@ def test_cores_are_shared_by_those_that_compute():
 def test_links_serve_in_the_order_of_coming():
     clock, ended = Clock(), []
     one, other, receiver = Line(clock), Line(clock), Line(clock)
-    send(clock, one, receiver, 1.0, 0.5, lambda: ended.append(("one", clock.now)))
-    send(clock, other, receiver, 1.0, 0.25, lambda: ended.append(("other", clock.now)))
+    send(clock, one, receiver, 1.0, 0.5, lambda: ended.append(("one", clock.reached)))
+    send(clock, other, receiver, 1.0, 0.25, lambda: ended.append(("other", clock.reached)))
     clock.run()
     assert ended == [("other", 1.25), ("one", 2.25)]
 

@@ -13,7 +13,7 @@ class Clock:
     """Make things happen when it is their time."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.reached = 0.0
         self._events: list[tuple[float, int, Action]] = []
         self._number = itertools.count()  # what is due at once happens in the order it was said
 
@@ -23,12 +23,12 @@ class Clock:
 
     def after(self, seconds: float, action: Action) -> None:
         """Let something happen some time from now."""
-        self.at(self.now + seconds, action)
+        self.at(self.reached + seconds, action)
 
     def run(self) -> None:
         """Let everything happen, until nothing more is due."""
         while self._events:
-            self.now, _, action = heapq.heappop(self._events)
+            self.reached, _, action = heapq.heappop(self._events)
             action()
 
 
@@ -41,7 +41,7 @@ class Line:
 
     def take(self, seconds: float) -> float:
         """Queue for some seconds' service; give when it begins."""
-        begin = max(self.free_at, self._clock.now)
+        begin = max(self.free_at, self._clock.reached)
         self.free_at = begin + seconds
         return begin
 
@@ -76,8 +76,8 @@ class Cores:
     def _advance(self) -> None:
         rate = min(1.0, self._count / max(1, len(self._left)))
         for number in self._left:
-            self._left[number] -= rate * (self._clock.now - self._since)
-        self._since = self._clock.now
+            self._left[number] -= rate * (self._clock.reached - self._since)
+        self._since = self._clock.reached
 
     def _replan(self) -> None:
         self._plan += 1

@@ -57,7 +57,7 @@ class _Cluster:
         version, arrived = self._updates, list[float]()
 
         def have() -> None:
-            arrived.append(self._clock.now)
+            arrived.append(self._clock.reached)
             if len(arrived) == self._buckets:
                 self._compute(worker, version, arrived)
 
@@ -119,7 +119,7 @@ class _Cluster:
 
     def _end(self, worker: int, version: int) -> None:
         """Note the step, and begin the next one: at once, or when all have ended theirs."""
-        self.record.step(worker, self._clock.now, 0 if self._is_sync else self._updates - version)
+        self.record.step(worker, self._clock.reached, 0 if self._is_sync else self._updates - version)
         self.record.moved += 2 * self._setup.wire_bytes
         self._updates += 1
         if self._is_sync and self._updates % self._workers:
