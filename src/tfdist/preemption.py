@@ -1,7 +1,10 @@
 """Hear SIGTERM in time to save the work: so schedulers say that they will soon take the machine away."""
 
 import contextlib
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -9,6 +12,8 @@ from types import FrameType
 from tfdist.errors import Preempted
 
 __all__ = ["Notice", "hearing_notice"]
+
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Notice:
@@ -33,6 +38,28 @@ class Notice:
             signal.signal(signal.SIGTERM, self.hear)
 
     @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the signal from TensorFlow, which takes it somewhere in the block and tells nobody.
+
+        It ends this process at once, from a thread: there is nothing to save yet, and the main thread may be
+        waiting for others.
+        """
+        if not self.listens or sys.platform == "darwin":  # which cannot wait for a signal in a thread
+            yield
+            self.listen()
+            return
+        # Threads that begin in the block hold it back for ever, and so leave it to the main thread.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        is_over = threading.Event()
+        threading.Thread(target=_end_when_told, args=(is_over,), daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            self.listen()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
         """Only note that the notice has come, until the end of the block."""
         self._is_deferred = True
@@ -50,7 +77,21 @@ class Notice:
     def heed(self) -> None:
         """End, if the notice has come."""
         if self.has_come:
-            raise Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it goes on")
+            raise _told()
+
+
+def _told() -> Preempted:
+    return Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it goes on")
+
+
+def _end_when_told(is_over: threading.Event) -> None:
+    """Wait for the signal that all other threads hold back."""
+    while not is_over.is_set():
+        if signal.sigtimedwait({signal.SIGTERM}, _SECONDS_BETWEEN_LOOKS):
+            error = _told()
+            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            logging.shutdown()
+            os._exit(error.exit_code)
 
 
 @contextlib.contextmanager

@@ -117,8 +117,8 @@ def _train(
     notice: Notice,
     elastic: Elastic | None = None,
 ) -> Report | None:
-    strategy = make_strategy(cluster, **options)
-    notice.listen()
+    with notice.kept():
+        strategy = make_strategy(cluster, **options)
     is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     at_loss = None if elastic is None else elastic.go_on_without
     spared = ("worker",) if is_apart else ()
