@@ -50,10 +50,11 @@ class Process:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """End it, with all that it has started."""
-        for kill in (os.kill, os.killpg):  # at first it is in no group of its own
-            with contextlib.suppress(ProcessLookupError):
-                kill(self.pid, signal.SIGKILL)
+        """End it, with all that it has started, if it has not ended: then its number may be another's."""
+        if self.poll() is None:
+            for kill in (os.killpg, os.kill):  # at first it is in no group of its own
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> None:
