@@ -36,7 +36,7 @@ class Departures:
         """Say which servers are needed for going on."""
         self.are_due = False
         self._is_over = threading.Event()
-        self._here = f"{tf.config.list_logical_devices('CPU')[0].name}"
+        self._here = tf.config.list_logical_devices("CPU")[0].name
         # A thread for each: an operation on a server that is silent does not return.
         self._threads = [
             threading.Thread(target=self._look_at, args=(task,), daemon=True) for task in servers
