@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster import ClusterConfig, Task
@@ -57,6 +57,7 @@ def await_servers(
     *,
     least: int | None = None,
     wait: float = 0.0,
+    unless: Callable[[], bool] = lambda: False,
 ) -> tuple[Task, ...]:
     """Wait until the TensorFlow servers of all these tasks answer at the same time; give those that do.
 
@@ -67,6 +68,7 @@ def await_servers(
         timeout: Seconds until somebody who is missing is named and TaskLost raised.
         least: How many workers are enough when `wait` is over; all tasks where None.
         wait: Seconds that all of them are waited for.
+        unless: Says that nobody needs to be awaited any more.
     """
     awaiting = Awaiting(where, cluster, timeout)
     with ThreadPoolExecutor(min(len(tasks), _MOST_AT_ONCE)) as pool:
@@ -76,7 +78,8 @@ def await_servers(
             present = tuple(task for task in tasks if task not in missing)
             workers = sum(task.type == "worker" for task in present)
             is_only_workers = all(task.type == "worker" for task in missing)
-            if not missing or (least and awaiting.seconds >= wait and is_only_workers and workers >= least):
+            is_enough = least and awaiting.seconds >= wait and is_only_workers and workers >= least
+            if not missing or is_enough or unless():
                 return present
             if awaiting.is_due:
                 awaiting.tell(missing)

@@ -65,7 +65,8 @@ def serve(
     _log.info("%s serves at %s", cluster.task, server.target)
     chief = cluster.address(("chief", 0))
     while True:
-        await_servers("serve", cluster, [Task("chief", 0)], start_timeout)
+        # A chief that fails at once may have come and gone between two questions.
+        await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=farewell_was_said)
         with hearing_notice() as notice, notice.deferred():
             _wait_until_gone(chief, silence_timeout, notice)
         if farewell_was_said() or was_dismissed():

@@ -90,13 +90,15 @@ def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
     """Find the lost tasks: those that do not answer, of those that the message names or else of all.
 
     Calls fail in chains (the chief's to a ps, whose call to a worker failed), so a message may name tasks
-    that are well.
+    that are well. Where one refuses, and so is gone, those that are merely slow are not named.
     """
     plain = _NOT_GONE.sub("", text)
     said = list(dict.fromkeys((job, int(index)) for job, index in _TASK.findall(plain)))
     addresses = _addresses(strategy)
     for tasks in (said, list(addresses)):
-        silent = [each for each in tasks if each in addresses and not answers(addresses[each])]
+        known = {each: answers(addresses[each]) for each in tasks if each in addresses}
+        refusing = [each for each, answer in known.items() if answer is False]
+        silent = refusing or [each for each, answer in known.items() if not answer]
         if silent:
             return named(silent, strategy)
     return named(said, strategy)  # all are back, or nowhere known
