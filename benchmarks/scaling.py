@@ -39,18 +39,18 @@ class Way(NamedTuple):
     title: str
     workers: int
     loop: str
-    collective: str = ""
+    implementation: str = ""
     steps_per_execution: int = 1
-    collective_dtype: str = ""
+    dtype: str = ""
 
 
 ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
 WAYS = (
     ONE,
-    Way("tfdist, `collective: tcp`", 2, "tfdist", "tcp", 10),
+    Way("tfdist, `implementation: tcp`", 2, "tfdist", "tcp", 10),
     Way("tfdist, tcp, gradients as bfloat16", 2, "tfdist", "tcp", 10, "bfloat16"),
     Way("tfdist, tcp, gradients as int8", 2, "tfdist", "tcp", 10, "int8"),
-    Way("tfdist, `collective: ring` (gRPC)", 2, "tfdist", "ring", 10),
+    Way("tfdist, `implementation: ring` (gRPC)", 2, "tfdist", "ring", 10),
     Way("tf_keras fit, one process", 1, "keras"),
     Way("tf_keras fit, MultiWorkerMirrored", 2, "keras"),
 )

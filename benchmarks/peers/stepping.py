@@ -96,8 +96,8 @@ def main(order: dict[str, Any]) -> dict[str, float]:
     is_one = len(cluster.tasks()) < 2
     name, batch, steps = order["model"], order["batch"], order["steps"]
     if is_ours:
-        said = {name: order[name] for name in ("collective", "collective_dtype") if order[name]}
-        options = {} if is_one else said
+        said = {name: order[name] for name in ("implementation", "dtype") if order[name]}
+        options = {} if is_one else {"communication": said}
         strategy = tfdist.make_strategy(None if is_one else cluster, **options)
     else:
         strategy = tf.distribute.get_strategy() if is_one else tf.distribute.MultiWorkerMirroredStrategy()
@@ -119,7 +119,7 @@ def main(order: dict[str, Any]) -> dict[str, float]:
     else:
         whole = data(name, batch if is_one else batch * strategy.num_replicas_in_sync, rank)
         model.fit(whole, **common)
-    width = {"bfloat16": 2, "int8": 1}.get(order["collective_dtype"], 4)
+    width = {"bfloat16": 2, "int8": 1}.get(order["dtype"], 4)
     least = 2 * (1 - 1 / strategy.num_replicas_in_sync) * width * model.count_params()
     return {**seen.found, "least": least}
 

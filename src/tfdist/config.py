@@ -42,28 +42,6 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] | None,
         Meta(description="Keras's dtype policy."),
     ] = None
-    collective: Annotated[
-        Literal["auto", "tcp", "ring", "nccl"] | None,
-        Meta(
-            description="How multi_worker_mirrored adds gradients up: tcp over connections of tfdist's own,"
-            " ring and nccl by TensorFlow; auto takes tcp on CPUs, where the tasks share a secret."
-        ),
-    ] = None
-    collective_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "int8"] | None,
-        Meta(
-            description="What gradients of 32 bits travel as with collective tcp; all but float32 are rounded"
-            " on the way, which changes what is computed."
-        ),
-    ] = None
-    bytes_per_pack: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Bytes of gradients that multi_worker_mirrored sends together; 0 is all."),
-    ] = None
-    collective_timeout: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Seconds after which an exchange that lacks a worker fails."),
-    ] = None
     min_shard_bytes: Annotated[
         Positive | None, Meta(description="Split a variable over the ps into shards of at least this size.")
     ] = None
@@ -76,17 +54,37 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(description="Seconds that the other tasks may take to come up; else 600."),
     ] = None
 
-    def options(self, cluster: ClusterConfig) -> dict[str, Any]:
-        """Give what `make_strategy` is to be called with, besides the cluster."""
-        # Beside ps tasks, GPUs are the workers' own.
-        left_out = ("name", "memory_growth") if cluster.ps else ("name",)
-        said = {name: getattr(self, name) for name in self.__struct_fields__ if name not in left_out}
-        return {"strategy": self.name, **{name: value for name, value in said.items() if value is not None}}
-
     def serving(self) -> dict[str, Any]:
         """Give what `serve` is to be called with, besides the cluster."""
         timeout = {} if self.start_timeout is None else {"start_timeout": self.start_timeout}
         return {"device": self.device, "memory_growth": self.memory_growth, **timeout}
+
+
+class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say how mirrored workers add gradients up."""
+
+    implementation: Annotated[
+        Literal["auto", "tcp", "ring", "nccl"] | None,
+        Meta(
+            description="tcp goes over connections of tfdist's own, ring and nccl are TensorFlow's; auto"
+            " takes tcp on CPUs, where the tasks share a secret."
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"] | None,
+        Meta(
+            description="What gradients of 32 bits travel as with tcp; all but float32 round them, which"
+            " changes what is computed."
+        ),
+    ] = None
+    bytes_per_pack: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Bytes of gradients that TensorFlow sends together; 0 is all."),
+    ] = None
+    timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Seconds after which an exchange that lacks a worker fails."),
+    ] = None
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,6 +242,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     cluster: ClusterSection = ClusterSection()
     strategy: StrategySection = StrategySection()
+    communication: CommunicationSection = CommunicationSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
@@ -254,6 +253,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watch: WatchSection = WatchSection()
     launch: LaunchSection = LaunchSection()
     elastic: ElasticSection | None = None
+
+    def strategy_options(self, cluster: ClusterConfig) -> dict[str, Any]:
+        """Give what `make_strategy` is to be called with, besides the cluster."""
+        communication = _said(self.communication)
+        said = {**_said(self.strategy), **({"communication": communication} if communication else {})}
+        if cluster.ps:  # beside ps tasks, GPUs are the workers' own
+            said.pop("memory_growth", None)
+        return {"strategy": said.pop("name"), **said}
+
+
+def _said(section: msgspec.Struct) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.structs.asdict(section).items() if value is not None}
 
 
 @dataclass(frozen=True)

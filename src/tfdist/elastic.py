@@ -47,7 +47,7 @@ class Elastic:
         self._mark = fingerprint(cluster, msgspec.json.encode(config).decode())
         present = self._gather(config.strategy.start_timeout or _START_TIMEOUT, section)
         self.strategy = {
-            **config.strategy.options(cluster),
+            **config.strategy_options(cluster),
             # Also where one worker is left.
             "strategy": "parameter_server_sync" if cluster.ps else "multi_worker_mirrored",
             "start_timeout": section.wait,

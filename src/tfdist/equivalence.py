@@ -45,7 +45,7 @@ def record(
         serve(cluster, **config.strategy.serving())
         return
     tf.keras.backend.set_floatx(numbers)
-    strategy = make_strategy(cluster, **{**config.strategy.options(cluster), "precision": numbers})
+    strategy = make_strategy(cluster, **{**config.strategy_options(cluster), "precision": numbers})
     data = open_data(**config.data.wanted())
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():

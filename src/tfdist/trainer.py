@@ -91,7 +91,7 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         if config.elastic is not None:
             return _train_elastic(config, config.elastic, cluster, folder, notice)
         try:
-            return _train(config, cluster, config.strategy.options(cluster), folder, notice)
+            return _train(config, cluster, config.strategy_options(cluster), folder, notice)
         except Preempted:
             withhold_farewell()
             raise
@@ -186,7 +186,7 @@ def _train_on(
 def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
     """Check in this process what a run needs, without training; say what was found."""
     lead = cluster.with_task(cluster.lead) if cluster else cluster
-    name = check_strategy(lead, **config.strategy.options(cluster))
+    name = check_strategy(lead, **config.strategy_options(cluster))
     check_nonfinite(config, is_apart=name == "parameter_server")
     if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
         check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)

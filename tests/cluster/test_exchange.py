@@ -59,7 +59,7 @@ def _check_sums(found):
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
 def test_several_replicas_of_a_worker_are_added_up_first(tmp_path, keras_itself):
-    options = {"collective": "tcp", "logical_devices": 2}
+    options = {"communication": {"implementation": "tcp"}, "logical_devices": 2}
     cases = ["counting", "equivalent_clipped"]
     finished = run_cluster(tmp_path, "multi_worker_mirrored", cases, workers=2, options=options)
 
@@ -72,14 +72,14 @@ def test_several_replicas_of_a_worker_are_added_up_first(tmp_path, keras_itself)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("collective", "status"), [("tcp", 2), ("auto", 0)])
+@pytest.mark.parametrize(("implementation", "status"), [("tcp", 2), ("auto", 0)])
 def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
-    tmp_path, monkeypatch, collective, status
+    tmp_path, monkeypatch, implementation, status
 ):
     cluster = ClusterConfig.local(workers=2)
     order = {
         "strategy": "multi_worker_mirrored",
-        "options": {"collective": collective},
+        "options": {"communication": {"implementation": implementation}},
         "cases": ["counting", "exchange_cases.way"],
         "folder": str(tmp_path),
     }
@@ -91,7 +91,10 @@ def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
 
     assert set(finished.exit_codes.values()) == {status}, finished.logs["worker:0"][-3000:]
     if status:
-        assert all("ConfigError: collective tcp: cannot be: " in log for log in finished.logs.values())
+        assert all(
+            "ConfigError: communication.implementation tcp: cannot be: " in log
+            for log in finished.logs.values()
+        )
         return
     assert all("gradients go by TensorFlow's own collectives" in log for log in finished.logs.values())
     assert finished.chief["exchange_cases.way"] == "CollectiveAllReduce"
@@ -101,7 +104,7 @@ def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
 def test_gradients_of_8_bits_train_all_alike(tmp_path):
-    options = {"collective": "tcp", "collective_dtype": "int8"}
+    options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
     cases = ["exchange_cases.sums", "smoke"]
     finished = run_cluster(tmp_path, "multi_worker_mirrored", cases, workers=2, options=options)
 
@@ -117,7 +120,7 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
-@pytest.mark.parametrize("options", [{"collective": "tcp", "collective_timeout": 4.0}, {}])
+@pytest.mark.parametrize("options", [{"communication": {"implementation": "tcp", "timeout": 4.0}}, {}])
 def test_a_worker_that_falls_silent_is_named(tmp_path, options):
     with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2, options=options) as (running, _):
         stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)

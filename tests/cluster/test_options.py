@@ -14,9 +14,7 @@ TIMEOUT = 4.0
 def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     # The worker is stopped and not killed: TensorFlow itself would wait for its heartbeat for longer.
     options = {
-        "collective": "ring",
-        "bytes_per_pack": 1024,
-        "collective_timeout": TIMEOUT,
+        "communication": {"implementation": "ring", "bytes_per_pack": 1024, "timeout": TIMEOUT},
         "precision": "mixed_bfloat16",
         "intra_op_threads": 2,
         "inter_op_threads": 7,
@@ -30,7 +28,10 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
             stopped.kill()
 
     says(
-        finished, "worker:0", "fit", f"{lost}: an exchange lacked somebody for longer than collective_timeout"
+        finished,
+        "worker:0",
+        "fit",
+        f"{lost}: an exchange lacked somebody for longer than communication.timeout",
     )
     assert finished.results["worker:0"]["option_cases.seen"] == {
         "exchanges": 3,  # of 4096 bytes each

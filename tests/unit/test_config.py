@@ -28,14 +28,15 @@ def test_each_shipped_config_names_the_schema_and_is_read(path, tmp_path):
 
 def test_a_strategy_gets_the_options_that_the_file_names(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("strategy: {name: multi_worker_mirrored, collective: ring, bytes_per_pack: 0}\n")
+    path.write_text(
+        "strategy: {name: multi_worker_mirrored}\ncommunication: {implementation: ring, bytes_per_pack: 0}\n"
+    )
     settings = read_config(path)
-    options = settings.config.strategy.options(settings.find_cluster(environ={}))
+    options = settings.config.strategy_options(settings.find_cluster(environ={}))
     expected = {
         "strategy": "multi_worker_mirrored",
         "device": "auto",
-        "collective": "ring",
-        "bytes_per_pack": 0,
+        "communication": {"implementation": "ring", "bytes_per_pack": 0},
     }
     assert options == expected
 
@@ -44,9 +45,9 @@ def test_gpu_memory_is_the_workers_own_beside_ps(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("cluster: {chief: 1, worker: 2, ps: 1}\nstrategy: {device: gpu, memory_growth: true}\n")
     settings = read_config(path)
-    strategy = settings.config.strategy
-    assert strategy.options(settings.find_cluster(environ={})) == {"strategy": "auto", "device": "gpu"}
-    assert strategy.serving() == {"device": "gpu", "memory_growth": True}
+    cluster = settings.find_cluster(environ={})
+    assert settings.config.strategy_options(cluster) == {"strategy": "auto", "device": "gpu"}
+    assert settings.config.strategy.serving() == {"device": "gpu", "memory_growth": True}
 
 
 @pytest.mark.parametrize(

@@ -165,4 +165,4 @@ def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatc
     assert after(3, 15) == ""
     answer["other"] = None
     assert after(600, 615) == ""  # this process was stopped itself
-    assert "collective_timeout is 4 s" in Silence({}, 4.0).why_lost(4.5)
+    assert "communication.timeout is 4 s" in Silence({}, 4.0).why_lost(4.5)

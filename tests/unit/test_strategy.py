@@ -76,7 +76,12 @@ def test_refuses_what_the_cluster_cannot_run(made, name, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"collective": "ring"}, "collective: does nothing under one_device"),
+        (
+            {"communication": {"implementation": "ring"}},
+            "communication.implementation: does nothing under one_d",
+        ),
+        ({"communication": {"dtyp": "int8"}}, "communication: unknown key 'dtyp'. Did you mean 'dtype'"),
+        ({"communication": {"timeout": "1"}}, "communication.timeout: does nothing under one_device"),
         ({"max_shards": 2}, "Leave it out, or take parameter_server"),
         ({"precision": "float8"}, "precision: is unknown"),
         ({"logical_devices": 0}, "expected a number of at least 1, received 0"),
@@ -124,17 +129,17 @@ def test_cpu_hides_the_gpus(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "options", "words"),
     [
-        ({}, {}, "collective tcp: needs a secret"),
+        ({}, {}, "communication.implementation tcp: needs a secret"),
         ({"TFDIST_SECRET": "short"}, {}, "expected a secret of at least 16 characters, received one of 5"),
         (
             {},
-            {"collective": "ring", "collective_dtype": "int8"},
-            "collective_dtype: is about the exchange of collective tcp",
+            {"implementation": "ring", "dtype": "int8"},
+            "communication.dtype: is about the exchange of implementation tcp, and the implementation is ring",
         ),
         (
             {"TFDIST_SECRET": "s" * 16},
             {"bytes_per_pack": 0},
-            "bytes_per_pack: does nothing with collective tcp",
+            "communication.bytes_per_pack: does nothing with tcp",
         ),
     ],
 )
@@ -143,6 +148,6 @@ def test_refuses_an_exchange_without_a_secret(monkeypatch, environ, options, wor
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    made, options = cluster(("worker", 0), worker=2), {"collective": "tcp", **options}
+    made, options = cluster(("worker", 0), worker=2), {"implementation": "tcp", **options}
     with pytest.raises(ConfigError, match=re.escape(words)):
-        make_strategy(made, "multi_worker_mirrored", **options)
+        make_strategy(made, "multi_worker_mirrored", communication=options)

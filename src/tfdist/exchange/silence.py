@@ -28,7 +28,7 @@ class Silence:
     def why_lost(self, seconds: float) -> str:
         """Say why an exchange that has stood still for so many seconds will not go on, or nothing."""
         if self._timeout is not None and seconds >= self._timeout:
-            return f"nothing came for {seconds:.0f} s, and collective_timeout is {self._timeout:g} s"
+            return f"nothing came for {seconds:.0f} s, and communication.timeout is {self._timeout:g} s"
         passed, self._asked_at = time.monotonic() - self._asked_at, time.monotonic()
         for name, address in self._addresses.items():
             counted = min(passed, seconds, _MOST_COUNTED_AT_ONCE)

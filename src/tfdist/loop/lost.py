@@ -44,7 +44,7 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
             raise
         problem = f"lost {' and '.join(gone)}" if gone else "waited for a task, and all of them answer"
         if waited:
-            problem += ": an exchange lacked somebody for longer than collective_timeout"
+            problem += ": an exchange lacked somebody for longer than communication.timeout"
         if broken:
             problem = f"lost {' and '.join(gone)}: {broken[1]}" if gone else broken[1]
         withhold_farewell()

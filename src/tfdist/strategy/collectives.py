@@ -12,39 +12,40 @@ from tfdist.errors import ConfigError
 from tfdist.exchange import SECRET, SECRET_FILE, Unmet, find_secret
 from tfdist.strategy.kinds import MultiWorkerMirrored
 
-__all__ = ["communication", "exchange_over_ring", "secret_of_ring"]
+__all__ = ["collectives_of", "exchange_over_ring", "secret_of_ring"]
 
 _log = logging.getLogger("tfdist")
 
 
-def communication(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
+def collectives_of(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
     """Give what TensorFlow's collectives are to do, which is all where there is no ring."""
     implementations = tf.distribute.experimental.CommunicationImplementation
-    collective = options["collective"] or "auto"
+    implementation = options["communication.implementation"] or "auto"
     return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options["bytes_per_pack"] or 0,
-        timeout_seconds=options["collective_timeout"],
-        implementation=implementations["AUTO" if collective == "tcp" else collective.upper()],
+        bytes_per_pack=options["communication.bytes_per_pack"] or 0,
+        timeout_seconds=options["communication.timeout"],
+        implementation=implementations["AUTO" if implementation == "tcp" else implementation.upper()],
     )
 
 
 def secret_of_ring(cluster: ClusterConfig, options: Mapping[str, Any]) -> bytes | None:
     """Give what the tasks of a ring know each other by, where gradients are to go over one."""
-    collective = options["collective"] or "auto"
-    if options["collective_dtype"] is not None and collective != "tcp":
-        problem = f"is about the exchange of collective tcp, and collective is {collective}"
-        raise ConfigError("collective_dtype", problem, remedy="Say tcp, or leave it out")
+    implementation = options["communication.implementation"] or "auto"
+    bytes_per_pack = options["communication.bytes_per_pack"]
+    if options["communication.dtype"] is not None and implementation != "tcp":
+        problem = f"is about the exchange of implementation tcp, and the implementation is {implementation}"
+        raise ConfigError("communication.dtype", problem, remedy="Say tcp, or leave it out")
     training = cluster.training()
-    if collective not in ("auto", "tcp") or len(training.tasks()) < 2:
+    if implementation not in ("auto", "tcp") or len(training.tasks()) < 2:
         return None
     secret = find_secret()
-    if collective == "tcp" and secret is None:
+    if implementation == "tcp" and secret is None:
         problem = "needs a secret that the tasks know each other by; the launcher would hand one out"
         remedy = f"Set {SECRET} or {SECRET_FILE} to the same one for all tasks, or say ring"
-        raise ConfigError("collective tcp", problem, remedy=remedy)
-    if collective == "tcp" and options["bytes_per_pack"] is not None:
-        raise ConfigError("bytes_per_pack", "does nothing with collective tcp", remedy="Leave it out")
-    if collective == "auto" and (device_kind() == "GPU" or options["bytes_per_pack"] is not None):
+        raise ConfigError("communication.implementation tcp", problem, remedy=remedy)
+    if implementation == "tcp" and bytes_per_pack is not None:
+        raise ConfigError("communication.bytes_per_pack", "does nothing with tcp", remedy="Leave it out")
+    if implementation == "auto" and (device_kind() == "GPU" or bytes_per_pack is not None):
         return None
     return secret
 
@@ -54,14 +55,16 @@ def exchange_over_ring(
 ) -> None:
     """Let gradients go over a ring; where the tasks cannot meet in one, say so, and go on if that may be."""
     try:
-        wire_type = options["collective_dtype"] or "float32"
+        wire_type = options["communication.dtype"] or "float32"
         strategy.exchange_over_ring(
-            cluster, secret, timeout=options["collective_timeout"], wire_type=wire_type
+            cluster, secret, timeout=options["communication.timeout"], wire_type=wire_type
         )
     except Unmet as error:
-        if options["collective"] == "tcp":
+        if options["communication.implementation"] == "tcp":
             remedy = "Give all tasks the same secret and let them reach each other on any port, or say ring"
-            raise ConfigError("collective tcp", f"cannot be: {error}", remedy=remedy) from error
+            raise ConfigError(
+                "communication.implementation tcp", f"cannot be: {error}", remedy=remedy
+            ) from error
         _log.warning("gradients go by TensorFlow's own collectives, which are slower: %s", error)
     else:
         _log.info("gradients go over a ring of %d tasks", len(cluster.training().tasks()))

@@ -6,7 +6,7 @@ strategy = make_strategy(None, "mirrored", logical_devices=2)
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import tensorflow as tf
 
@@ -16,24 +16,44 @@ from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.exchange import WireType
 from tfdist.farewell import say_farewell_at_exit
-from tfdist.strategy.collectives import communication, exchange_over_ring, secret_of_ring
+from tfdist.strategy.collectives import collectives_of, exchange_over_ring, secret_of_ring
 from tfdist.strategy.connecting import connecting
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
 
-__all__ = ["StrategyName", "check_strategy", "make_strategy"]
+__all__ = ["Communication", "StrategyName", "check_strategy", "make_strategy"]
 
 _log = logging.getLogger("tfdist")
 
 StrategyName = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
 ]
-Collective = Literal["auto", "tcp", "ring", "nccl"]
+Implementation = Literal["auto", "tcp", "ring", "nccl"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
+
+class Communication(TypedDict, total=False):
+    """Say how mirrored workers add gradients up.
+
+    Attributes:
+        implementation: tcp, over connections of tfdist's own between tasks that share a secret
+            (TFDIST_SECRET); ring or nccl, by TensorFlow. auto takes tcp on CPUs where there is a secret and
+            bytes_per_pack does not ask for TensorFlow's packs, and else lets TensorFlow choose.
+        dtype: What gradients of 32 bits travel as with tcp: bfloat16, float16 and int8 round them on the way,
+            which changes what is computed; float32, the default, does not.
+        bytes_per_pack: How many bytes of gradients TensorFlow sends together; 0 means all.
+        timeout: Seconds after which an exchange that lacks a worker fails.
+    """
+
+    implementation: Implementation
+    dtype: WireType
+    bytes_per_pack: int
+    timeout: float
+
+
 _WORDS = {
-    "collective": get_args(Collective),
-    "collective_dtype": get_args(WireType),
+    "communication.implementation": get_args(Implementation),
+    "communication.dtype": get_args(WireType),
     "precision": get_args(Precision),
 }
 _OF_PS = ("parameter_server", "parameter_server_sync")
@@ -41,10 +61,10 @@ _START_TIMEOUT = 600.0
 
 # An option that only some strategies have; with another one it would do nothing.
 _BELONGS_TO: dict[str, tuple[str, ...]] = {
-    "collective": ("multi_worker_mirrored",),
-    "collective_dtype": ("multi_worker_mirrored",),
-    "bytes_per_pack": ("multi_worker_mirrored",),
-    "collective_timeout": ("multi_worker_mirrored",),
+    "communication.implementation": ("multi_worker_mirrored",),
+    "communication.dtype": ("multi_worker_mirrored",),
+    "communication.bytes_per_pack": ("multi_worker_mirrored",),
+    "communication.timeout": ("multi_worker_mirrored",),
     "start_timeout": ("multi_worker_mirrored", *_OF_PS),
     "min_shard_bytes": _OF_PS,
     "max_shards": _OF_PS,
@@ -57,10 +77,7 @@ def make_strategy(
     cluster: ClusterConfig | None = None,
     strategy: StrategyName = "auto",
     *,
-    collective: Collective | None = None,
-    collective_dtype: WireType | None = None,
-    bytes_per_pack: int | None = None,
-    collective_timeout: float | None = None,
+    communication: Communication | None = None,
     min_shard_bytes: int | None = None,
     max_shards: int | None = None,
     device: Device = "auto",
@@ -79,14 +96,7 @@ def make_strategy(
     Args:
         cluster: The cluster and this process's task; a single process where None.
         strategy: Which strategy; auto takes one that fits the cluster and the devices.
-        collective: How multi_worker_mirrored adds gradients up: tcp, over connections of tfdist's own between
-            tasks that share a secret (TFDIST_SECRET); ring or nccl, by TensorFlow. auto takes tcp on CPUs
-            where there is a secret and bytes_per_pack does not ask for TensorFlow's packs, and else lets
-            TensorFlow choose.
-        collective_dtype: What gradients of 32 bits travel as with collective tcp: bfloat16, float16 and int8
-            round them on the way, which changes what is computed; float32, the default, does not.
-        bytes_per_pack: How many bytes of gradients multi_worker_mirrored sends together; 0 means all.
-        collective_timeout: Seconds after which a multi_worker_mirrored exchange that lacks a worker fails.
+        communication: How multi_worker_mirrored adds gradients up, such as {"implementation": "tcp"}.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
         max_shards: Split a variable into at most so many shards; as many as there are ps tasks where None.
         device: What is computed on: gpu, or cpu, or GPUs where there are any.
@@ -105,10 +115,7 @@ def make_strategy(
     """
     cluster = ClusterConfig() if cluster is None else cluster
     options = {
-        "collective": collective,
-        "collective_dtype": collective_dtype,
-        "bytes_per_pack": bytes_per_pack,
-        "collective_timeout": collective_timeout,
+        **_flat(communication),
         "min_shard_bytes": min_shard_bytes,
         "max_shards": max_shards,
         "logical_devices": logical_devices,
@@ -118,7 +125,7 @@ def make_strategy(
         "inter_op_threads": inter_op_threads,
         "start_timeout": start_timeout,
     }
-    name = check_strategy(cluster, strategy, device=device, **options)
+    name = _checked(cluster, strategy, device, options)
     # Where workers compute on behalf of the chief, their GPUs are in question: known when all are connected.
     is_theirs = name in _OF_PS and device == "gpu"
     check_device("auto" if is_theirs else device, memory_growth=memory_growth)
@@ -135,7 +142,8 @@ def make_strategy(
         tf.keras.mixed_precision.set_global_policy(precision)
     secret = secret_of_ring(cluster, options) if name == "multi_worker_mirrored" else None
     # What the tasks must agree on, or they would wait for each other in different exchanges.
-    agreed = (name, collective, collective_dtype, bytes_per_pack, precision, secret is not None)
+    said = (options[f"communication.{key}"] for key in ("implementation", "dtype", "bytes_per_pack"))
+    agreed = (name, *said, precision, secret is not None)
     shared = None if name in _OF_PS else agreed
     timeout = _START_TIMEOUT if start_timeout is None else start_timeout
     with connecting("make_strategy", cluster, shared, timeout=timeout):
@@ -147,9 +155,27 @@ def make_strategy(
 
 
 def check_strategy(
-    cluster: ClusterConfig, strategy: str = "auto", *, device: str = "auto", **options: Any
+    cluster: ClusterConfig,
+    strategy: str = "auto",
+    *,
+    device: str = "auto",
+    communication: Communication | None = None,
+    **options: Any,
 ) -> StrategyName:
     """Refuse what a cluster, a strategy and its options cannot do together; give the strategy's name."""
+    return _checked(cluster, strategy, device, {**_flat(communication), **options})
+
+
+def _flat(communication: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give the options by their names in a config; None where nothing is said."""
+    known = Communication.__annotations__
+    for key in communication or {}:
+        if key not in known:
+            raise ConfigError("communication", f"unknown key {shown(key)}", remedy=did_you_mean(key, known))
+    return {f"communication.{key}": (communication or {}).get(key) for key in known}
+
+
+def _checked(cluster: ClusterConfig, strategy: str, device: str, options: Mapping[str, Any]) -> StrategyName:
     if strategy not in get_args(StrategyName):
         remedy = did_you_mean(strategy, get_args(StrategyName))
         raise ConfigError("strategy", "is unknown: " + shown(strategy), remedy=remedy)
@@ -231,8 +257,8 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
             raise ConfigError(key, "is unknown: " + shown(value), remedy=did_you_mean(value, known))
         if known is not None or key == "memory_growth":
             continue
-        least = 0 if key in ("bytes_per_pack", "intra_op_threads", "inter_op_threads") else 1
-        is_number = isinstance(value, int) or (key.endswith("_timeout") and isinstance(value, float))
+        least = 0 if key in ("communication.bytes_per_pack", "intra_op_threads", "inter_op_threads") else 1
+        is_number = isinstance(value, int) or (key.endswith("timeout") and isinstance(value, float))
         if isinstance(value, bool) or not is_number or value < (0 if isinstance(value, float) else least):
             raise ConfigError(key, expected=f"a number of at least {least}", received=shown(value))
 
@@ -249,7 +275,7 @@ def _make(
         reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None
         return Mirrored(devices, reduction)
     if name == "multi_worker_mirrored":
-        return MultiWorkerMirrored(cluster.resolver(), communication(options))
+        return MultiWorkerMirrored(cluster.resolver(), collectives_of(options))
     cutter = _cutter(cluster, options)
     if name == "parameter_server":
         made = ParameterServer(cluster, cutter)
