@@ -22,7 +22,8 @@ _log = logging.getLogger("tfdist")
 
 def announce_departure() -> None:
     """Say that this server will end soon."""
-    tf.io.gfile.GFile(_MARK, "w").close()
+    with tf.io.gfile.GFile(_MARK, "w") as mark:
+        mark.write("")  # makes the file: to open and close it does not
 
 
 class Departures:
