@@ -13,12 +13,24 @@ if TYPE_CHECKING:
     from tfdist.remote import connect
     from tfdist.server import serve
     from tfdist.strategy import make_strategy
+    from tfdist.traffic import Traffic
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ClusterConfig", "Task", "connect", "evaluate", "fit", "make_strategy", "predict", "serve"]
+__all__ = [
+    "ClusterConfig",
+    "Task",
+    "Traffic",
+    "connect",
+    "evaluate",
+    "fit",
+    "make_strategy",
+    "predict",
+    "serve",
+]
 
 _HOMES = {
+    "Traffic": "tfdist.traffic",
     "connect": "tfdist.remote",
     "evaluate": "tfdist.loop",
     "fit": "tfdist.loop",

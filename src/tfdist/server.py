@@ -15,6 +15,7 @@ from tfdist.errors import ConfigError, TaskLost
 from tfdist.farewell import farewell_was_said, was_dismissed
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.probing import answers
+from tfdist.traffic import telling_traffic
 
 __all__ = ["serve"]
 
@@ -67,7 +68,7 @@ def serve(
     while True:
         # A chief that fails at once may have come and gone between two questions.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=farewell_was_said)
-        with hearing_notice() as notice, notice.deferred():
+        with telling_traffic(cluster), hearing_notice() as notice, notice.deferred():
             _wait_until_gone(chief, silence_timeout, notice)
         if farewell_was_said() or was_dismissed():
             break

@@ -43,6 +43,7 @@ from tfdist.run import Run
 from tfdist.saved_model import export, try_formats
 from tfdist.server import serve
 from tfdist.strategy import check_strategy, make_strategy
+from tfdist.traffic import Traffic
 from tfdist.watcher import Watcher
 
 __all__ = ["Report", "rehearse", "train"]
@@ -68,7 +69,7 @@ class Report:
     starts: int
     steps_lost: int
     seconds: float
-    bytes_sent_per_step: int | None
+    bytes_sent_per_step: dict[str, int]
     export: str
     config: dict[str, Any]
     versions: dict[str, str]
@@ -154,7 +155,8 @@ def _train_on(
         model = compiled_model(config, data)
     take_in = None if elastic is None else elastic.take_in
     run = Run(config, cluster, strategy, data, model, folder, notice, departures, take_in)
-    found = run.train()
+    with Traffic(strategy) as traffic:
+        found = run.train()
     weights = model.get_weights()  # by all tasks: Keras 2 puts together what each of them has
     report = None
     if cluster.is_chief:
@@ -173,7 +175,10 @@ def _train_on(
             steps_lost=sum(start.lost for start in run.history),
             export=str(_export(config, data, local, found, folder, run.step)),
             seconds=time.monotonic() - started,
-            bytes_sent_per_step=_bytes_per_step(strategy, run),
+            bytes_sent_per_step={
+                task: round(sent / max(1, run.step - run.begun_at))
+                for task, sent in traffic.bytes_sent.items()
+            },
             config=msgspec.to_builtins(config),
             versions=_versions(),
         )
@@ -256,12 +261,6 @@ def _export(config: Config, data: Data, model: Any, found: dict[str, float], fol
         metadata=metadata,
         formats=config.export.formats,
     )
-
-
-def _bytes_per_step(strategy: tf.distribute.Strategy, run: Run) -> int | None:
-    """Give what the chief has sent over the ring, evaluations and all, if gradients go over one."""
-    ring, steps = getattr(strategy, "ring", None), run.step - run.begun_at
-    return None if ring is None or not steps else round(ring.bytes_sent / steps)
 
 
 def _versions() -> dict[str, str]:

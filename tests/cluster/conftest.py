@@ -176,6 +176,7 @@ ANYWHERE = [
     "shared_cases.scaled",
     "random_cases.draws",
     "model_cases.shuffled",
+    "traffic_cases.trained",
 ]
 IN_STEP_ONLY = [
     "shared_cases.at_once",

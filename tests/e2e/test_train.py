@@ -81,6 +81,9 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     ]
     assert f"test accuracy  {report['test_accuracy']:.4f}" in run.stdout
     workers = ["this process"] if name in ("local", "mirrored") else ["worker:0", "worker:1"]
+    senders = {"ps2w": ["chief:0", "ps:0", "worker:0", "worker:1"], "mwms2w": ["worker:0"]}
+    if sys.platform.startswith("linux"):  # whose kernel tells
+        assert sorted(report["bytes_sent_per_step"]) == senders.get(name.removesuffix("-sync"), [])
     timed = {f"milliseconds of a step/{worker}" for worker in workers}
     assert _curves(folder, "train") == {"loss", "accuracy", "examples per second", "learning rate", *timed}
     assert _curves(folder, "test") > {"loss", "accuracy"}

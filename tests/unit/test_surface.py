@@ -5,7 +5,17 @@ import sys
 
 import tfdist
 
-PUBLIC = ["ClusterConfig", "Task", "connect", "evaluate", "fit", "make_strategy", "predict", "serve"]
+PUBLIC = [
+    "ClusterConfig",
+    "Task",
+    "Traffic",
+    "connect",
+    "evaluate",
+    "fit",
+    "make_strategy",
+    "predict",
+    "serve",
+]
 LIGHT = [
     "tfdist",
     "tfdist.config",

@@ -1,0 +1,43 @@
+"""Bytes at the sockets: what each task sends in a step is what its variables and gradients are."""
+
+import sys
+
+import pytest
+import traffic_cases
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
+WEIGHTS = 4 * traffic_cases.INPUTS * traffic_cases.UNITS  # bytes
+# Of what is sent beside: the data, the calls, and the probes of a machine that may be slow.
+MORE = 1.2
+
+
+def per_step(finished, strategy):
+    return finished(strategy).chief["traffic_cases.trained"]
+
+
+def test_a_ps_sends_variables_and_a_worker_gradients(finished):
+    sent = per_step(finished, "parameter_server")
+    assert set(sent) == {"chief:0", "worker:0", "worker:1", "ps:0"}
+    # A step is one worker's.
+    assert WEIGHTS < sent["ps:0"] < MORE * WEIGHTS
+    assert WEIGHTS < sent["worker:0"] + sent["worker:1"] < MORE * WEIGHTS
+    assert sent["chief:0"] < (MORE - 1) * WEIGHTS
+
+
+def test_in_a_step_together_every_worker_has_the_variables_sent(finished):
+    sent = per_step(finished, "parameter_server_sync")
+    assert set(sent) == {"chief:0", "worker:0", "worker:1", "ps:0", "ps:1"}
+    assert 2 * WEIGHTS < sent["ps:0"] + sent["ps:1"] < MORE * 2 * WEIGHTS
+    for worker in ("worker:0", "worker:1"):
+        assert sent[worker] > WEIGHTS
+
+
+def test_a_mirrored_worker_sends_its_gradients(finished):
+    sent = per_step(finished, "multi_worker_mirrored")
+    assert list(sent) == ["worker:0"]
+    assert WEIGHTS < sent["worker:0"] < MORE * WEIGHTS
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_a_process_alone_sends_nothing(finished, strategy):
+    assert per_step(finished, strategy) == {}
