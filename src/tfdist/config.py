@@ -145,6 +145,10 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps: Annotated[
         Positive | None, Meta(description="Train for just so many steps, whatever epochs says.")
     ] = None
+    until_accuracy: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="End with the first evaluation that finds so much test accuracy, such as 0.99."),
+    ] = None
     optimizer: Literal["sgd", "momentum", "adam"] = "adam"
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     schedule: Annotated[
@@ -279,6 +283,13 @@ class Settings:
         """Give what to type to start one task, or where none is named, the whole cluster on this machine."""
         words = ["python", "-m", "tfdist.train", "--config", self.path]
         return shlex.join(words if task is None else [*words, "--task", str(task)])
+
+    def check_evaluator(self) -> None:
+        """Refuse an evaluator of its own where the tasks that train have to know what it finds."""
+        if self.config.train.until_accuracy is not None and self.config.cluster.evaluator:
+            place = self.document.source.inside("train").at("until_accuracy")
+            problem = "cannot be beside an evaluator, whose findings come when training has gone on"
+            raise ConfigError(place, problem, remedy="Leave one of the two out")
 
     def check_elastic(self, cluster: ClusterConfig) -> None:
         """Refuse to be elastic where that cannot be."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import checkpoint
@@ -46,6 +47,7 @@ class Keeper:
         self._found: checkpoint.Checkpoint | None = None
         self.kept: int | None = None  # the step of the newest checkpoint
         self.skipped: list[int] = []  # numbers of global batches
+        self.kept_enough = False  # the newest checkpoint is that of an accuracy which ended the run
         self._best: dict[str, Any] = {}
         self._reached: int | None = None  # the descriptor of a file
         self.history: tuple[Start, ...] = ()
@@ -72,9 +74,11 @@ class Keeper:
                 raise ConfigError(str(self._folder), problem, remedy=remedy)
             _check_same(found, self._trained)
         step, skipped = (-1, []) if found is None else (found.step, found.facts.get("skipped_batches", []))
+        is_enough = found is not None and self._is_enough(found.facts["evaluation"])
         if self._is_chief and not self.history:
             self._note_start(max(step, 0))
-        step, count = self._agreed([step, len(skipped)])
+        step, count, enough = self._agreed([step, len(skipped), is_enough])
+        self.kept_enough = bool(enough)
         # Where this is not the first time, those that were left out since that checkpoint are known already.
         self.skipped = self.skipped or self._agreed(skipped if found is not None else [0] * count)
         self.kept = step if step >= 0 else None
@@ -103,6 +107,17 @@ class Keeper:
         """Remember the best evaluation, whose checkpoint is kept."""
         if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
             self._best = {"step": step, **results}
+
+    def has_enough(self, results: Mapping[str, float]) -> bool:
+        """Say whether an evaluation found the accuracy to end at; all tasks ask, and hear the same."""
+        if self._config.train.until_accuracy is None:
+            return False
+        return bool(self._agreed([self._is_enough(results)])[0])
+
+    def _is_enough(self, results: Mapping[str, float]) -> bool:
+        wanted = self._config.train.until_accuracy
+        # Keras counts in 32 bits, whose 0.9 is a little less than that of 64.
+        return wanted is not None and bool(np.float32(results.get("accuracy", 0.0)) >= np.float32(wanted))
 
     def reached(self, step: int) -> None:
         """Remember how far the run has come: what goes on after it knows then what was lost."""

@@ -61,7 +61,9 @@ class Run:
         return self._keeper.history
 
     def train(self) -> dict[str, float]:
-        """Train to the last step, from the newest checkpoint if there is one; give the final evaluation.
+        """Train to the last step, or until the accuracy that is asked for, from the newest checkpoint if any.
+
+        Gives the final evaluation.
 
         Raises:
             Preempted: A task of the cluster was told to end. All is saved.
@@ -75,7 +77,7 @@ class Run:
         self._recovery.begin(state)
         self._pace = self._new_pace()
         with self._notice.deferred():
-            results = self._train(session, training, testing, state)
+            results = {} if self._keeper.kept_enough else self._train(session, training, testing, state)
         self._notice.heed()
         results = results or self._evaluate(session, testing)
         if self._is_leaving:
@@ -98,6 +100,8 @@ class Run:
                 # An evaluator of its own spares the cluster all evaluations but the last.
                 is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
                 results = self._evaluate(session, testing) if is_due and not self._is_leaving else {}
+                is_enough = bool(results) and self._keeper.has_enough(results)
+                is_last = is_last or is_enough
                 if is_last or self.step % save_every == 0 or self._is_leaving:
                     values = self._recovery.checked(self.step, state)
                     self._keeper.save(self.step, values, {} if self._is_leaving else results)
@@ -112,7 +116,23 @@ class Run:
                 if self._summaries is not None:
                     self._summaries.flush()
                 self._after_saving(self._strategy)
+            if is_last:
+                self._tell_end(is_enough)
+                break
         return results
+
+    def _tell_end(self, is_enough: bool) -> None:
+        """Say how the accuracy that was asked for has been met, if one was."""
+        wanted = self._config.train.until_accuracy
+        if wanted is None or not self._cluster.is_chief:
+            return
+        if is_enough:
+            _log.info(
+                "ends at step %d of %d: the test accuracy has come to %g", self.step, self.total, wanted
+            )
+        else:
+            _log.warning("the test accuracy has not come to %g in %d steps", wanted, self.total)
+        self._pace.tell(self.step, self.step)
 
     @property
     def skipped_batches(self) -> list[int]:

@@ -46,6 +46,7 @@ def main(
     settings = read_config(config, changes)
     cluster = settings.find_cluster(task=task)
     settings.check_elastic(cluster)
+    settings.check_evaluator()
     # All tasks of a run share its folder, so each must come to the same name: no clock without a launcher.
     is_whole = cluster.is_on_ports_of_ours or not cluster
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""

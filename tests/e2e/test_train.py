@@ -311,6 +311,43 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, sta
     assert _left_by(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "name", ["local", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mwms2w", "ps2w"))]
+)
+def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, cache):
+    def until(accuracy):
+        ended = train(
+            *(
+                "--config",
+                CONFIGS / f"{name}.yaml",
+                "--run_dir",
+                tmp_path,
+                f"--set=train.until_accuracy={accuracy}",
+            ),
+            *("--set=data.name=digits", "--set=train.schedule=constant", "--set=train.steps=400"),
+            *("--set=evaluation.every=4", "--set=evaluation.batches=8", "--set=checkpoint.every=400"),
+            TFDIST_CACHE_DIR=cache,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert (tmp_path / "checkpoints" / str(report["steps"])).is_dir()
+        assert Path(report["export"]).name == str(report["steps"])
+        return report, ended.stdout + ended.stderr
+
+    first, said = until(0.3)
+    assert first["steps"] % 4 == 0
+    assert 0 < first["steps"] < 400
+    assert f"ends at step {first['steps']} of 400: the test accuracy has come to 0.3" in said
+    found = _values(tmp_path, "test", "accuracy")
+    assert len(found) == first["steps"] / 4
+    assert max([0.0, *found[:-1]]) < 0.3 <= found[-1]
+    again, _ = until(0.3)
+    assert (again["begun_at_step"], again["steps"]) == (first["steps"], first["steps"])
+    on, said = until(0.9)
+    assert on["begun_at_step"] == first["steps"] < on["steps"] < 400
+    assert on["test_accuracy"] >= 0.9
+
+
 @pytest.mark.slow
 def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_path, cache):
     folder = tmp_path / "run"

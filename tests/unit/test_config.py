@@ -67,6 +67,15 @@ def test_elastic_is_refused_where_it_cannot_be(tmp_path, text, problem):
     assert problem in str(found.value)
 
 
+def test_an_accuracy_to_end_at_is_refused_beside_an_evaluator(tmp_path):
+    text = "cluster: {worker: 2, evaluator: 1}\ntrain:\n  until_accuracy: 0.99"
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r":3: train\.until_accuracy: cannot be beside an evaluator"):
+        read_config(tmp_path / "x.yaml").check_evaluator()
+    (tmp_path / "x.yaml").write_text(text.replace("evaluator: 1", "ps: 1, chief: 1"))
+    read_config(tmp_path / "x.yaml").check_evaluator()
+
+
 def test_elastic_may_be_left_out(tmp_path):
     for text in ("cluster: {worker: [a:1, b:1]}\nelastic: {min_workers: 2}", "cluster: {worker: [a:1, b:1]}"):
         (tmp_path / "x.yaml").write_text(text)
