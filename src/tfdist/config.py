@@ -130,7 +130,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Say which model is trained."""
 
     name: Annotated[
-        str, Meta(description="mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")
+        str, Meta(description="mnist_cnn, cifar10_cnn, resnet, fast_resnet, or my_package.my_module:build.")
     ] = "mnist_cnn"
     options: Annotated[
         dict[str, bool | int | float | str],
@@ -149,12 +149,15 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(description="End with the first evaluation that finds so much test accuracy, such as 0.99."),
     ] = None
-    optimizer: Literal["sgd", "momentum", "adam"] = "adam"
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = "adam"
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     schedule: Annotated[
         Literal["constant", "cosine"],
         Meta(description="What becomes of the learning rate; cosine lets it fall to 0 over the run."),
     ] = "constant"
+    warmup: Annotated[
+        float, Meta(ge=0, lt=1, description="For which part of the run the learning rate rises to its value.")
+    ] = 0.0
     steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     nonfinite: Annotated[

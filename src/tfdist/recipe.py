@@ -87,10 +87,38 @@ def test_batches(context: tf.distribute.InputContext, data: Data, config: Config
 
 
 def _optimizer(section: TrainSection, steps: int) -> Any:
-    rate: Any = section.learning_rate
-    if section.schedule == "cosine":
-        rate = tf.keras.optimizers.schedules.CosineDecay(section.learning_rate, steps)
+    rate = _learning_rate(section, steps)
     if section.optimizer == "adam":
         return tf.keras.optimizers.Adam(rate)
-    momentum = 0.9 if section.optimizer == "momentum" else 0.0
-    return tf.keras.optimizers.SGD(rate, momentum=momentum)
+    momentum = 0.0 if section.optimizer == "sgd" else 0.9
+    return tf.keras.optimizers.SGD(rate, momentum=momentum, nesterov=section.optimizer == "nesterov")
+
+
+def _learning_rate(section: TrainSection, steps: int) -> Any:
+    rate: Any = section.learning_rate
+    rising = round(section.warmup * steps)
+    if section.schedule == "cosine":
+        rate = tf.keras.optimizers.schedules.CosineDecay(section.learning_rate, max(1, steps - rising))
+    return Rising(section.learning_rate, rising, rate) if rising else rate
+
+
+class Rising(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Let the learning rate rise to its value over some steps, and then follow another schedule.
+
+    Keras's CosineDecay can do that by itself, but not in its versions before 2.13.
+    """
+
+    def __init__(self, value: float, steps: int, then: Any) -> None:
+        super().__init__()
+        self.value, self.steps, self.then = value, steps, then
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        step = tf.cast(step, tf.float32)
+        later = tf.maximum(step - self.steps, 0.0)
+        then = self.then(later) if callable(self.then) else tf.constant(self.then)
+        # The first step is one on the way, too: a rate of 0 would waste it.
+        return tf.where(step < self.steps, self.value * (step + 1) / (self.steps + 1), then)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this schedule again."""
+        return {"value": self.value, "steps": self.steps, "then": self.then}

@@ -97,7 +97,7 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     "name",
     [
         pytest.param(f"cifar10-{each}", marks=pytest.mark.slow)
-        for each in ("local", "mirrored", "mwms2w", "ps2w", "ps2w-sync")
+        for each in ("local", "mirrored", "mwms2w", "ps2w", "ps2w-sync", "fast")
     ],
 )
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):

@@ -9,10 +9,22 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.models import CenterCrop, LocalResponseNormalization, Rescale, Standardize, build
+from tfdist.models import (
+    BatchNormalization,
+    CenterCrop,
+    LocalResponseNormalization,
+    Rescale,
+    Standardize,
+    build,
+)
 
 keras = tf.keras
-SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (32, 32, 3), "resnet": (32, 32, 3)}
+SHAPES = {
+    "mnist_cnn": (28, 28, 1),
+    "cifar10_cnn": (32, 32, 3),
+    "resnet": (32, 32, 3),
+    "fast_resnet": (32, 32, 3),
+}
 RANDOM = np.random.default_rng(0)
 
 pytestmark = [
@@ -105,6 +117,7 @@ def test_sizes_are_those_of_the_tutorials():
     assert build("cifar10_cnn", (32, 32, 3), 10).count_params() == 1_068_298
     # He and others give 0.27 million for 20 layers.
     assert 0.26e6 < build("resnet", (32, 32, 3), 10).count_params() < 0.28e6
+    assert 1.15e6 < build("fast_resnet", (32, 32, 3), 10).count_params() < 1.2e6
 
 
 def test_the_tutorials_initial_weights_and_decay():
@@ -179,6 +192,43 @@ def test_normalization_of_16_bits_is_computed_in_32(number_type):
     found = LocalResponseNormalization(2, alpha=0.1, beta=0.75, dtype=number_type)(x)
     assert found.dtype == number_type
     np.testing.assert_array_equal(found, tf.cast(exact, number_type))
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 4, 7), (1, 1, 1, 3)])
+def test_batch_normalization_is_kerass_in_values_gradients_and_averages(shape):
+    x = tf.constant(RANDOM.normal(3, 5, shape), tf.float32)
+    upstream = tf.constant(RANDOM.normal(0, 1, shape), tf.float32)
+    results = []
+    for kind in (BatchNormalization, keras.layers.BatchNormalization):
+        layer = kind(momentum=0.7, epsilon=1e-2)
+        layer.build(shape)
+        layer.set_weights([np.linspace(start, 2, shape[-1]) for start in (0.5, -1, -2, 1)])
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+            found = tape.gradient(y, [x, *layer.trainable_variables], upstream)
+        layer.trainable = False
+        frozen = layer(x, training=True)
+        results.append([y, *found, *layer.get_weights(), layer(x, training=False), frozen])
+    for ours, stock in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 takes the operation by itself")
+def test_batch_normalization_is_one_operation_where_it_can_be():
+    def names(layer, shape, dtype="float32"):
+        graph = tf.function(lambda x: layer(x, training=True)).get_concrete_function(
+            tf.TensorSpec(shape, dtype)
+        )
+        return {each.type for each in graph.graph.get_operations()}
+
+    assert "FusedBatchNormV3" in names(BatchNormalization(), (2, 3, 4, 5))
+    assert "FusedBatchNormV3" in names(build("fast_resnet", (8, 8, 1), 2), (2, 8, 8, 1))
+    assert "FusedBatchNormV3" not in names(BatchNormalization(), (2, 5))
+    assert "FusedBatchNormV3" not in names(BatchNormalization(scale=False), (2, 3, 4, 5))
+    assert "FusedBatchNormV3" not in names(BatchNormalization(axis=1), (2, 3, 4, 5))
+    assert "FusedBatchNormV3" not in names(BatchNormalization(dtype="float64"), (2, 3, 4, 5), "float64")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,19 @@
 """Build Keras models by name: `build("mnist_cnn", image_shape=(28, 28, 1), classes=10)`."""
 
 from tfdist.models.catalogue import build
-from tfdist.models.layers import CenterCrop, LocalResponseNormalization, Rescale, Standardize
+from tfdist.models.layers import (
+    BatchNormalization,
+    CenterCrop,
+    LocalResponseNormalization,
+    Rescale,
+    Standardize,
+)
 
-__all__ = ["CenterCrop", "LocalResponseNormalization", "Rescale", "Standardize", "build"]
+__all__ = [
+    "BatchNormalization",
+    "CenterCrop",
+    "LocalResponseNormalization",
+    "Rescale",
+    "Standardize",
+    "build",
+]

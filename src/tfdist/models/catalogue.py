@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.models.architectures import cifar10_cnn, mnist_cnn, resnet
+from tfdist.models.architectures import cifar10_cnn, fast_resnet, mnist_cnn, resnet
 
 __all__ = ["build"]
 
@@ -16,6 +16,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "mnist_cnn": mnist_cnn,
     "cifar10_cnn": cifar10_cnn,
     "resnet": resnet,
+    "fast_resnet": fast_resnet,
 }
 
 
@@ -23,8 +24,8 @@ def build(name: str, image_shape: tuple[int, int, int], classes: int, **options:
     """Build a model by name.
 
     Args:
-        name: `mnist_cnn`, `cifar10_cnn` or `resnet`, or the user's own function, `my_pkg.my_module:build`,
-            which is called as `build(image_shape, classes, **options)`.
+        name: `mnist_cnn`, `cifar10_cnn`, `resnet`, `fast_resnet`, or the user's own function,
+            `my_pkg.my_module:build`, which is called as `build(image_shape, classes, **options)`.
         image_shape: height, width and channels of the images.
         classes: how many classes there are.
         **options: go to the function that builds the model.
