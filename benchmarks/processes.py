@@ -1,0 +1,56 @@
+"""See from the outside what the processes of a run take: they inherit a mark in their environment."""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Taken", "busy_seconds", "marked", "new_mark", "own_mark"]
+
+_MARK = "TFDIST_BENCHMARK"
+
+
+class Taken(NamedTuple):
+    """Hold what a process has taken: bytes of memory that are resident, and seconds of CPU."""
+
+    resident: int
+    cpu: float
+
+
+def new_mark() -> dict[str, str]:
+    """Make the variable that marks the processes of a run."""
+    return {_MARK: uuid.uuid4().hex}
+
+
+def own_mark() -> dict[str, str]:
+    """Give the mark that this process was started with."""
+    return {_MARK: os.environ[_MARK]}
+
+
+def marked(mark: Mapping[str, str]) -> dict[str, Taken]:
+    """Give what each process of a run has taken, by its task, or by its number where it has none."""
+    [pair] = (f"{name}={value}".encode() for name, value in mark.items())
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+            pairs = (entry / "environ").read_bytes().split(b"\0")
+            if pair not in pairs:
+                continue
+            variables = dict(each.partition(b"=")[::2] for each in pairs)
+            task = json.loads(variables.get(b"TF_CONFIG", b"{}")).get("task")
+            name = f"{task['type']}:{task['index']}" if task else entry.name
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            if name not in found or resident > found[name].resident:  # a child, as it is forked, is as large
+                found[name] = Taken(resident, cpu)
+    return found
+
+
+def busy_seconds() -> float:
+    """Say how long programs, whoever's, have run on all cores."""
+    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
