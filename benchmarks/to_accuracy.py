@@ -1,0 +1,148 @@
+"""Train the MNIST CNN to 99.0 % test accuracy on two workers: with tfdist, and with tf_keras's own fit.
+
+    python benchmarks/to_accuracy.py [--seeds 5] [--accuracy 0.99]
+
+Both sides train the same model with the same batch, optimizer and schedule on the same images, a worker on
+each of two cores, and evaluate on all test images after every {every} steps; with the first evaluation that
+finds enough, they end. tf_keras's side is what TensorFlow's guides write: fit under
+MultiWorkerMirroredStrategy. The wall time is from the command on, imports and all: until the accuracy is
+known, and until all processes have ended with the model on the disk. The sides take turns; a pair in which
+others kept a core busy is run again. tf_keras has to be installed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from results import put
+from watching import ONE_THREAD, Run, watched
+
+from tfdist.cluster import ClusterConfig
+from tfdist.data import open_data
+
+PEER = Path(__file__).parent / "peers" / "to_accuracy.py"
+WORKERS = 2
+RECIPE = {"batch": 128, "rate": 0.05, "steps": 1404, "every": 234}
+MOST_OUTSIDE = 0.05  # of the cores' time
+TRIES = 4
+
+
+def ours(folder: Path, seed: int, until: float) -> Run:
+    """Type the command of the main job."""
+    config = {
+        "cluster": {"worker": WORKERS},
+        "strategy": {"name": "multi_worker_mirrored"},
+        "launch": {"pin": True, "threads": 1},
+        "data": {"name": "mnist", "batch_size": RECIPE["batch"]},
+        "model": {"name": "mnist_cnn"},
+        "train": {
+            "steps": RECIPE["steps"],
+            "until_accuracy": until,
+            "optimizer": "momentum",
+            "learning_rate": RECIPE["rate"],
+            "schedule": "cosine",
+            "steps_per_execution": 10,
+            "seed": seed,
+        },
+        "evaluation": {"every": RECIPE["every"]},
+        "checkpoint": {"every": RECIPE["steps"]},
+    }
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    words = [sys.executable, "-m", "tfdist.train", "--config", str(file), "--run_dir", str(folder / "run")]
+    return watched([words], [{}], until)
+
+
+def theirs(folder: Path, seed: int, until: float) -> Run:
+    """Start the two tasks of the guides' script, as a shell script would."""
+    split = {
+        f"{name}_{part}": str(getattr(open_data("mnist").prepared.split(name), part))
+        for name in ("train", "test")
+        for part in ("images", "labels")
+    }
+    order = {**RECIPE, **split, "until": until, "seed": seed, "folder": str(folder)}
+    cluster = ClusterConfig.local(workers=WORKERS)
+    cores = sorted(os.sched_getaffinity(0))
+    tasks = cluster.tasks()
+    words = [sys.executable, str(PEER), json.dumps(order)]
+    pinned = [["taskset", "-c", str(cores[number % len(cores)]), *words] for number in range(len(tasks))]
+    return watched(
+        pinned, [{**ONE_THREAD, "TF_CONFIG": cluster.tf_config_json(*each)} for each in tasks], until
+    )
+
+
+def pair(seed: int, flags: Any) -> tuple[Run, Run]:
+    """Run both sides with a seed, again where others were on the cores."""
+    for _ in range(TRIES):
+        runs = []
+        for side in (ours, theirs) if seed % 2 == 0 else (theirs, ours):
+            with tempfile.TemporaryDirectory(prefix="to-accuracy-") as name:
+                runs.append(side(Path(name), seed, flags.accuracy))
+        us, them = runs if seed % 2 == 0 else runs[::-1]
+        print(f"seed {seed}: tfdist {us}, tf_keras {them}", flush=True)
+        if max(us.outside, them.outside) <= flags.others:
+            return us, them
+    sys.exit(f"others were on the cores in {TRIES} tries: end what else runs here, or raise --others")
+
+
+def table(pairs: Sequence[tuple[Run, Run]], accuracy: float) -> list[str]:
+    """Make the page's rows: a line for each side, and the ratios."""
+
+    def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+        low, middle, high = (f"{f(values):{form}}" for f in (min, statistics.median, max))
+        return f"{middle}{unit} ({low} to {high})"
+
+    rows = []
+    for title, runs in zip(("tfdist", "tf_keras fit"), zip(*pairs, strict=True), strict=True):
+        reached = [each.reached for each in runs if each.reached is not None]
+        cells = [
+            title,
+            f"{len(reached)} of {len(runs)}",
+            spread([each.steps for each in runs], ".0f"),
+            spread(reached, ".1f", " s") if reached else "never",
+            spread([each.whole for each in runs], ".1f", " s"),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    both = [(us, them) for us, them in pairs if us.reached and them.reached]
+    if both:
+        until = spread([us.reached / them.reached for us, them in both], ".2f")
+        whole = spread([us.whole / them.whole for us, them in both], ".2f")
+        rows.append(f"| tfdist / tf_keras | | | {until} | {whole} |")
+    head = f"| | came to {accuracy:.1%} | steps | until it was known | whole command |"
+    return [head, "|---|---|---|---|---|", *rows]
+
+
+def main() -> None:
+    """Read the flags, measure in turns, and put the table into the page."""
+    text = (__doc__ or "").format(**RECIPE)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--accuracy", type=float, default=0.99)
+    parser.add_argument("--others", type=float, default=MOST_OUTSIDE, help="share of the cores for others")
+    flags: Any = parser.parse_args()
+    pairs = [pair(seed, flags) for seed in range(flags.seeds)]
+    head = (
+        f"Median and range of {flags.seeds} seeds, in turns; MNIST, `mnist_cnn`, {RECIPE['batch']} examples a"
+        f" step, SGD with momentum, {RECIPE['rate']} falling by a cosine over {RECIPE['steps']} steps, and an"
+        f" evaluation every {RECIPE['every']}; {os.cpu_count()} cores, one for each of {WORKERS} workers,"
+        f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
+        f" {metadata.version('tf_keras')}."
+    )
+    text = "\n".join([head, "", *table(pairs, flags.accuracy)])
+    print(text)
+    put("to accuracy", text)
+    if any(us.reached is None for us, _ in pairs):
+        sys.exit(f"tfdist has not come to {flags.accuracy:.1%} with each of the seeds")
+
+
+if __name__ == "__main__":
+    main()
