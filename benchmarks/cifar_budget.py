@@ -1,0 +1,107 @@
+"""Train CIFAR-10 on two cores: how well by configs/cifar10-fast.yaml, and by Keras's own recipe as long?
+
+    python benchmarks/cifar_budget.py [--minutes 20] [--epochs 12 24] [--runs 1]
+
+tfdist types the command, once with the epochs of the config and once with more, and says how well and after
+how long. Keras's side is the recipe that it published for its small residual network: ResNet20, Adam, 32
+examples a step, shifted and mirrored; it trains by Keras 3's fit on both cores until the budget is used up,
+and then evaluates, which is not counted. All takes about three times the budget for each of the runs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from results import put
+from watching import Run, watched
+
+from tfdist.data import open_data
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "cifar10-fast.yaml"
+PEER = Path(__file__).parent / "peers" / "cifar_keras.py"
+MOST_OUTSIDE = 0.05  # of the cores' time
+
+
+def ours(epochs: int, seed: int) -> Run:
+    """Type the command of the main job."""
+    with tempfile.TemporaryDirectory(prefix="cifar-") as folder:
+        words = [sys.executable, "-m", "tfdist.train", "--config", str(CONFIG), "--run_dir", folder]
+        changes = {"data.if_unavailable": "fail", "train.epochs": epochs, "train.seed": seed}
+        words += [f"--set={name}={value}" for name, value in changes.items()]
+        return watched([words], [{}], until=1.0)
+
+
+def theirs(minutes: float, seed: int) -> Run:
+    """Let Keras train as long."""
+    prepared = open_data("cifar10").prepared
+    files = {
+        f"{split}_{part}": str(getattr(prepared.split(split), part))
+        for split in ("train", "test")
+        for part in ("images", "labels")
+    }
+    order = {**files, "seconds": 60 * minutes, "seed": seed}
+    environ = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return watched([[sys.executable, str(PEER), json.dumps(order)]], [environ], until=1.0)
+
+
+def row(title: str, examples: int, runs: Sequence[Run]) -> str:
+    """Make a row of the page's table."""
+
+    def spread(values: Sequence[float], form: str) -> str:
+        low, middle, high = (f"{f(values):{form}}" for f in (min, statistics.median, max))
+        return middle if len(values) == 1 else f"{middle} ({low} to {high})"
+
+    cells = [
+        title,
+        spread([each.steps * examples / 50_000 for each in runs], ".1f"),
+        spread([each.accuracy for each in runs], ".2%"),
+        spread([each.whole / 60 for each in runs], ".1f"),
+        spread([each.cpu / 60 for each in runs], ".1f"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Read the flags, train in turns, and put the table into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[12, 24])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--others", type=float, default=MOST_OUTSIDE, help="share of the cores for others")
+    flags: Any = parser.parse_args()
+    found: dict[str, list[Run]] = {}
+    for seed in range(flags.runs):
+        sides = {f"tfdist, {epochs} epochs": ours(epochs, seed) for epochs in flags.epochs}
+        sides["Keras's ResNet20, Keras 3 fit"] = theirs(flags.minutes, seed)
+        for title, run in sides.items():
+            found.setdefault(title, []).append(run)
+            print(f"{title}: {run}", flush=True)
+            if run.outside > flags.others:
+                sys.exit(
+                    f"others took {run.outside:.0%} of the cores: end what else runs here, or say --others"
+                )
+    rows = [row(title, 256 if title.startswith("tfdist") else 32, runs) for title, runs in found.items()]
+    head = (
+        f"{flags.runs} run{'s' * (flags.runs > 1)} of each; minutes are of the whole command, imports,"
+        f" evaluations and export included; {os.cpu_count()} cores, Python {platform.python_version()},"
+        f" TensorFlow {metadata.version('tensorflow')}, Keras {metadata.version('keras')}."
+    )
+    columns = "| | epochs | test accuracy | minutes | CPU minutes |"
+    text = "\n".join([head, "", columns, "|---|---|---|---|---|", *rows])
+    print(text)
+    put("cifar budget", text)
+
+
+if __name__ == "__main__":
+    main()
