@@ -6,7 +6,7 @@ Each round runs every way of training once, one after the other, with one thread
 measured within some minutes. Two workers train on twice the batch of one. A round in which others kept a core
 busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by the
 least that an all-reduce can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be
-installed; PyTorch gets an environment of its own.
+installed; PyTorch and Horovod get environments of their own, and where that fails, the page says so.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_peer import Horovod, install
 from results import put
 
 from tfdist.cluster import ClusterConfig
@@ -59,6 +60,10 @@ OF_TORCH = (
     Way("PyTorch, one process", 1, "torch"),
     Way("PyTorch, DistributedDataParallel with gloo", 2, "torch"),
 )
+OF_HOROVOD = (
+    Way("Keras 2.12 with Horovod, one process", 1, "horovod"),
+    Way("Keras 2.12 with Horovod and gloo", 2, "horovod"),
+)
 
 
 def torch_of(place: Path) -> tuple[str, str]:
@@ -77,7 +82,7 @@ def version_of(python: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def run(way: Way, model: str, batch: int, steps: int, torch: str) -> dict[str, float]:
+def run(way: Way, model: str, batch: int, steps: int, torch: str, horovod: Horovod) -> dict[str, float]:
     """Train once; give what worker 0 has seen."""
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
     is_torch = way.loop == "torch"
@@ -86,23 +91,28 @@ def run(way: Way, model: str, batch: int, steps: int, torch: str) -> dict[str, f
         folder = Path(name)
         python = torch if is_torch else sys.executable
         words = [python, str(script), json.dumps(order), str(folder / "found.json")]
-        cluster = ClusterConfig.local(workers=way.workers)
-        with (folder / "said").open("w") as said:
-            launch(cluster, words, run_dir=folder / "run", threads=1, pin=True, stream=said)
+        if way.loop == "horovod":
+            horovod.run([str(PEERS / "stepping_horovod.py"), *words[2:]], way.workers, folder / "said")
+        else:
+            cluster = ClusterConfig.local(workers=way.workers)
+            with (folder / "said").open("w") as said:
+                launch(cluster, words, run_dir=folder / "run", threads=1, pin=True, stream=said)
         found: dict[str, float] = json.loads((folder / "found.json").read_text())
     return {**found, "examples": way.workers * batch / found["wall"]}
 
 
-def rounds(model: str, ways: Sequence[Way], flags: Any, torch: str) -> list[list[dict[str, float]]]:
+def rounds(
+    model: str, ways: Sequence[Way], flags: Any, torch: str, horovod: Horovod
+) -> list[list[dict[str, float]]]:
     """Run all ways in turn, so many times without others in between."""
     kept: list[list[dict[str, float]]] = []
     count = flags.rounds
     for _ in range(MOST_ROUNDS * count):
-        found = [run(way, model, flags.batch, flags.steps, torch) for way in ways]
+        found = [run(way, model, flags.batch, flags.steps, torch, horovod) for way in ways]
         outside = max(each["outside"] for each in found)
         speeds = " ".join(f"{each['examples']:.0f}" for each in found)
         print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
-        if outside <= MOST_OUTSIDE:
+        if outside <= flags.others:
             kept.append(found)
         if len(kept) == count:
             return kept
@@ -137,15 +147,20 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["mnist_cnn", "cifar10_cnn"])
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument(
+        "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
+    )
     parser.add_argument("--torch", help="a Python that has PyTorch; else one is made")
     flags: Any = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory(prefix="scaling-torch-") as place:
-        torch, version = (flags.torch, "") if flags.torch else torch_of(Path(place))
+    with tempfile.TemporaryDirectory(prefix="scaling-peers-") as place:
+        torch, version = (flags.torch, "") if flags.torch else torch_of(Path(place, "torch"))
         version = version or version_of(torch)
-        ways = (*WAYS, *(OF_TORCH if torch else ()))
+        horovod = install(Path(place, "horovod"))
+        ways = (*WAYS, *(OF_TORCH if torch else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
-            rows += table(model, ways, rounds(model, ways, flags, torch))
+            rows += table(model, ways, rounds(model, ways, flags, torch, horovod))
+            rows += [f"| {model} | Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
     text = "\n".join(
         [
             f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD with"

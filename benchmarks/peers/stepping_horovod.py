@@ -1,0 +1,53 @@
+"""Train a model with Keras and Horovod on a core each, as `stepping.py` does with TensorFlow alone.
+
+    python stepping_horovod.py '{"model": "mnist_cnn", …}' FILE
+    horovodrun --gloo -np 2 python stepping_horovod.py '{"model": "mnist_cnn", …}' FILE
+
+It is what Horovod's guide for Keras writes.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepping import SHAPES, data, window
+
+
+def main(order: dict[str, Any]) -> tuple[dict[str, float], bool]:
+    """Train; give of one step what the window has seen, and whether this is the task that tells it."""
+    rank = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))  # before TensorFlow has threads
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    from tfdist.models import build
+
+    hvd.init()
+    tf.keras.utils.set_random_seed(0)
+    name, steps = order["model"], order["steps"]
+    model = build(name, SHAPES[name], 10)
+    # The optimizers of before Keras 2.11, which Horovod's wrapper was written for.
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.01 * hvd.size(), momentum=0.9))
+    model.compile(
+        optimizer,
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        experimental_run_tf_function=False,
+    )
+    seen = window(tf.keras, None, steps)
+    model.fit(
+        data(name, order["batch"], hvd.rank()),
+        epochs=2,
+        steps_per_epoch=steps,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), seen],
+        verbose=0,
+    )
+    return seen.found, hvd.rank() == 0
+
+
+if __name__ == "__main__":
+    result, tells = main(json.loads(sys.argv[1]))
+    if tells:
+        Path(sys.argv[2]).write_text(json.dumps(result))
