@@ -30,12 +30,10 @@ def compiled(tmp_path, cache):
     ],
 )
 def test_the_learning_rate_rises_and_falls(compiled, text, expected):
-    optimizer = compiled(f"{text}, learning_rate: 0.1, optimizer: sgd").optimizer
-    found = []
-    for step in range(len(expected)):
-        optimizer.iterations.assign(step)
-        found.append(float(tf.convert_to_tensor(optimizer.learning_rate)))
-    assert found == pytest.approx(expected, abs=1e-7)
+    # Keras 2 computes the public one when it has taken a step.
+    rate = compiled(f"{text}, learning_rate: 0.1, optimizer: sgd").optimizer._learning_rate
+    found = [rate(step) if callable(rate) else rate for step in range(len(expected))]
+    assert [float(tf.convert_to_tensor(each)) for each in found] == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 keras: Any = tf.keras
-_IS_KERAS_3 = not keras.__version__.startswith("2.")
+_IS_KERAS_3 = not getattr(keras, "__version__", "2").startswith("2")  # tf_keras does not say
 _register = keras.utils.register_keras_serializable(package="tfdist")
 
 
