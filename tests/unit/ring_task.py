@@ -41,6 +41,17 @@ def narrowed(ring, rank, wire_type):
     }
 
 
+def late(ring, rank, count):
+    """Let the first task come late to an exchange; give what that took, and how long it waited."""
+    if rank:
+        print("ready", flush=True)
+    else:
+        sys.stdin.readline()
+    ring.add_up(Whole(np.zeros(count)))
+    [taken] = ring.taken.values()
+    return [list(ring.taken), taken.seconds, taken.waiting]
+
+
 def sum_of(ranks):
     return sum(array(rank, "float32", NUMBERS) for rank in ranks)
 
@@ -55,7 +66,9 @@ def main():
             ring.add_up(Whole(np.zeros(size + rank)))  # of another size on each
         if sys.argv[5] == "narrow":
             found = [narrowed(ring, rank, wire_type) for wire_type in NARROW]
-        for dtype, count in CASES if sys.argv[5] != "narrow" else ():
+        if sys.argv[5].startswith("late"):
+            found = late(ring, rank, int(sys.argv[5].removeprefix("late")))
+        for dtype, count in CASES if sys.argv[5] in ("add", "wait") else ():
             values, before = array(rank, dtype, count), ring.bytes_sent
             ring.add_up(Whole(values))
             found.append([hashlib.sha256(values.tobytes()).hexdigest(), ring.bytes_sent - before])

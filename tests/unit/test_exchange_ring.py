@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,23 @@ def test_tasks_that_are_at_different_exchanges_do_not_mix_them():
 
     assert any("the previous is at another exchange" in each[-1] for each in found)
     assert all(len(each) == 1 for each in found)
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 1_000_000), (2, 1), (3, 1)])
+def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_takes(size, count):
+    with ring(size, f"late{count}") as tasks:
+        for task in tasks[1:]:
+            task.stdout.readline()
+        time.sleep(0.5)
+        tasks[0].stdin.write(b"go\n")
+        tasks[0].stdin.flush()
+        found = results(tasks)
+
+    for names, seconds, waiting in found:
+        assert names == ["float64"]
+        assert 0 <= waiting <= seconds
+    for _, _, waiting in found[1:]:
+        assert waiting > 0.25
 
 
 def test_memory_is_lent_again_only_when_no_part_of_it_is_held():

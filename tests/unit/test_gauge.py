@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import tensorflow as tf
 
@@ -13,7 +15,7 @@ def gauge():
 def test_the_clock_is_read_before_and_after(gauge):
     @tf.function
     def measured(x):
-        begun = gauge.begun(x)
+        begun, x = gauge.begun(x)
         result = tf.while_loop(
             lambda now: now < begun + 0.2,
             lambda _: tf.timestamp(),
@@ -45,10 +47,32 @@ def test_an_execution_ends_with_the_first_loss_that_is_no_number(gauge, bad, kin
     execution = make_execution(
         step, is_failing=(lambda totals: gauge.is_failing(totals[-1])) if stops else None
     )
-    done, (total, table) = tf.function(execution, autograph=False)(iter(losses), 5, (0.0, gauge.nothing()))
+    done, (total, table), _ = tf.function(execution, autograph=False)(iter(losses), 5, (0.0, gauge.nothing()))
     assert int(done) == ran
     assert gauge.failure(table) == (kind and Failure(kind, (0,), 1))
     assert bool(tf.math.is_finite(total)) == (kind is None)
+
+
+def test_what_is_waited_for_data_is_told_from_what_a_step_takes(gauge):
+    def slow():
+        for _ in range(3):
+            time.sleep(0.3)
+            yield 1.0
+
+    def step(value):
+        begun, value = gauge.begun(value)
+        until = tf.while_loop(lambda now: now < begun + 0.1, lambda _: tf.timestamp(), [begun])
+        return value, gauge.ended(begun, until, value)
+
+    losses = tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec([], tf.float32))
+    execution = tf.function(make_execution(step), autograph=False)
+    done, (_, table), waited = execution(iter(losses), 3, (0.0, gauge.nothing()))
+    assert int(done) == 3
+    assert float(waited) >= 0.25  # the first of them, at least, is made while nobody computes
+    assert table[0, SECONDS].numpy() >= 0.3
+    quick = tf.data.Dataset.from_tensors(1.0).repeat(3)
+    _, (_, table), waited = execution(iter(quick), 3, (0.0, gauge.nothing()))
+    assert float(waited) < table[0, SECONDS].numpy()
 
 
 def test_the_replicas_are_told_apart(gauge):

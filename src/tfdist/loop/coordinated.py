@@ -30,7 +30,11 @@ _log = logging.getLogger("tfdist")
 
 
 class CoordinatedRunner:
-    """Run an execution, of K steps, on whichever worker is free."""
+    """Run an execution, of K steps, on whichever worker is free.
+
+    Attributes:
+        waited: The seconds that all workers' steps have waited for data.
+    """
 
     def __init__(
         self, execution: Callable[[Any, tf.Tensor], Any], dataset: Any, coordinator: Any, workers: int
@@ -48,6 +52,7 @@ class CoordinatedRunner:
         self._is_winding_up = False
         self._is_without = False  # a worker that has fallen silent
         self._slowest = 0.0  # seconds until an answer
+        self.waited = 0.0
 
     def rewind(self, dataset: Any = None) -> None:
         """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
@@ -176,7 +181,7 @@ class CoordinatedRunner:
         began = time.monotonic()
         while True:
             try:
-                worker, ran, given = closure.fetch()
+                worker, ran, given, waited = closure.fetch()
             except tf.errors.OpError as error:
                 # What a worker gave is gone with it where it dies before its answer is fetched.
                 # TensorFlow has another worker compute it, and that is what is fetched then.
@@ -184,6 +189,7 @@ class CoordinatedRunner:
                     raise
                 time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
             else:
+                self.waited += float(waited)
                 return wanted, int(worker), int(ran), given
 
     def _go_on_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.loop.gauge import now, only_after
+
 __all__ = ["Totals", "make_execution"]
 
 Totals = tuple[tf.Tensor, ...]
@@ -15,25 +17,31 @@ def make_execution(
     *,
     adds: bool = True,
     is_failing: Callable[[Totals], tf.Tensor] | None = None,
-) -> Callable[..., tuple[tf.Tensor, Totals]]:
+) -> Callable[..., tuple[tf.Tensor, Totals, tf.Tensor]]:
     """Make a function that takes up to so many steps on an iterator.
 
-    It gives how many steps it took: as many as there was data for; and the totals with what they add, or
-    where that does not add up, what the last step gave. Where the totals can say that a step failed, that one
-    is the last.
+    It gives how many steps it took: as many as there was data for; the totals with what they add, or where
+    that does not add up, what the last step gave; and the seconds that it waited for data. Where the totals
+    can say that a step failed, that one is the last.
     """
 
-    def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
-        def is_unfinished(done: tf.Tensor, has_more: tf.Tensor, *totals: tf.Tensor) -> tf.Tensor:
+    def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        def is_unfinished(
+            done: tf.Tensor, has_more: tf.Tensor, _: tf.Tensor, *totals: tf.Tensor
+        ) -> tf.Tensor:
             is_wanted = tf.logical_and(done < steps, has_more)
             if is_failing is None:
                 return is_wanted
             # What replicas have added up is the same in all processes, which so leave the loop together.
             return tf.logical_and(is_wanted, tf.logical_not(is_failing(totals)))
 
-        def body(done: tf.Tensor, _: tf.Tensor, *totals: tf.Tensor) -> Any:
-            batch = iterator.get_next_as_optional()
+        def body(done: tf.Tensor, _: tf.Tensor, waited: tf.Tensor, *totals: tf.Tensor) -> Any:
+            asked = now(tf.cast(done, tf.float64), after=[done, *totals])
+            with tf.control_dependencies([asked]):
+                batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
+            come = now(asked, after=[has_value])
+            has_value, waited = only_after(come, has_value), waited + come - asked
 
             def add() -> Totals:
                 added = step(batch.get_value())
@@ -42,11 +50,10 @@ def make_execution(
                 return tuple(total + part for total, part in zip(totals, added, strict=True))
 
             totals = tf.cond(has_value, add, lambda: totals)
-            return done + tf.cast(has_value, tf.int32), has_value, *totals
+            return done + tf.cast(has_value, tf.int32), has_value, waited, *totals
 
-        done, _, *totals_after = tf.while_loop(
-            is_unfinished, body, (tf.constant(0), tf.constant(True), *totals), parallel_iterations=1
-        )
-        return done, tuple(totals_after)
+        begin = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), *totals)
+        done, _, waited, *totals_after = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
+        return done, tuple(totals_after), waited
 
     return execution

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.loop.workers import worker_index
 
-__all__ = ["SECONDS", "STEPS", "Failure", "Gauge"]
+__all__ = ["SECONDS", "STEPS", "Failure", "Gauge", "now", "only_after"]
 
 SECONDS, STEPS, _NAN, _INFINITE = range(4)
 
@@ -52,10 +52,14 @@ class Gauge:
 
     # -- in replica context --
 
-    def begun(self, data: Any) -> tf.Tensor:
-        """Read the clock of this replica's machine when it has the data."""
+    def begun(self, data: Any) -> tuple[tf.Tensor, Any]:
+        """Read the clock of this replica's machine when it has the data; give these on only then.
+
+        Where TensorFlow has few threads, it would else read the clock when it has computed something already.
+        """
         tensors = _tensors(data)
-        return _now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
+        begun = now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
+        return begun, only_after(begun, data)
 
     def ended(self, begun: tf.Tensor | None, results: Any, loss: tf.Tensor) -> tf.Tensor:
         """Give, in this replica's row, the seconds until the results are there, and what the loss is.
@@ -63,7 +67,7 @@ class Gauge:
         Where it is not known when the step began, the seconds and steps stay 0.
         """
         zero = tf.zeros([], tf.float64)
-        seconds = zero if begun is None else _now(begun, after=_tensors(results)) - begun
+        seconds = zero if begun is None else now(begun, after=_tensors(results)) - begun
         seen = [
             seconds,
             zero if begun is None else tf.ones_like(zero),
@@ -78,14 +82,22 @@ class Gauge:
         return mine * tf.stack(seen)
 
 
-def _now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:
+def only_after(read: tf.Tensor, values: Any) -> Any:
+    """Give values on when the clock has been read."""
+    with tf.control_dependencies([read]):
+        return tf.nest.map_structure(
+            lambda each: tf.identity(each) if tf.is_tensor(each) else each, values, expand_composites=True
+        )
+
+
+def now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:
     """Read the clock when some tensors are there; the number tells this place in the graph from others."""
     with tf.control_dependencies(after):
         number = tf.identity(number)
     if tf.executing_eagerly():
         return tf.timestamp()
-    [now] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock())
-    return now
+    [read] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock())
+    return read
 
 
 @functools.cache

@@ -91,9 +91,9 @@ class Keras2Step:
 
     def _train_on_part(self, data: Any) -> tf.Tensor:
         model, optimizer = self._model, self._model.optimizer
-        x, y, sample_weight = unpacked(data)
         # XLA has no clock.
-        begun = None if model.jit_compile else self._gauge.begun(data)
+        begun, data = (None, data) if model.jit_compile else self._gauge.begun(data)
+        x, y, sample_weight = unpacked(data)
         scales = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape, drawing_apart(self._strategy):
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)

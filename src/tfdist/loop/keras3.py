@@ -134,7 +134,7 @@ class Keras3Step:
 
     def _shared(self, compute: Callable[[Any], _Part], data: Any) -> Shared:
         x, _, _ = unpacked(data)
-        begun = self._gauge.begun(data)
+        begun, data = self._gauge.begun(data)
         part = self._if_any(lambda: self._compiled(compute)(data), x)
         loss = tf.add_n(part.sums[len(self._metrics) :])
         return shared_mean(

@@ -52,26 +52,29 @@ class OwnStep:
         """Give no logs."""
         return ()
 
-    def execution(self, iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
+    def execution(
+        self, iterator: Any, steps: tf.Tensor, totals: Totals
+    ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
         """Take up to so many steps on an iterator; give how many there was data for, and the last one's logs.
 
         A loop in a graph has to know ahead what each step gives: so the first step ever is no part of one.
+        The seconds that were waited for data are those of the loop.
         """
-        done = 0
+        done, waited = 0, tf.zeros([], tf.float64)
         while done < int(steps) and (self._more is None or not self._logs):
             batch = iterator.get_next_as_optional()
             if not batch.has_value():
-                return tf.constant(done), totals
+                return tf.constant(done), totals, waited
             totals, done = self._one(batch.get_value()), done + 1
             if self._stops and self.is_failing(totals):
-                return tf.constant(done), totals
+                return tf.constant(done), totals, waited
         if self._more is None:
-            return tf.constant(done), totals
+            return tf.constant(done), totals, waited
         if not totals:
             specs = self._one.get_concrete_function().structured_outputs
             totals = tuple(tf.zeros(each.shape, each.dtype) for each in specs)
-        ran, totals = self._more(iterator, steps - done, totals)
-        return done + ran, totals
+        ran, totals, waited = self._more(iterator, steps - done, totals)
+        return done + ran, totals, waited
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Give the logs, or the metrics' results where the logs are those."""
@@ -112,7 +115,7 @@ class OwnStep:
         with self._strategy.scope():
             self._model.reset_metrics()
 
-    def _loop(self, iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals]:
+    def _loop(self, iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
         is_failing = self.is_failing if self._stops else None
         execution = make_execution(self._run, adds=self.adds_up, is_failing=is_failing)
         return execution(iterator, steps, totals)

@@ -97,12 +97,13 @@ def _predicted_by_workers(cluster: Cluster, dataset: Any, spec: Any, outputs: An
             lambda part: tf.zeros([0, *(size or 0 for size in part.shape[1:])], part.dtype), spec
         )
 
-    def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
         del steps  # one batch at a time: their sizes differ
         batch = iterator.get_next_as_optional()
         has_value = batch.has_value()
         found = tf.cond(has_value, batch.get_value, nothing)
-        return tf.cast(has_value, tf.int32), cluster.strategy.run(outputs, args=(found,))
+        given = cluster.strategy.run(outputs, args=(found,))
+        return tf.cast(has_value, tf.int32), given, tf.zeros([], tf.float64)  # nobody asks how long it waits
 
     runner = CoordinatedRunner(execution, dataset, cluster.coordinator, cluster.workers)
     return [added for _, added in runner.parts(None, 1)]

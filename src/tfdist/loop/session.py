@@ -22,7 +22,13 @@ __all__ = ["Cluster", "Runner", "Session", "Step", "replica_spec"]
 
 
 class Runner(Protocol):
-    """Run epochs of one kind of step over one data set."""
+    """Run epochs of one kind of step over one data set.
+
+    Attributes:
+        waited: The seconds that the steps have waited for data, in this process or in all workers together.
+    """
+
+    waited: float
 
     def rewind(self, dataset: Any = None) -> None:
         """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""

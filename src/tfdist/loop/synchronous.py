@@ -12,7 +12,11 @@ __all__ = ["SynchronousRunner"]
 
 
 class SynchronousRunner:
-    """Run an execution, of K steps, over a distributed data set."""
+    """Run an execution, of K steps, over a distributed data set.
+
+    Attributes:
+        waited: The seconds that this process's steps have waited for data.
+    """
 
     def __init__(self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool) -> None:
         self._execute = (
@@ -21,6 +25,7 @@ class SynchronousRunner:
         self._dataset = dataset
         self._iterator: Any = None
         self._is_winding_up = False
+        self.waited = 0.0
 
     def rewind(self, dataset: Any = None) -> None:
         """Let the next epoch begin with the data's beginning, or with that of others, handed out alike."""
@@ -40,8 +45,8 @@ class SynchronousRunner:
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
-            ran, totals = self._execute(self._iterator, tf.constant(wanted), totals)
-            ran = int(ran)
+            ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
+            ran, self.waited = int(ran), self.waited + float(waited)
             if ran:
                 done += ran
                 yield ran, totals
