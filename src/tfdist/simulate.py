@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist.errors import ConfigError, shown
+from tfdist.plots import check_plotting
 
 if TYPE_CHECKING:
     from tfdist.simulation import Forecast, Setup
@@ -47,7 +48,7 @@ def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool)
     from msgspec.structs import replace
 
     from tfdist.simulation import advise as advice
-    from tfdist.simulation import check_plotting, draw, forecast
+    from tfdist.simulation import draw, forecast
 
     if plot:
         check_plotting()

@@ -8,7 +8,7 @@ process is killed. What a task prints is put into its log file there, so that ne
 end of this process can block it; what is shown is read from the log.
 """
 
-from tfdist.launcher.cores import Cores, own_cores, share_cores
+from tfdist.launcher.cores import Cores, own_cores, own_gpus, share_cores
 from tfdist.launcher.local import SECRET, launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import report_progress, report_silent
@@ -22,6 +22,7 @@ __all__ = [
     "TaskExit",
     "launch",
     "own_cores",
+    "own_gpus",
     "raise_tasks",
     "report_progress",
     "report_silent",

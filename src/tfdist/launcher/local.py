@@ -59,6 +59,8 @@ def launch(
     run_dir: Path,
     env: Mapping[str, str] | None = None,
     threads: int | None = None,
+    cores: Sequence[int] | None = None,
+    gpus: Sequence[str] | None = None,
     pin: bool = False,
     isolate: Literal["auto", "always", "never"] = "auto",
     grace: float = 30.0,
@@ -85,6 +87,8 @@ def launch(
         env: Variables for all tasks, which win over those of this process.
         threads: The threads of each task. Without, the cores are shared out (see `share_cores`), except where
             this process has TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_THREADS.
+        cores: The numbers of the cores that are shared out; without, those that this process may use.
+        gpus: The GPUs, as CUDA names them; without, those that this process may use.
         pin: Whether to bind each task that computes to cores of its own.
         isolate: Whether the tasks live in a private network: "auto" if it can be had, "always" or fail.
         grace: How many seconds a task has to end after SIGTERM.
@@ -100,7 +104,8 @@ def launch(
         LaunchError: if a task failed, or a signal stopped the job.
     """
     _check(cluster, command, restarts, alone)
-    shares = share_cores(cluster, threads=threads, pin=pin)
+    cores = own_cores() if cores is None else cores
+    shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
     mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
@@ -111,13 +116,13 @@ def launch(
         )
         tasks = []
         for task in cluster.tasks():
-            cores = shares[task].environment()
+            width = shares[task].environment()
             own = {"TF_CONFIG": cluster.tf_config_json(*task), LAUNCH: f"{mark}/{task}", SECRET: secret}
             if task == cluster.lead:
                 own[progress.VARIABLE] = progress.address(reporter)
-            forced = cores if threads else {}
+            forced = width if threads else {}
             given = {**_inherited(), "TMPDIR": scratch, **shares[task].visible(), **forced, **(env or {})}
-            environment = {**cores, **_FOR_PYTHON, **given, **own}
+            environment = {**width, **_FOR_PYTHON, **given, **own}
             of_it = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
             tasks.append({**of_it, "alone": task.type in alone})
         plan = {
@@ -134,7 +139,7 @@ def launch(
         }
         control = stack.enter_context(_warden(plan, [reporter, *(log.fd for log in logs.values())]))
         job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))
-        job.say(f"{told(shares, own_cores())}; logs: {run_dir / 'logs'}")
+        job.say(f"{told(shares, cores)}; logs: {run_dir / 'logs'}")
         if isolate == "never":
             job.warn_of_exposure("isolate is 'never'")
         with _signals_to(job.stop):

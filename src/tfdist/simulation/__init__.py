@@ -3,7 +3,7 @@
 from tfdist.simulation.advice import advise
 from tfdist.simulation.forecasting import Forecast, forecast
 from tfdist.simulation.machine import check_machine
-from tfdist.simulation.plotting import check_plotting, draw
+from tfdist.simulation.plotting import draw
 from tfdist.simulation.published import check_published
 from tfdist.simulation.setup import Setup, read_setup
 
@@ -12,7 +12,6 @@ __all__ = [
     "Setup",
     "advise",
     "check_machine",
-    "check_plotting",
     "check_published",
     "draw",
     "forecast",

@@ -1,20 +1,17 @@
 """Hold the simulation against this machine: from one worker beside a ps, predict two and three."""
 
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from io import StringIO
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from tfdist.cluster import ClusterConfig
-from tfdist.launcher import launch, own_cores
+from tfdist.launcher import own_cores
 from tfdist.simulation.forecasting import forecast
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
+from tfdist.trial import try_out
 
 __all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
 
@@ -83,15 +80,11 @@ def setup_of(one: Measured, *, cores: int) -> Setup:
 
 
 def _measured(workers: int) -> Measured:
-    with tempfile.TemporaryDirectory(prefix="tfdist-simulate-") as folder:
-        found = Path(folder, "measured.json")
-        # With PYTHONPATH as it is: the tasks are to find what this process has found.
-        launch(
-            ClusterConfig.local(workers=workers, ps=1),
-            [sys.executable, "-m", "tfdist.simulation.probe", str(found)],
-            run_dir=Path(folder),
-            env={"PYTHONPATH": os.pathsep.join(sys.path)},
-            threads=1,
-            stream=StringIO(),
-        )
-        return msgspec.convert(json.loads(found.read_text()), Measured)
+    trial = try_out(
+        ClusterConfig.local(workers=workers, ps=1),
+        [sys.executable, "-m", "tfdist.simulation.probe"],
+        # As it is: the tasks are to find what this process has found.
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        threads=1,
+    )
+    return msgspec.convert(trial.found["measured"], Measured)

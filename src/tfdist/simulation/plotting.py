@@ -3,27 +3,15 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.errors import ConfigError
-from tfdist.files import storage_errors
+from tfdist.plots import new_figure, save
 from tfdist.simulation.forecasting import Forecast
 
-__all__ = ["check_plotting", "draw"]
-
-
-def check_plotting() -> None:
-    """Refuse to plot where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        remedy = "Install it: pip install 'tfdist[plots]'; or leave --plot out"
-        raise ConfigError("--plot", "needs matplotlib, which is not installed", remedy=remedy) from None
+__all__ = ["draw"]
 
 
 def draw(forecasts: Mapping[str, Sequence[Forecast]], path: Path) -> None:
     """Draw speedup, efficiency and bytes over the number of workers, a line a strategy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = new_figure(13, 4)
     shown = (
         ("speedup", "times one process", 1.0),
         ("efficiency", "of one process each, %", 100.0),
@@ -37,5 +25,4 @@ def draw(forecasts: Mapping[str, Sequence[Forecast]], path: Path) -> None:
             xscale="log", yscale="linear" if name == "efficiency" else "log", xlabel="workers", ylabel=label
         )
         axes.legend()
-    with storage_errors(path.parent):
-        figure.savefig(path, dpi=150)
+    save(figure, path)

@@ -1,7 +1,6 @@
-"""Be a task of a small cluster that measures what a step takes: `python -m tfdist.simulation.probe FILE`."""
+"""Be a task of a small cluster that measures a step: `python -m tfdist.simulation.probe FOLDER`."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,13 +13,14 @@ from tfdist.errors import TfdistError
 from tfdist.loop import fit
 from tfdist.server import serve
 from tfdist.strategy import make_strategy
+from tfdist.usage import processor_seconds
 
 __all__ = ["main"]
 
 _BATCH, _INPUTS, _UNITS, _STEPS, _EPOCHS = 128, 784, 1024, 100, 3
 
 
-def main(path: Path) -> None:
+def main(folder: Path) -> None:
     """Serve; or train for a while, and write what a step took."""
     cluster = ClusterConfig.from_environment()
     if cluster.serves:
@@ -53,7 +53,7 @@ def main(path: Path) -> None:
         "batch_size": _BATCH,
         "bytes": 4 * model.count_params(),
     }
-    path.write_text(json.dumps(found))
+    Path(folder, "measured.json").write_text(json.dumps(found))
 
 
 class _Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -75,15 +75,10 @@ class _Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships 
             self.used = {kind: after[kind] - self._before[kind] for kind in after}
 
     def _processors(self) -> dict[str, float]:
-        """Give the processors' seconds of all tasks of each kind; the servers' kernels tell their own."""
-        found = {"chief": time.process_time(), "worker": 0.0, "ps": 0.0}
-        for task in self._cluster.tasks():
-            if task.type != "chief":
-                with tf.device(f"/job:{task.type}/task:{task.index}"):
-                    stat = tf.io.read_file("/proc/self/stat")
-                # What comes after the name, which may hold anything, and is in brackets.
-                fields = stat.numpy().decode().rpartition(")")[2].split()
-                found[task.type] += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        """Give the processors' seconds of all tasks of each kind."""
+        found = {"chief": 0.0, "worker": 0.0, "ps": 0.0}
+        for task, seconds in processor_seconds(self._cluster).items():
+            found[task.partition(":")[0]] += seconds
         return found
 
 
