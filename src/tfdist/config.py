@@ -159,6 +159,10 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(ge=0, lt=1, description="For which part of the run the learning rate rises to its value.")
     ] = 0.0
     steps_per_execution: Annotated[Positive, Meta(description="Steps in one call of the graph.")] = 1
+    jit_compile: Annotated[
+        bool | None,
+        Meta(description="Let XLA compile what each replica computes; without, as Keras chooses."),
+    ] = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     nonfinite: Annotated[
         Literal["stop", "skip"],

@@ -38,11 +38,13 @@ def build_model(config: Config, data: Data) -> Any:
 def compiled_model(config: Config, data: Data) -> Any:
     """Build the model and compile it; call it in the strategy's scope."""
     model = build_model(config, data)
+    jit_compile = config.train.jit_compile
     model.compile(
         _optimizer(config.train, total_steps(config, data)),
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=config.train.steps_per_execution,
+        **({} if jit_compile is None else {"jit_compile": jit_compile}),
     )
     return model
 
