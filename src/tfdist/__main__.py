@@ -9,6 +9,7 @@ from tfdist.errors import did_you_mean
 __all__ = ["main"]
 
 _VERBS = {
+    "bench": "Measure how fast a config trains here, where the time goes, and what would help.",
     "train": "Train on the cluster that a config file describes, and export the model.",
     "launch": "Start a script of your own as a cluster on this machine.",
     "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",

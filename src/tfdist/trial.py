@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.cluster import ClusterConfig
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import TfdistError
 from tfdist.launcher import LaunchError, launch, own_cores
 
 __all__ = ["Trial", "try_out"]
@@ -41,8 +41,7 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
         options: More arguments for `launch`.
 
     Raises:
-        ConfigError: A task ended with status 2; what it said is in the message.
-        TfdistError: A task failed in another way.
+        TfdistError: A task failed: with what it said last, and its exit status.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
         folder = Path(name, "found")
@@ -54,8 +53,9 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
             said = [line for line in error.tail if line.startswith(_OURS)] or list(error.tail)
             if not said:  # stopped by a signal
                 raise
-            kind = ConfigError if error.exit_code == 2 else TfdistError
-            raise kind(error.where, said[-1].removeprefix(_OURS)) from error
+            failure = TfdistError(error.where, said[-1].removeprefix(_OURS))
+            failure.exit_code = error.exit_code
+            raise failure from error
         found = {each.stem: json.loads(each.read_text()) for each in sorted(folder.glob("*.json"))}
         return Trial(found, _Processors().others_since(begun))
 

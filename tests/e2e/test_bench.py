@@ -1,0 +1,146 @@
+"""Measure configs by the command that a user types: on real clusters, of which nothing is left."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PARTS = {"input", "compute", "exchange", "wait", "rest"}
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_model.py").write_text(
+        "import tensorflow as tf\n"
+        "def build(image_shape, classes):\n"
+        "    layers = tf.keras.layers\n"
+        "    body = [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(32, 'relu')]\n"
+        "    return tf.keras.Sequential([tf.keras.Input(image_shape), *body, layers.Dense(classes)])\n"
+    )
+    # Absolute, for it is started in another folder.
+    others = [
+        str(Path(each).absolute()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each
+    ]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *others]), "TFDIST_CACHE_DIR": cache}
+
+
+@pytest.fixture
+def bench(environ, tmp_path):
+    """Measure a shipped config with a small model; give what was printed and written."""
+    temporary, work = tmp_path / "temporary", tmp_path / "work"
+    temporary.mkdir()
+    work.mkdir()
+
+    def run(name, *flags):
+        written = tmp_path / "found.json"
+        words = [
+            "--config",
+            CONFIGS / f"{name}.yaml",
+            "--set=data.name=digits",
+            "--set=model.name=own_model:build",
+        ]
+        words += ["--rounds=1", "--json", written, *flags]
+        done = subprocess.run(
+            [sys.executable, "-m", "tfdist.bench", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**environ, "TMPDIR": str(temporary)},
+            cwd=work,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list(temporary.iterdir()) == list(work.iterdir()) == []
+        assert _tasks_of(temporary) == []
+        return done.stdout, json.loads(written.read_text())
+
+    return run
+
+
+def _tasks_of(folder):
+    """List the processes that still write into a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if os.fsencode(folder) in words:
+            found.append(words)
+    return found
+
+
+def _check(row, examples_a_step):
+    for sample in row["samples"]:
+        for record in sample["records"]:
+            # Counted, and so exact: a step has just as many examples as the config says.
+            assert record["examples_per_second"] * record["step"] == pytest.approx(examples_a_step)
+            assert all(seconds > 0 for seconds in record["computing"].values())
+            assert all(seconds >= 0 for seconds in record["processors"].values())
+    parts = row["seconds_of_a_step"]
+    assert set(parts) == PARTS
+    assert all(seconds is None or seconds >= 0 for seconds in parts.values())
+    steps = [record["step"] for sample in row["samples"] for record in sample["records"]]
+    assert sum(seconds or 0 for seconds in parts.values()) == pytest.approx(sum(steps) / len(steps))
+
+
+def test_one_process_is_measured_and_nothing_is_left(bench, tmp_path):
+    plot = tmp_path / "plot.png"
+    flags = [f"--plot={plot}"] if importlib.util.find_spec("matplotlib") else []
+    printed, found = bench("local", "--steps=20", "--warmup=10", *flags)
+    [row] = found["rows"]
+    assert (row["name"], row["workers"], found["strategy"]) == ("one process", 1, "one_device")
+    _check(row, 128)
+    [record] = row["samples"][0]["records"]
+    assert record["exchange"] == "none"
+    assert record["moving"] == record["waiting"] == record["sent"] == 0
+    assert row["seconds_of_a_step"]["compute"] > 0
+    assert row["derived"] == []
+    assert "one process" in printed
+    assert found["verdict"][0] in printed.replace("\n", " ")
+    if flags:
+        assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_two_workers_tell_what_their_ring_takes(bench):
+    _, found = bench("mwms2w", "--steps=10", "--warmup=5")
+    names = [row["name"] for row in found["rows"]]
+    assert names[:2] == ["one process", "2 workers"]
+    for row in found["rows"]:
+        _check(row, 128)
+    records = found["rows"][1]["samples"][0]["records"]
+    assert [each["task"] for each in records] == ["worker:0", "worker:1"]
+    for each in records:
+        assert each["exchange"] == "ring"
+        # Of two tasks, each sends as many bytes as the gradients have, and what is small besides.
+        assert each["parameters"] <= each["sent"] < each["parameters"] + 2048
+        assert each["moving"] > 0
+        assert 0 <= each["agreeing"] <= each["asked"]
+    assert found["rows"][1]["derived"] == []
+
+
+@pytest.mark.slow
+def test_what_is_tried_is_listed_and_what_is_advised_is_a_config(bench, tmp_path):
+    printed, found = bench("ps2w", "--steps=10", "--warmup=10", "--tune", "--set=train.steps_per_execution=1")
+    base, *same = found["same"]
+    assert (base["name"], base["ratios"]) == ("the config as it is", [1.0])
+    names = [each["name"] for each in same]
+    assert {"train.steps_per_execution=10", "launch.pin=true", "TF_ENABLE_ONEDNN_OPTS=0"} <= set(names)
+    for each in [*same, *found["other"]]:
+        assert each["name"] in printed
+        assert each["refused"] or (len(each["ratios"]) == 1 and each["ratios"][0] > 0)
+    assert {each["name"] for each in found["other"]} == {
+        "strategy.precision=mixed_bfloat16",
+        "data.batch_size=256",
+    }
+    changed = yaml.safe_load(found["yaml"]) or {}
+    assert set(changed) <= {"train", "launch"}
+    for line in found["yaml"].splitlines():
+        assert line in printed
