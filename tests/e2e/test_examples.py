@@ -81,3 +81,20 @@ def test_cifar10_alone_and_on_a_cluster_gives_two_tables_and_the_ratio():
         re.search(r"^ratio (\S+) ", run.stdout, re.MULTILINE)[1],
     )
     assert float(ratio) == pytest.approx(together / alone, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell what is sent")
+def test_of_an_embedding_only_the_rows_of_the_batch_are_sent(tmp_path):
+    rows = 200_000
+    script = [sys.executable, str(EXAMPLES / "embedding.py"), f"--rows={rows}", "--steps=40"]
+    launch = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--ps=2", f"--run_dir={tmp_path}", "--"]
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    layer, embedding = run.stdout.split("an embedding")
+    for said, shard in ((layer, "[512, 4096]"), (embedding, f"[{rows // 2}, 16]")):
+        assert {f"{shard} on ps:{index}" in said for index in (0, 1)} == {True}
+    sent = [float(each) / 100 for each in re.findall(r" tasks, ([\d.]+)% of that", run.stdout)]
+    assert sent[:2] == pytest.approx([1.0, 1.0], rel=0.1)  # a layer is read whole, and so are its gradients
+    touched = 256 * 20 / rows  # at most: users may be twice in a batch
+    assert all(0.1 * touched < each < 1.3 * touched for each in sent[2:])
