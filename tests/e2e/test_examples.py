@@ -98,3 +98,24 @@ def test_of_an_embedding_only_the_rows_of_the_batch_are_sent(tmp_path):
     assert sent[:2] == pytest.approx([1.0, 1.0], rel=0.1)  # a layer is read whole, and so are its gradients
     touched = 256 * 20 / rows  # at most: users may be twice in a batch
     assert all(0.1 * touched < each < 1.3 * touched for each in sent[2:])
+
+
+@pytest.mark.slow
+def test_the_model_answers_on_a_phone_as_it_does_here():
+    script = [
+        sys.executable,
+        str(EXAMPLES / "phone.py"),
+        "--set=train.steps=40",
+        "--set=evaluation.batches=4",
+    ]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    size, of, same, apart = re.search(
+        r"^([\d.]+) MB, run by \S+: [\d.]+% of (\d+) digits are right\n"
+        r"(\d+) of the labels are those of the SavedModel, whose scores are at most (\S+) away",
+        run.stdout,
+        re.MULTILINE,
+    ).groups()
+    assert float(size) > 1
+    assert int(same) == int(of) == 500
+    assert float(apart) < 1e-4
