@@ -61,19 +61,19 @@ class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say how mirrored workers add gradients up."""
+    """Say how mirrored workers add gradients up, and how tensors cross to parameter servers and back."""
 
     implementation: Annotated[
-        Literal["auto", "tcp", "ring", "nccl"] | None,
+        Literal["auto", "tcp", "grpc", "ring", "nccl"] | None,
         Meta(
-            description="tcp goes over connections of tfdist's own, ring and nccl are TensorFlow's; auto"
-            " takes tcp on CPUs, where the tasks share a secret."
+            description="tcp goes over connections of tfdist's own; TensorFlow's are ring and nccl, and grpc"
+            " with parameter servers. auto takes tcp on CPUs, where the tasks share a secret."
         ),
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "int8"] | None,
         Meta(
-            description="What gradients of 32 bits travel as with tcp; all but float32 round them, which"
+            description="What numbers of 32 bits travel as with tcp; all but float32 round them, which"
             " changes what is computed."
         ),
     ] = None
@@ -83,7 +83,7 @@ class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     ] = None
     timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Seconds after which an exchange that lacks a worker fails."),
+        Meta(description="Seconds after which an exchange that lacks a task fails."),
     ] = None
 
 

@@ -1,7 +1,9 @@
 """Serve the chief as another task of its cluster, for as long as it lives."""
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +14,7 @@ from tfdist.cluster import ClusterConfig, Task
 from tfdist.departures import announce_departure
 from tfdist.devices import Device, check_device, server_config
 from tfdist.errors import ConfigError, TaskLost
+from tfdist.exchange import Unmet, open_post
 from tfdist.farewell import farewell_was_said, was_dismissed
 from tfdist.preemption import Notice, hearing_notice
 from tfdist.probing import answers
@@ -62,8 +65,15 @@ def serve(
     if cluster.task is not None and cluster.task.type == "ps":
         device, memory_growth = "cpu", None  # it computes nothing, and would take all of a GPU's memory
     check_device(device, memory_growth=memory_growth)
-    server = _start(cluster, server_config(device, memory_growth=memory_growth))
-    _log.info("%s serves at %s", cluster.task, server.target)
+    with _posting(cluster):
+        server = _start(cluster, server_config(device, memory_growth=memory_growth))
+        _log.info("%s serves at %s", cluster.task, server.target)
+        _serve(cluster, start_timeout, silence_timeout, stays=stays)
+    _log.info("the chief has ended, and so does %s", cluster.task)
+
+
+def _serve(cluster: ClusterConfig, start_timeout: float, silence_timeout: float, *, stays: bool) -> None:
+    """Return when the chief has ended or lets this task go."""
     chief = cluster.address(("chief", 0))
     while True:
         # A chief that fails at once may have come and gone between two questions.
@@ -77,7 +87,21 @@ def serve(
             remedy = "Its own log says why; start this task again with it"
             raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
         _log.warning("the chief at %s is gone without a word: waiting for it to come again", chief)
-    _log.info("the chief has ended, and so does %s", cluster.task)
+
+
+@contextlib.contextmanager
+def _posting(cluster: ClusterConfig) -> Iterator[None]:
+    """Let tensors come and go by the post, if this task has a part in that."""
+    try:
+        post = open_post(cluster)
+    except Unmet as error:
+        _log.warning("%s has no post, and its tensors go by TensorFlow's gRPC: %s", cluster.task, error)
+        post = None
+    try:
+        yield
+    finally:
+        if post is not None:
+            post.close()  # what waits in it would outlast this process's end
 
 
 def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:

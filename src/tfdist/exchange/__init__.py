@@ -3,10 +3,13 @@
 The tasks that train are a ring (see `ring`), whose neighbours know each other by a secret (see `lines`).
 """
 
+from tfdist.exchange.ends import open_post, token
+from tfdist.exchange.freight import Manifest
 from tfdist.exchange.joining import join_ring
 from tfdist.exchange.lines import Unmet
 from tfdist.exchange.memory import Fusion
 from tfdist.exchange.narrowing import Narrowing, WireType
+from tfdist.exchange.post import Post, written_addresses
 from tfdist.exchange.ring import Broken, Ring, Whole
 from tfdist.exchange.secret import SECRET, SECRET_FILE, find_secret
 
@@ -15,11 +18,16 @@ __all__ = [
     "SECRET_FILE",
     "Broken",
     "Fusion",
+    "Manifest",
     "Narrowing",
+    "Post",
     "Ring",
     "Unmet",
     "Whole",
     "WireType",
     "find_secret",
     "join_ring",
+    "open_post",
+    "token",
+    "written_addresses",
 ]

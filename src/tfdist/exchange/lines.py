@@ -12,11 +12,12 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 from tfdist.exchange.secret import PROOF_BYTES, Proofs
 from tfdist.probing import reason_of
 
-__all__ = ["Door", "Unmet", "call"]
+__all__ = ["Door", "Unmet", "call", "read_exactly"]
 
 _GREETING = b"tfdist exchange 1\n"
 _NONCE_BYTES = 32
@@ -49,11 +50,17 @@ class Door:
         except OSError as error:
             raise Unmet(f"cannot listen on {host}: {reason_of(error)}") from error
         self.port: int = self._listener.getsockname()[1]
+        self._is_open = True
 
     def __enter__(self) -> "Door":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._is_open = False
         self._listener.close()
 
     def caller(self, ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
@@ -62,22 +69,38 @@ class Door:
         Raises:
             Unmet: It has not come in time.
         """
+        for line in self.callers(ranks, proofs, seconds):
+            return line
+        raise Unmet("nobody came who knows the secret")
+
+    def callers(self, ranks: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[socket.socket]:
+        """Give everyone who comes in time, and can prove that the line is between these ranks."""
         found: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         free = threading.Semaphore(_MOST_STRANGERS)
         until = time.monotonic() + seconds
         self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
-        while time.monotonic() < until:
-            with contextlib.suppress(queue.Empty):
-                return found.get_nowait()
-            with contextlib.suppress(TimeoutError):
-                line, _ = self._listener.accept()
+        try:
+            while self._is_open and time.monotonic() < until:
+                with contextlib.suppress(queue.Empty):
+                    yield found.get_nowait()
+                try:
+                    line, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    if not self._is_open:
+                        return
+                    raise
                 # A thread for each who comes: strangers that say nothing take up nobody's time but their own.
                 if free.acquire(blocking=False):
                     words = (line, ranks, proofs, found, free)
                     threading.Thread(target=_question, args=words, daemon=True).start()
                 else:
                     line.close()
-        raise Unmet("nobody came who knows the secret")
+        finally:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    found.get_nowait().close()
 
 
 def _question(
@@ -92,8 +115,8 @@ def _question(
     try:
         line.settimeout(_SECONDS_TO_SPEAK)
         line.sendall(_GREETING + ours)
-        words = (ranks, ours, _read(line, _NONCE_BYTES))
-        if not proofs.is_proven(_read(line, PROOF_BYTES), b"caller", *words):
+        words = (ranks, ours, read_exactly(line, _NONCE_BYTES))
+        if not proofs.is_proven(read_exactly(line, PROOF_BYTES), b"caller", *words):
             raise ConnectionRefusedError("does not know the secret")
         line.sendall(proofs.prove(b"called", *words))
         found.put(line)
@@ -117,12 +140,12 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
         raise Unmet(f"{who} cannot be reached: {reason_of(error)}") from error
     try:
         line.settimeout(_SECONDS_TO_SPEAK)
-        if _read(line, len(_GREETING)) != _GREETING:
+        if read_exactly(line, len(_GREETING)) != _GREETING:
             raise Unmet(f"{who} is no task of this version of tfdist")
-        theirs, ours = _read(line, _NONCE_BYTES), os.urandom(_NONCE_BYTES)
+        theirs, ours = read_exactly(line, _NONCE_BYTES), os.urandom(_NONCE_BYTES)
         words = (ranks, theirs, ours)
         line.sendall(ours + proofs.prove(b"caller", *words))
-        if not proofs.is_proven(_read(line, PROOF_BYTES), b"called", *words):
+        if not proofs.is_proven(read_exactly(line, PROOF_BYTES), b"called", *words):
             raise Unmet(f"{who} does not know the secret")
     except OSError as error:
         line.close()
@@ -133,7 +156,7 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
     return line
 
 
-def _read(line: socket.socket, count: int) -> bytes:
+def read_exactly(line: socket.socket, count: int) -> bytes:
     """Read so many bytes, within the time that speaking may take in all."""
     heard, until = b"", time.monotonic() + _SECONDS_TO_SPEAK
     while len(heard) < count:

@@ -33,13 +33,21 @@ class Fusion:
         # needs nothing of it any more. What lies between the arrays is 0, and so are all sums of it.
         self._free: deque[mmap.mmap] = deque()
 
-    def fused(self, arrays: Sequence[Array], scale: float | None = None) -> Array:
-        """Give a new array of one dimension that holds all, times a number if one is given."""
+    def empty(self) -> Array:
+        """Give a new array of one dimension with room for all; what lies between them is 0."""
         length = max(self._size * self._dtype.itemsize, 1)
-        memory = self._free.popleft() if self._free else mmap.mmap(-1, length)
+        try:
+            memory = self._free.popleft()
+        except IndexError:
+            memory = mmap.mmap(-1, length)
         # Every view of this array keeps it alive: NumPy looks for the array that a view is of, no further.
         whole = np.frombuffer(memory, self._dtype, self._size)
         weakref.finalize(whole, self._free.append, memory).atexit = False
+        return whole
+
+    def fused(self, arrays: Sequence[Array], scale: float | None = None) -> Array:
+        """Give a new array of one dimension that holds all, times a number if one is given."""
+        whole = self.empty()
         for part, array in zip(self.parts(whole), arrays, strict=True):
             if scale is None:
                 np.copyto(part, array)

@@ -84,8 +84,10 @@ class Narrowing:
         self._name, self._form = wire_type, _FORMS[wire_type]
         self._kept: Array | None = None
 
-    def loaded(self, values: Array) -> "Narrow":
-        """Give the cargo that brings the sums into an array of 32 bits."""
+    def loaded(self, values: Array, *, keeps: bool = True) -> "Narrow":
+        """Give the cargo for an array of 32 bits; what 8 bits round away may be kept for the next one."""
+        if not keeps:
+            return Narrow(self._name, self._form, values, None)
         if self._form.block > 1 and (self._kept is None or len(self._kept) != _padded(values, self._form)):
             self._kept = np.zeros(_padded(values, self._form), np.float32)
         return Narrow(self._name, self._form, values, self._kept)

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ConfigError
 from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import reductions
 from tfdist.loop.gauge import Failure, Gauge
@@ -34,6 +35,7 @@ class Keras2Step:
         # Keras 2 lets AutoGraph convert the user's layers and losses where it is on.
         self._forward = tf.autograph.to_graph(_forward)
         self._gauge = Gauge(strategy)
+        _refuse_post(strategy)
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give what is gauged alone: what is counted is in the metrics' own variables."""
@@ -122,3 +124,10 @@ class Keras2Step:
 def _forward(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
     y_pred = model(x, training=training)
     return y_pred, model.compute_loss(x, y, y_pred, sample_weight)
+
+
+def _refuse_post(strategy: tf.distribute.Strategy) -> None:
+    """Refuse what is asked for and cannot be: Keras 2 reads variables where they are."""
+    if getattr(getattr(strategy, "post", None), "is_asked_for", False):
+        problem = "brings variables of Keras 3 from their servers, and this model is one of Keras 2"
+        raise ConfigError("communication.implementation tcp", problem, remedy="Say grpc, or leave it out")

@@ -5,13 +5,14 @@ by racing reads and writes (Keras 3's `assign_add` is a read, an add and a write
 found is put together before any variable changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import has_own
+from tfdist.loop.crossings import Crossed, Crossings
 from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
 from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, weighed
@@ -63,6 +64,9 @@ class Keras3Step:
         if model.optimizer is not None:
             self._trainable = parts_of(model.trainable_variables)
             self._updating = Updating(strategy, model.optimizer, self._trainable)
+        post = getattr(strategy, "post", None)
+        self._crossings = None if post is None else Crossings(post, model.trainable_variables)
+        self._crossed: Crossed | None = None
 
     @property
     def unseeded(self) -> list[Any]:
@@ -103,8 +107,12 @@ class Keras3Step:
         """Train on a batch, each replica on its part; give what it adds to the totals."""
         scale = self._updating.loss_scale()
         with losses_of_one_process(self._keras), self._randomness.drawing():
+            if self._crossings is not None:
+                self._crossings.settle(lambda: self._strategy.run(self._gradients_alone, args=(batch, scale)))
             gradients, *parts = self._strategy.run(self._train_on_part, args=(batch, scale))
-        self._updating.apply(gradients, scale)
+        # Replicas in step have brought their gradients to the servers as they added them up.
+        crossed = None if self._strategy.num_replicas_in_sync > 1 else self._crossed
+        self._updating.apply(gradients, scale, None if crossed is None else crossed.deliver)
         state, sums = (
             [self._strategy.experimental_local_results(each)[0] for each in part] for part in parts
         )
@@ -126,13 +134,17 @@ class Keras3Step:
     def _train_on_part(
         self, data: Any, scale: tf.Tensor | None
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
-        shared = self._shared(lambda batch: self._gradients(batch, scale), data)
+        crossed = self._crossed = None if self._crossings is None else self._crossings.begin()
+        shared = self._shared(lambda batch: self._gradients(batch, scale, crossed), data, crossed)
         return shaped(shared.gradients, self._trainable), shared.state, self._counted(shared)
+
+    def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
+        return self._gradients(data, scale).gradients
 
     def _test_on_part(self, data: Any) -> list[tf.Tensor]:
         return self._counted(self._shared(self._tested, data))
 
-    def _shared(self, compute: Callable[[Any], _Part], data: Any) -> Shared:
+    def _shared(self, compute: Callable[[Any], _Part], data: Any, crossed: Crossed | None = None) -> Shared:
         x, _, _ = unpacked(data)
         begun, data = self._gauge.begun(data)
         part = self._if_any(lambda: self._compiled(compute)(data), x)
@@ -144,6 +156,7 @@ class Keras3Step:
             size=batch_size(x),
             weight=part.weight,
             added=part.added,
+            add_up=None if crossed is None else crossed.add_up,
         )
 
     def _compiled(self, compute: Callable[[Any], _Part]) -> Callable[[Any], _Part]:
@@ -153,18 +166,18 @@ class Keras3Step:
         compiled: Callable[[Any], _Part] = tf.function(compute, jit_compile=True, autograph=False)
         return compiled
 
-    def _gradients(self, data: Any, scale: tf.Tensor | None) -> _Part:
+    def _gradients(self, data: Any, scale: tf.Tensor | None, crossed: Crossed | None = None) -> _Part:
         seeds = self._randomness.snapshot()
         with (
             tf.GradientTape(persistent=True) as tape,
-            self._scope(seeds) as scope,
+            self._scope(seeds, [] if crossed is None else crossed.watched(tape)) as scope,
             self._randomness.unseeded_from_here(),
         ):
             losses = self._forward(data, training=True)
             scaled = [weighed(each, scale) for each in (losses.compiled, losses.added)]
             weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._meets else [None, None]
             scaled = [weighed(each, weight) for each, weight in zip(scaled, weighs, strict=True)]
-        weights = [each.value for each in self._trainable]
+        weights = [each.value if crossed is None else crossed.source(each) for each in self._trainable]
         gradients, added = (
             [] if each is None else unweighed(biases_apart(tape.gradient(each, weights)), weight)
             for each, weight in zip(scaled, weighs, strict=True)
@@ -200,12 +213,17 @@ class Keras3Step:
             return _Losses(loss, None, weight)
         return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
 
-    def _scope(self, seeds: list[tuple[Any, tf.Tensor]]) -> Any:
+    def _scope(self, seeds: list[tuple[Any, tf.Tensor]], came: Sequence[tuple[Any, tf.Tensor]] = ()) -> Any:
         # Metrics begin from nothing. Penalties on weights ask the scope, and it alone, for the weights.
-        penalized = [each for each in self._model.trainable_variables if each.regularizer is not None]
+        here = {id(each) for each, _ in came}
+        penalized = [
+            each
+            for each in self._model.trainable_variables
+            if each.regularizer is not None and id(each) not in here
+        ]
         metrics = [(each, tf.zeros(each.shape, each.dtype)) for each in self._metrics]
         weights = [(each, tf.convert_to_tensor(each.value)) for each in penalized]
-        return self._keras.StatelessScope(metrics + weights + seeds, collect_losses=True)
+        return self._keras.StatelessScope([*metrics, *weights, *seeds, *came], collect_losses=True)
 
     def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
         """Give what adds up: what the metrics counted, and the losses times what they count by."""

@@ -1,13 +1,16 @@
 """Add up over the replicas what each has computed on its part of the global batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.errors import DataError
 
-__all__ = ["Shared", "batch_size", "shared_mean", "unpacked"]
+__all__ = ["AddUp", "Shared", "batch_size", "shared_mean", "summed_apart", "unpacked"]
+
+# Adds gradients up over the replicas, each times this replica's share; None stays None.
+AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]
 
 
 def unpacked(data: Any) -> tuple[Any, Any, Any]:
@@ -43,6 +46,7 @@ def shared_mean(
     size: tf.Tensor,
     weight: tf.Tensor | None,
     added: Sequence[Any] = (),
+    add_up: AddUp | None = None,
 ) -> Shared:
     """Average gradients and state over the global batch, and add sums up.
 
@@ -57,6 +61,7 @@ def shared_mean(
         size: How many examples this replica had.
         weight: What the loss was divided by; None where it is a sum, whose gradients add up as they are.
         added: Gradients of losses that count by examples where the loss itself does not.
+        add_up: How gradients are added up; over the strategy's ring, if any, or by TensorFlow where None.
     """
     context = tf.distribute.get_replica_context()
     size = tf.cast(size, tf.float64)
@@ -75,15 +80,17 @@ def shared_mean(
     has_any = tf.cast(size > 0, tf.float64)
     moved = [tf.cast(each, tf.float64) * (size if each.dtype.is_floating else has_any) for each in state]
     numbers = [*moved, *(tf.cast(each, tf.float64) for each in sums), size, by, has_any]
-    if getattr(context.strategy, "ring", None) is None:
+    if add_up is None and getattr(context.strategy, "ring", None) is not None:
+        add_up = _summed_over_ring
+    if add_up is None:
         found = _all_summed([*(_scaled(each, by) if is_mean else each for each in known), *numbers])
         sums, found = found[: len(known)], found[len(known) :]
         summed = [_scaled(each, _inverse(found[-2])) for each in sums] if is_mean else sums
     else:
-        # What is small first: then each gradient is scaled as it is laid out for the ring, and not again.
+        # What is small first: then each gradient is scaled as it leaves, and not again.
         found = _all_summed(numbers)
         share = tf.math.divide_no_nan(by, found[-2]) if is_mean else one
-        summed = _summed_over_ring(known, share)
+        summed = [each for each in add_up(gradients, share) if each is not None]
     total, weights, parts = found[-3], found[-2], tf.maximum(found[-1], 1.0)
     means = iter(summed)
     values = [
@@ -100,18 +107,32 @@ def shared_mean(
 
 
 def _summed_over_ring(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
-    """Add gradients up over the strategy's ring, each times this replica's share; sparse ones apart."""
+    """Add gradients up over the strategy's ring, each times this replica's share."""
     context = tf.distribute.get_replica_context()
-    is_sparse = [isinstance(each, tf.IndexedSlices) for each in gradients]
-    dense = [each for each, apart in zip(gradients, is_sparse, strict=True) if not apart]
-    sparse = [_scaled(each, share) for each, apart in zip(gradients, is_sparse, strict=True) if apart]
 
     def add_up(strategy: Any, values: Any, share: Any) -> Any:
         return strategy.add_gradients_up(values, share)
 
-    found = iter(context.merge_call(add_up, args=(dense, share)) if dense else ())
-    found_sparse = iter(_all_summed(sparse))
-    return [next(found_sparse if apart else found) for apart in is_sparse]
+    return summed_apart(
+        gradients,
+        share,
+        lambda each: not isinstance(each, tf.IndexedSlices),
+        lambda dense: context.merge_call(add_up, args=(dense, share)),
+    )
+
+
+def summed_apart(
+    gradients: Sequence[Any],
+    share: tf.Tensor,
+    is_apart: Callable[[Any], bool],
+    add_up: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Add some gradients up in a way of their own, and the others, such as sparse ones, by TensorFlow."""
+    apart = [each for each in gradients if each is not None and is_apart(each)]
+    others = [_scaled(each, share) for each in gradients if each is not None and not is_apart(each)]
+    found = iter(add_up(apart) if apart else ())
+    found_others = iter(_all_summed(others))
+    return [None if each is None else next(found if is_apart(each) else found_others) for each in gradients]
 
 
 def _added_up(

@@ -6,14 +6,17 @@ Here the branches are taken once for all replicas, and each of them runs what th
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.loop.fused import fuse
 
-__all__ = ["Updating"]
+__all__ = ["Deliver", "Updating"]
+
+# Brings gradients to where their variables are; of pairs of both, as optimizers of Keras have them.
+Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
 
 
 class Updating:
@@ -25,6 +28,7 @@ class Updating:
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
         self._variables = variables
+        self._deliver: Deliver | None = None
         _count_exactly(self._optimizer)
         fuse(self._optimizer)
 
@@ -39,8 +43,15 @@ class Updating:
         factor = self._optimizer.loss_scale_factor
         return None if factor is None else tf.constant(factor, tf.float32)
 
-    def apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
-        """Do a step with the gradients, or leave it out where they are no numbers."""
+    def apply(self, gradients: list[Any], scale: tf.Tensor | None, deliver: Deliver | None = None) -> None:
+        """Do a step with the gradients, or leave it out where they are no numbers.
+
+        Args:
+            gradients: The global gradients.
+            scale: What the loss was multiplied with.
+            deliver: How gradients come to their variables; by TensorFlow where None.
+        """
+        self._deliver = deliver
         if self._scaler is None:
             self._step(gradients, None)  # a constant factor is taken out by the optimizer
             return
@@ -105,7 +116,7 @@ class Updating:
             )
 
     def _run(self, change: Callable[..., None], *args: Any) -> None:
-        with _reduced_already(self._optimizer):
+        with _reduced_already(self._optimizer, self._deliver):
             self._strategy.run(change, args=args)
 
     # -- in replica context --
@@ -167,13 +178,15 @@ def _unscaled(gradients: list[Any], scale: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _reduced_already(optimizer: Any) -> Iterator[None]:
+def _reduced_already(optimizer: Any, deliver: Deliver | None) -> Iterator[None]:
     """Keep the optimizer from adding gradients up over the replicas: they are the global ones already.
+
+    It does that when it has clipped them, right before it changes variables: so there they are delivered.
 
     Keras 3 clips and accumulates each replica's gradients before it adds them up, which is another clipping
     than one process does on the whole batch; and it has no argument to leave the adding out.
     """
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    optimizer._all_reduce_sum_gradients = deliver or list
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Settle how mirrored workers add gradients up: over a ring of their own, or by TensorFlow's collectives."""
+"""Settle how tensors go from task to task: over connections of their own, or by TensorFlow's."""
 
 import logging
 from collections.abc import Mapping
@@ -10,11 +10,19 @@ from tfdist.cluster import ClusterConfig
 from tfdist.devices import device_kind
 from tfdist.errors import ConfigError
 from tfdist.exchange import SECRET, SECRET_FILE, Unmet, find_secret
-from tfdist.strategy.kinds import MultiWorkerMirrored
+from tfdist.strategy.kinds import MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
+from tfdist.strategy.posting import Posting
 
-__all__ = ["collectives_of", "exchange_over_ring", "secret_of_ring"]
+__all__ = ["collectives_of", "exchange_over_ring", "send_by_post", "shared_secret"]
 
 _log = logging.getLogger("tfdist")
+
+# What is TensorFlow's, under the strategies that have something to exchange.
+_OWN = {
+    "multi_worker_mirrored": ("ring", "nccl"),
+    "parameter_server": ("grpc",),
+    "parameter_server_sync": ("grpc",),
+}
 
 
 def collectives_of(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
@@ -28,20 +36,24 @@ def collectives_of(options: Mapping[str, Any]) -> tf.distribute.experimental.Com
     )
 
 
-def secret_of_ring(cluster: ClusterConfig, options: Mapping[str, Any]) -> bytes | None:
-    """Give what the tasks of a ring know each other by, where gradients are to go over one."""
+def shared_secret(cluster: ClusterConfig, name: str, options: Mapping[str, Any]) -> bytes | None:
+    """Give what the tasks know each other by, where tensors are to go over connections of their own."""
     implementation = options["communication.implementation"] or "auto"
     bytes_per_pack = options["communication.bytes_per_pack"]
+    own = _OWN.get(name, ())
+    if implementation not in ("auto", "tcp", *own):
+        remedy = f"Say {' or '.join(('auto', 'tcp', *own))}"
+        problem = f"does nothing under {name}"
+        raise ConfigError(f"communication.implementation {implementation}", problem, remedy=remedy)
     if options["communication.dtype"] is not None and implementation != "tcp":
         problem = f"is about the exchange of implementation tcp, and the implementation is {implementation}"
         raise ConfigError("communication.dtype", problem, remedy="Say tcp, or leave it out")
-    training = cluster.training()
-    if implementation not in ("auto", "tcp") or len(training.tasks()) < 2:
+    if implementation in own or len(cluster.training().tasks()) < 2:
         return None
     secret = find_secret()
     if implementation == "tcp" and secret is None:
         problem = "needs a secret that the tasks know each other by; the launcher would hand one out"
-        remedy = f"Set {SECRET} or {SECRET_FILE} to the same one for all tasks, or say ring"
+        remedy = f"Set {SECRET} or {SECRET_FILE} to the same one for all tasks, or say {own[0]}"
         raise ConfigError("communication.implementation tcp", problem, remedy=remedy)
     if implementation == "tcp" and bytes_per_pack is not None:
         raise ConfigError("communication.bytes_per_pack", "does nothing with tcp", remedy="Leave it out")
@@ -68,3 +80,33 @@ def exchange_over_ring(
         _log.warning("gradients go by TensorFlow's own collectives, which are slower: %s", error)
     else:
         _log.info("gradients go over a ring of %d tasks", len(cluster.training().tasks()))
+
+
+def send_by_post(
+    strategy: ParameterServer | SynchronousParameterServer,
+    cluster: ClusterConfig,
+    device: str,
+    options: Mapping[str, Any],
+) -> None:
+    """Let tensors cross by the post; where tasks cannot meet, say so, and go on without it if that may be."""
+    is_said = options["communication.implementation"] == "tcp"
+    has_gpus = any("/job:worker/" in each.name for each in tf.config.list_logical_devices("GPU"))
+    if has_gpus and device != "cpu" and not is_said:
+        return
+    try:
+        strategy.post = Posting(
+            cluster.training(),
+            wire_type=options["communication.dtype"] or "float32",
+            is_in_step=isinstance(strategy, SynchronousParameterServer),
+            timeout=options["communication.timeout"],
+            is_asked_for=is_said,
+        )
+    except Unmet as error:
+        if is_said:
+            remedy = "Give all tasks the same secret and let them reach each other on any port, or say grpc"
+            raise ConfigError(
+                "communication.implementation tcp", f"cannot be: {error}", remedy=remedy
+            ) from error
+        _log.warning("variables and gradients go by TensorFlow's gRPC, which is slower: %s", error)
+    else:
+        _log.info("variables and gradients go by the post")

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange import Ring, join_ring
+from tfdist.strategy.posting import Posting
 from tfdist.strategy.reducing import RingAllReduce
 from tfdist.strategy.shards import Cutter
 
@@ -94,7 +95,13 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
 
 class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
-    """Let every worker compute at its own pace, on variables that the parameter servers hold."""
+    """Let every worker compute at its own pace, on variables that the parameter servers hold.
+
+    Attributes:
+        post: What variables and gradients go by; None where that is left to TensorFlow.
+    """
+
+    post: Posting | None = None
 
     def __init__(self, cluster: ClusterConfig, cutter: Cutter | None) -> None:
         super().__init__(cluster.resolver())
@@ -115,7 +122,12 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
 
     CentralStorageStrategy knows one device for variables. Told only "a CPU", it leaves the task to the scope
     around it, which takes the parameter server that holds the fewest bytes.
+
+    Attributes:
+        post: What variables and gradients go by; None where that is left to TensorFlow.
     """
+
+    post: Posting | None = None
 
     def __init__(self, cluster: ClusterConfig, cutter: Cutter | None, device: str = "auto") -> None:
         tf.config.experimental_connect_to_cluster(

@@ -16,7 +16,12 @@ from tfdist.environments import ROLES
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.exchange import WireType
 from tfdist.farewell import say_farewell_at_exit
-from tfdist.strategy.collectives import collectives_of, exchange_over_ring, secret_of_ring
+from tfdist.strategy.collectives import (
+    collectives_of,
+    exchange_over_ring,
+    send_by_post,
+    shared_secret,
+)
 from tfdist.strategy.connecting import connecting
 from tfdist.strategy.kinds import Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.shards import Cutter
@@ -28,21 +33,22 @@ _log = logging.getLogger("tfdist")
 StrategyName = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
 ]
-Implementation = Literal["auto", "tcp", "ring", "nccl"]
+Implementation = Literal["auto", "tcp", "grpc", "ring", "nccl"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
 
 class Communication(TypedDict, total=False):
-    """Say how mirrored workers add gradients up.
+    """Say how mirrored workers add gradients up, and how tensors cross to parameter servers and back.
 
     Attributes:
         implementation: tcp, over connections of tfdist's own between tasks that share a secret
-            (TFDIST_SECRET); ring or nccl, by TensorFlow. auto takes tcp on CPUs where there is a secret and
-            bytes_per_pack does not ask for TensorFlow's packs, and else lets TensorFlow choose.
-        dtype: What gradients of 32 bits travel as with tcp: bfloat16, float16 and int8 round them on the way,
+            (TFDIST_SECRET); by TensorFlow: ring or nccl between mirrored workers, grpc to parameter servers.
+            auto takes tcp on CPUs where there is a secret and bytes_per_pack does not ask for TensorFlow's
+            packs, and else lets TensorFlow choose.
+        dtype: What numbers of 32 bits travel as with tcp: bfloat16, float16 and int8 round them on the way,
             which changes what is computed; float32, the default, does not.
         bytes_per_pack: How many bytes of gradients TensorFlow sends together; 0 means all.
-        timeout: Seconds after which an exchange that lacks a worker fails.
+        timeout: Seconds after which an exchange that lacks a task fails.
     """
 
     implementation: Implementation
@@ -61,10 +67,10 @@ _START_TIMEOUT = 600.0
 
 # An option that only some strategies have; with another one it would do nothing.
 _BELONGS_TO: dict[str, tuple[str, ...]] = {
-    "communication.implementation": ("multi_worker_mirrored",),
-    "communication.dtype": ("multi_worker_mirrored",),
+    "communication.implementation": ("multi_worker_mirrored", *_OF_PS),
+    "communication.dtype": ("multi_worker_mirrored", *_OF_PS),
     "communication.bytes_per_pack": ("multi_worker_mirrored",),
-    "communication.timeout": ("multi_worker_mirrored",),
+    "communication.timeout": ("multi_worker_mirrored", *_OF_PS),
     "start_timeout": ("multi_worker_mirrored", *_OF_PS),
     "min_shard_bytes": _OF_PS,
     "max_shards": _OF_PS,
@@ -140,7 +146,7 @@ def make_strategy(
     )
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
-    secret = secret_of_ring(cluster, options) if name == "multi_worker_mirrored" else None
+    secret = shared_secret(cluster, name, options)
     # What the tasks must agree on, or they would wait for each other in different exchanges.
     said = (options[f"communication.{key}"] for key in ("implementation", "dtype", "bytes_per_pack"))
     agreed = (name, *said, precision, secret is not None)
@@ -148,7 +154,9 @@ def make_strategy(
     timeout = _START_TIMEOUT if start_timeout is None else start_timeout
     with connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, device, options)
-        if secret is not None:
+        if secret is not None and name in _OF_PS:
+            send_by_post(made, cluster, device, options)
+        elif secret is not None:
             exchange_over_ring(made, cluster, secret, options)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made

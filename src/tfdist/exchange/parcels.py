@@ -1,0 +1,225 @@
+"""Carry parcels over one line, each way one at a time, with a header that says what is in them."""
+
+import contextlib
+import errno
+import logging
+import queue
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist.exchange.freight import Freight, Manifest
+from tfdist.exchange.ring import Broken
+
+__all__ = ["Line"]
+
+_HEADER = struct.Struct("!4s8sQBQ")
+_MARK = b"psx1"
+_SECONDS_BETWEEN_QUESTIONS = 1
+_MOST_PIECES = 256  # of one call to the system, which takes 1024
+_log = logging.getLogger("tfdist")
+
+Array = np.ndarray[Any, Any]
+WhyLost = Callable[[float], str]
+
+
+class _Header(NamedTuple):
+    """Say what comes: of which arrays, of which step, in which form, and how many bytes."""
+
+    mark: bytes
+    manifest: bytes
+    step: int
+    form: int
+    size: int
+
+
+class Line:
+    """Send parcels to one other task, and receive parcels from it.
+
+    Attributes:
+        name: Who is at the other end.
+        moved: How many bytes have gone out or come in, as the socket has counted them.
+        why_cut: Why it carries nothing any more; empty while it does.
+    """
+
+    def __init__(self, name: str, line: socket.socket) -> None:
+        self.name, self.why_cut = name, ""
+        self._line = line
+        self._moved = [0, 0]
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel wakes whoever waits when all is there, and not for each piece. A socket with a timeout of
+        # Python's own does not block, and so cannot have that.
+        line.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SECONDS_BETWEEN_QUESTIONS, 0))
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._handed_over: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+        self._freights: dict[tuple[bool, Manifest], Freight] = {}
+        self._newest = 0  # the latest step that somebody has waited for
+        self._header: _Header | None = None  # come for a later step than that of who received it
+        # Nobody else may get its number while a thread still waits on it: so it is closed with this object.
+        weakref.finalize(self, line.close)
+
+    @property
+    def moved(self) -> int:
+        """Give how many bytes have gone out and come in."""
+        return sum(self._moved)
+
+    def send(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
+        """Send arrays.
+
+        Raises:
+            Broken: The other end is gone or silent, or the line has been cut.
+        """
+        with self._sending, self._cutting():
+            form, buffers = self._freight(manifest, True).load(arrays)
+            size = sum(map(len, buffers))
+            header = _HEADER.pack(*_Header(_MARK, manifest.mark, step, form, size))
+            self._put([memoryview(header), *(each.data for each in buffers if len(each))], why_lost)
+
+    def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
+        """Have arrays sent, in the order of the calls, and do not wait for it."""
+        if self.why_cut:
+            raise Broken(self.why_cut)
+        self._handed_over.put((manifest, step, arrays, why_lost))
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_all, daemon=True)
+            self._sender.start()
+
+    def _send_all(self) -> None:
+        while (parcel := self._handed_over.get()) is not None:
+            try:
+                self.send(*parcel)
+            except Broken as error:
+                _log.warning("a parcel was not sent: %s", error)
+                return
+
+    def receive(self, manifest: Manifest, step: int, why_lost: WhyLost) -> list[Array]:
+        """Receive arrays.
+
+        Raises:
+            Broken: The other end is gone or silent, sends something else, or has begun a later step.
+        """
+        self._newest = max(self._newest, step)
+        with self._receiving, self._cutting():
+            while True:
+                header = self._next_header(step, why_lost)
+                if header is None or header.step > step:
+                    self._header = header
+                    break
+                room = self._freight(manifest, False).room(header.form)
+                fits = (header.manifest, header.size) == (manifest.mark, sum(map(len, room.buffers)))
+                if not fits and header.step == step:
+                    raise Broken(f"{self.name} sends something else: its program is another one")
+                if not fits:  # of a step that was given up
+                    self._take(np.empty(header.size, np.uint8), why_lost)
+                    continue
+                for each in room.buffers:
+                    self._take(each, why_lost)
+                arrays = room.arrays()
+                if header.step == step:
+                    return arrays
+        raise Broken(f"step {step} was given up")
+
+    def cut(self, why: str) -> None:
+        """Carry nothing any more; wake whoever waits, here and at the other end."""
+        self.why_cut = self.why_cut or why
+        self._handed_over.put(None)
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _cutting(self) -> Any:
+        """Cut the line where a parcel has not wholly gone or come: what follows could not be told apart."""
+        if self.why_cut:
+            raise Broken(self.why_cut)
+        try:
+            yield
+        except BaseException as error:
+            self.cut(str(error))
+            raise
+
+    def _freight(self, manifest: Manifest, is_sent: bool) -> Freight:
+        key = is_sent, manifest
+        if key not in self._freights:
+            self._freights[key] = Freight(manifest)
+        return self._freights[key]
+
+    def _next_header(self, step: int, why_lost: WhyLost) -> _Header | None:
+        """Give the next header; None where somebody waits for a later step meanwhile."""
+        if self._header is not None:
+            header, self._header = self._header, None
+            return header
+        data = np.empty(_HEADER.size, np.uint8)
+        if not self._take(data, why_lost, unless=lambda: self._newest > step):
+            return None
+        header = _Header(*_HEADER.unpack(data.tobytes()))
+        if header.mark != _MARK:
+            raise Broken(f"{self.name} does not speak as this version of tfdist does")
+        return header
+
+    def _take(self, into: Array, why_lost: WhyLost, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Fill an array; say whether that was done, or not begun since something came in between."""
+        filled, patience = 0, _Patience(why_lost)
+        while filled < len(into):
+            try:
+                count = self._line.recv_into(into[filled:].data, 0, socket.MSG_WAITALL)
+            except (BlockingIOError, InterruptedError):
+                if not filled and unless():
+                    return False
+                patience.ask()
+                continue
+            except OSError as error:
+                raise Broken(self._gone(error)) from error
+            if not count:
+                raise Broken(self._gone(ConnectionResetError(errno.ECONNRESET, "it has hung up")))
+            filled += count
+            self._moved[1] += count
+            patience.renew()
+        return True
+
+    def _put(self, pieces: list[memoryview], why_lost: WhyLost) -> None:
+        patience = _Patience(why_lost)
+        while pieces:
+            try:
+                count = self._line.sendmsg(pieces[:_MOST_PIECES])
+            except (BlockingIOError, InterruptedError):
+                patience.ask()
+                continue
+            except OSError as error:
+                raise Broken(self._gone(error)) from error
+            self._moved[0] += count
+            patience.renew()
+            while pieces and count >= len(pieces[0]):
+                count -= len(pieces.pop(0))
+            if count:
+                pieces[0] = pieces[0][count:]
+
+    def _gone(self, error: OSError) -> str:
+        return self.why_cut or f"{self.name} is gone: {error.strerror}"
+
+
+class _Patience:
+    """Ask, while nothing moves, whether the other end is there."""
+
+    def __init__(self, why_lost: WhyLost) -> None:
+        self._why_lost = why_lost
+        self._since = 0.0
+
+    def renew(self) -> None:
+        """Begin anew: something has moved."""
+        self._since = 0.0
+
+    def ask(self) -> None:
+        """Raise Broken where there is no more to be waited for."""
+        self._since = self._since or time.monotonic() - _SECONDS_BETWEEN_QUESTIONS
+        why = self._why_lost(time.monotonic() - self._since)
+        if why:
+            raise Broken(why)

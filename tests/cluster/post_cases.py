@@ -1,0 +1,66 @@
+"""Train by the post and without it, and say whether anything differs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.loop import evaluate, fit
+
+keras = tf.keras
+STEPS, EPOCHS, WORDS = 7, 2, 50
+
+
+def model_of(strategy: tf.distribute.Strategy, **compiled: Any) -> Any:
+    """Make a model with all that variables can be: read whole and by rows, averaged, penalized, of one number."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        words = keras.Input((4,), dtype="int32")
+        x = keras.layers.Flatten()(keras.layers.Embedding(WORDS, 8)(words))
+        x = keras.layers.Dense(64, "relu", kernel_regularizer="l2")(x)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.Dropout(0.2, seed=5)(x)
+        x = keras.layers.PReLU(shared_axes=[1])(x)
+        model = keras.Model(words, keras.layers.Dense(3)(x))
+        model.compile(
+            **{
+                "optimizer": keras.optimizers.Adam(0.01, clipvalue=0.5),
+                "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                "steps_per_execution": 3,
+                **compiled,
+            }
+        )
+    return model
+
+
+def data() -> tf.data.Dataset:
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, WORDS, (44, 4)).astype("int32")
+    return tf.data.Dataset.from_tensor_slices((words, words.sum(axis=1) % 3)).batch(8).repeat()
+
+
+def trained(strategy: tf.distribute.Strategy, **compiled: Any) -> dict[str, Any]:
+    model = model_of(strategy, **compiled)
+    begun = [np.asarray(each).tolist() for each in model.get_weights()]
+    before = 0 if strategy.post is None else strategy.post.bytes_sent
+    history = fit(model, data(), strategy=strategy, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0)
+    sent = 0 if strategy.post is None else strategy.post.bytes_sent - before
+    return {
+        "weights": [np.asarray(each).tolist() for each in model.get_weights()],
+        "begun": begun,
+        "loss": history.history["loss"],
+        "evaluated": evaluate(model, data().take(3), strategy=strategy),
+        "sent": sent,
+        "dense": sum(4 * int(np.prod(each.shape)) for each in model.trainable_variables[1:]),
+    }
+
+
+def both_ways(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train twice, the second time by TensorFlow's gRPC."""
+    del folder
+    post, strategy.post = strategy.post, None
+    found = {"grpc": trained(strategy)}
+    strategy.post = post
+    found["post"] = trained(strategy)
+    return found
