@@ -56,6 +56,20 @@ def trained(strategy: tf.distribute.Strategy, **compiled: Any) -> dict[str, Any]
     }
 
 
+def way(strategy: tf.distribute.Strategy, folder: Path) -> str:
+    """Say by what variables and gradients cross."""
+    del folder
+    return "grpc" if strategy.post is None else "post"
+
+
+def narrowed(strategy: tf.distribute.Strategy, folder: Path) -> list[dict[str, Any]]:
+    """Train in fewer bits, and by TensorFlow's gRPC in all of them."""
+    del folder
+    narrow = trained(strategy)
+    strategy.post = None
+    return [narrow, trained(strategy)]
+
+
 def both_ways(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train twice, the second time by TensorFlow's gRPC."""
     del folder

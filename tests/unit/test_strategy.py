@@ -151,3 +151,43 @@ def test_refuses_an_exchange_without_a_secret(monkeypatch, environ, options, wor
     made, options = cluster(("worker", 0), worker=2), {"implementation": "tcp", **options}
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(made, "multi_worker_mirrored", communication=options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        (
+            "parameter_server",
+            {"implementation": "tcp"},
+            "tcp: needs a secret that the tasks know each other by; the launcher would hand one out. Set"
+            " TFDIST_SECRET or TFDIST_SECRET_FILE to the same one for all tasks, or say grpc",
+        ),
+        (
+            "parameter_server_sync",
+            {"implementation": "ring"},
+            "communication.implementation ring: does nothing under parameter_server_sync. Say auto or tcp or grpc",
+        ),
+        (
+            "multi_worker_mirrored",
+            {"implementation": "grpc"},
+            "communication.implementation grpc: does nothing under multi_worker_mirrored. Say auto or tcp or ring or nccl",
+        ),
+        (
+            "parameter_server",
+            {"dtype": "int8"},
+            "communication.dtype: is about the exchange of implementation tcp, and the implementation is auto",
+        ),
+        (
+            "parameter_server",
+            {"bytes_per_pack": 1},
+            "communication.bytes_per_pack: does nothing under parameter_server",
+        ),
+    ],
+)
+def test_refuses_a_communication_of_another_strategy(monkeypatch, strategy, options, words):
+    for name in ("TFDIST_SECRET", "TFDIST_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    is_ps = strategy != "multi_worker_mirrored"
+    made = cluster(("chief", 0), chief=1, worker=1, ps=1) if is_ps else cluster(("worker", 0), worker=2)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_strategy(made, strategy, communication=options)

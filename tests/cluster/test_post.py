@@ -1,0 +1,123 @@
+"""What crosses between workers and parameter servers by the post comes out as it does by TensorFlow's gRPC."""
+
+import signal
+
+import pytest
+from test_exactness import TOLERANCE, _flat
+from test_lost import begun, lose, says
+
+from conftest import Running, run_cluster, wait_for
+from tfdist.cluster import ClusterConfig, Task
+from tfdist.exchange import SECRET
+
+TCP = {"communication": {"implementation": "tcp"}, "min_shard_bytes": 2000}
+STEPS, HEADER = 14, 29
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv(SECRET, "a secret of these tests alone")
+
+
+@pytest.mark.usefixtures("secret")
+def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path):
+    shape = {"workers": 1, "ps": 2, "limit": 200}
+    first = ["post_cases.both_ways"]
+    with begun(tmp_path, "parameter_server", "fitting", options=TCP, first=first, **shape) as (running, _):
+        _, lost = lose(running, "ps:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "chief:0", "fit", lost)
+    found = finished.results["chief:0"]["post_cases.both_ways"]
+    sent, dense = found["post"].pop("sent"), found["post"].pop("dense")
+    assert found["post"]["weights"] != found["post"]["begun"]
+    assert found["post"] == {name: found["grpc"][name] for name in found["post"]}  # to the bit
+    assert sent == STEPS * (2 * dense + 2 * 2 * HEADER)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
+    cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
+    shape = {"first": cases, "workers": 2, "ps": 2, "limit": 250}
+    with begun(tmp_path, "parameter_server_sync", "fitting", options=TCP, **shape) as (running, _):
+        _, lost = lose(running, "worker:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "chief:0", "fit", lost)
+    for name in ("sgd", "clipped"):
+        ours, kerass = finished.results["chief:0"][f"equivalent_{name}"], keras_itself[name]
+        assert ours["losses"] == pytest.approx(kerass["losses"], **TOLERANCE)
+        pairs = zip(_flat(ours["weights"]), _flat(kerass["weights"]), strict=True)
+        assert all(mine == pytest.approx(its, **TOLERANCE) for mine, its in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
+    options = {"communication": {"implementation": "tcp"}}
+    shape = {"workers": 2, "ps": 1, "options": options}
+    with begun(tmp_path, "parameter_server", "surviving", **shape) as (running, order):
+        lose(running, "worker:1")
+        (tmp_path / "killed").touch()
+        wait_for(tmp_path / "without")
+        running.start(Task("worker", 1), order)
+        finished = running.wait(90)
+
+    found = finished.results["chief:0"]["lost_cases.surviving"]
+    assert found["iterations"] >= 50 * found["epochs"] >= 150
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_a_ps_that_is_silent_is_named(tmp_path):
+    options = {"communication": {"implementation": "tcp", "timeout": 4.0}}
+    shape = {"workers": 1, "ps": 2, "options": options}
+    with begun(tmp_path, "parameter_server", "fitting", **shape) as (running, _):
+        stopped, _ = lose(running, "ps:0", by=signal.SIGSTOP)
+        finished = running.wait(60, failures_expected=True)
+        stopped.kill()
+
+    assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
+    assert "TaskLost: fit: lost ps:0 at " in finished.logs["chief:0"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_fewer_bits_lead_to_the_same_end(tmp_path, dtype):
+    options = {"communication": {"implementation": "tcp", "dtype": dtype}}
+    cases = ["post_cases.narrowed"]
+    found = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1, limit=200)
+    narrow, whole = found.chief["post_cases.narrowed"]
+
+    assert narrow["loss"][-1] == pytest.approx(whole["loss"][-1], rel=0.1)
+    assert narrow["loss"] != whole["loss"]
+    assert narrow["sent"] < whole["dense"] * 2 * STEPS * (0.6 if dtype == "bfloat16" else 0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "status"), [("tcp", 2), ("auto", 0)])
+def test_tasks_that_do_not_know_each_other_have_no_post(tmp_path, monkeypatch, implementation, status):
+    cluster = ClusterConfig.local(workers=1, ps=1)
+    options = {"communication": {"implementation": implementation}}
+    cases = ["post_cases.way", "counting"]
+    order = {
+        "strategy": "parameter_server",
+        "options": options,
+        "cases": cases,
+        "folder": str(tmp_path),
+    }
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            monkeypatch.setenv(SECRET, f"a secret of {task} alone")
+            running.start(task, order)
+        finished = running.wait(120, failures_expected=True)
+
+    log = finished.logs["chief:0"]
+    assert finished.exit_codes["chief:0"] == status, log[-3000:]
+    if status:
+        assert "ConfigError: communication.implementation tcp: cannot be: worker:0 has not met ps:0 at" in log
+        return
+    assert "go by TensorFlow's gRPC, which is slower: worker:0 has not met ps:0 at" in log
+    assert finished.chief["post_cases.way"] == "grpc"
