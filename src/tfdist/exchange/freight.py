@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.exchange.memory import Fusion
 from tfdist.exchange.narrowing import Narrowing
+from tfdist.exchange.ring import Broken
 
 __all__ = ["Freight", "Manifest", "Room", "read_manifest"]
 
@@ -48,7 +49,12 @@ class Manifest(NamedTuple):
     @property
     def mark(self) -> bytes:
         """Give what stands for it in a header."""
-        return hashlib.sha256(self.written()).digest()[:_MARK_BYTES]
+        return _mark_of(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _mark_of(manifest: Manifest) -> bytes:
+    return hashlib.sha256(manifest.written()).digest()[:_MARK_BYTES]
 
 
 @functools.lru_cache(maxsize=256)
@@ -65,10 +71,13 @@ class Freight:
     ones. Variables would not bear that: a weight that is off by a step of its block is another model. So what
     travels of them is how they differ from what the other end has, and what is rounded away is a part of the
     next difference.
+
+    Attributes:
+        mark: What stands for the manifest in a header.
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+        self._manifest, self.mark = manifest, manifest.mark
         dtypes = [_numpy_type(name) for name in manifest.dtypes]
         self._places = {
             dtype: [place for place, each in enumerate(dtypes) if each == dtype]
@@ -144,6 +153,8 @@ class Room:
             whole = self._wholes[np.dtype(np.float32)]
             if self._form == _WHOLE:
                 freight._known = whole.copy()
+            elif freight._known is None:
+                raise Broken("a difference came from what was never there")
             else:
                 freight._known += whole
                 np.copyto(whole, freight._known)
@@ -155,9 +166,9 @@ def _bytes(array: Array) -> Array:
 
 
 def _numpy_type(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
+    try:
         return np.dtype(name)
-    import ml_dtypes  # which TensorFlow brings along
+    except TypeError:  # bfloat16, say, which each version of TensorFlow has from elsewhere
+        import tensorflow as tf
 
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)

@@ -61,7 +61,7 @@ class Line:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._handed_over: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
-        self._freights: dict[tuple[bool, Manifest], Freight] = {}
+        self._freights: dict[tuple[bool, bytes], Freight] = {}
         self._newest = 0  # the latest step that somebody has waited for
         self._header: _Header | None = None  # come for a later step than that of who received it
         # Nobody else may get its number while a thread still waits on it: so it is closed with this object.
@@ -79,9 +79,9 @@ class Line:
             Broken: The other end is gone or silent, or the line has been cut.
         """
         with self._sending, self._cutting():
-            form, buffers = self._freight(manifest, True).load(arrays)
-            size = sum(map(len, buffers))
-            header = _HEADER.pack(*_Header(_MARK, manifest.mark, step, form, size))
+            freight = self._freight(manifest, True)
+            form, buffers = freight.load(arrays)
+            header = _HEADER.pack(*_Header(_MARK, freight.mark, step, form, sum(map(len, buffers))))
             self._put([memoryview(header), *(each.data for each in buffers if len(each))], why_lost)
 
     def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
@@ -109,24 +109,28 @@ class Line:
         """
         self._newest = max(self._newest, step)
         with self._receiving, self._cutting():
+            freight = self._freight(manifest, False)
             while True:
                 header = self._next_header(step, why_lost)
                 if header is None or header.step > step:
                     self._header = header
                     break
-                room = self._freight(manifest, False).room(header.form)
-                fits = (header.manifest, header.size) == (manifest.mark, sum(map(len, room.buffers)))
-                if not fits and header.step == step:
-                    raise Broken(f"{self.name} sends something else: its program is another one")
-                if not fits:  # of a step that was given up
-                    self._take(np.empty(header.size, np.uint8), why_lost)
-                    continue
-                for each in room.buffers:
-                    self._take(each, why_lost)
-                arrays = room.arrays()
+                # What is left of a step that was given up comes in all the same: others may build on it.
+                of_this = freight if header.step == step else self._freights.get((False, header.manifest))
+                arrays = self._unpacked(header, of_this, why_lost)
                 if header.step == step:
                     return arrays
         raise Broken(f"step {step} was given up")
+
+    def _unpacked(self, header: _Header, freight: Freight | None, why_lost: WhyLost) -> list[Array]:
+        room = None if freight is None else freight.room(header.form)
+        buffers = [np.empty(header.size, np.uint8)] if room is None else room.buffers
+        is_that = freight is None or header.manifest == freight.mark
+        if not is_that or header.size != sum(map(len, buffers)):
+            raise Broken(f"{self.name} sends something else: its program is another one")
+        for each in buffers:
+            self._take(each, why_lost)
+        return [] if room is None else room.arrays()
 
     def cut(self, why: str) -> None:
         """Carry nothing any more; wake whoever waits, here and at the other end."""
@@ -147,7 +151,7 @@ class Line:
             raise
 
     def _freight(self, manifest: Manifest, is_sent: bool) -> Freight:
-        key = is_sent, manifest
+        key = is_sent, manifest.mark
         if key not in self._freights:
             self._freights[key] = Freight(manifest)
         return self._freights[key]

@@ -115,15 +115,15 @@ class WorkerPost(Post):
         """Receive arrays from a server."""
         try:
             return super().receive(text, ticket, *others)
-        except Broken:
-            self._give_up()
+        except Broken as error:
+            self._give_up(str(error))
             raise
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: str) -> None:
         # TensorFlow ends a step of which a part has failed when each operation of it has returned: one that
         # waits for another server, where the step has ended already, would not.
         for line in list(self._lines.values()):
-            line.cut("the step was given up: another line is broken")
+            line.cut(why)
 
     def _call_all(self, addresses: bytes) -> None:
         for server, host, port in json.loads(addresses):

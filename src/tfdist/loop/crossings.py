@@ -38,9 +38,11 @@ class Crossings:
             each for each in self._variables if all(is_dense[id(part)] for part in parts_of([each]))
         ]
 
-    def begin(self) -> "Crossed":
-        """Let the variables come, in the graph of a worker."""
+    def begin(self) -> "Crossed | None":
+        """Let the variables come, in the graph of a worker, if there are any that cross."""
         variables = self._crossing or []
+        if not variables:
+            return None
         parts = parts_of(variables)
         crossing = self._post.crossing([each.value for each in parts])
         return Crossed(crossing, variables, parts, parts_of(self._variables))

@@ -65,7 +65,9 @@ class Keras3Step:
             self._trainable = parts_of(model.trainable_variables)
             self._updating = Updating(strategy, model.optimizer, self._trainable)
         post = getattr(strategy, "post", None)
-        self._crossings = None if post is None else Crossings(post, model.trainable_variables)
+        # Outside of graphs the chief runs one operation after the other, and both ends of a line are two.
+        has_post = post is not None and not model.run_eagerly
+        self._crossings = Crossings(post, model.trainable_variables) if has_post else None
         self._crossed: Crossed | None = None
 
     @property

@@ -93,6 +93,9 @@ def send_by_post(
     has_gpus = any("/job:worker/" in each.name for each in tf.config.list_logical_devices("GPU"))
     if has_gpus and device != "cpu" and not is_said:
         return
+    if strategy.num_replicas_in_sync > 1 and isinstance(strategy, ParameterServer):
+        problem = "is for workers that compute on one device each"
+        raise ConfigError("communication.implementation tcp", problem, remedy="Say grpc, or device cpu")
     try:
         strategy.post = Posting(
             cluster.training(),
