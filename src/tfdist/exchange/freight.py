@@ -171,4 +171,5 @@ def _numpy_type(name: str) -> np.dtype[Any]:
     except TypeError:  # bfloat16, say, which each version of TensorFlow has from elsewhere
         import tensorflow as tf
 
-        return np.dtype(tf.as_dtype(name).as_numpy_dtype)
+        found: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+        return found
