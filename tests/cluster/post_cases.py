@@ -78,3 +78,23 @@ def both_ways(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     strategy.post = post
     found["post"] = trained(strategy)
     return found
+
+
+OPTIMIZERS = {
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0),
+    "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "clipped": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "averaged": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+}
+
+
+def in_branches(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train both ways by optimizers that update in branches of the graph, or after more than one step."""
+    del folder
+    found, post = {}, strategy.post
+    for name, make in OPTIMIZERS.items():
+        strategy.post = post
+        found[name] = [trained(strategy, optimizer=make())]
+        strategy.post = None
+        found[name].append(trained(strategy, optimizer=make()))
+    return found

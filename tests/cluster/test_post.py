@@ -37,6 +37,18 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
+def test_updates_in_branches_are_the_same_too(tmp_path):
+    options = {"communication": {"implementation": "tcp"}}
+    cases = ["post_cases.in_branches"]
+    finished = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1, limit=200)
+
+    for name, (post, grpc) in finished.chief["post_cases.in_branches"].items():
+        assert post["sent"] > grpc["sent"] == 0, name
+        assert post["weights"] == grpc["weights"] != grpc["begun"], name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
 def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
     cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
     shape = {"first": cases, "workers": 2, "ps": 2, "limit": 250}

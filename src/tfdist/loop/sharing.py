@@ -88,7 +88,7 @@ def shared_mean(
         summed = [_scaled(each, _inverse(found[-2])) for each in sums] if is_mean else sums
     else:
         # What is small first: then each gradient is scaled as it leaves, and not again.
-        found = _all_summed(numbers)
+        found = _summed_as_one(numbers)
         share = tf.math.divide_no_nan(by, found[-2]) if is_mean else one
         summed = [each for each in add_up(gradients, share) if each is not None]
     total, weights, parts = found[-3], found[-2], tf.maximum(found[-1], 1.0)
@@ -158,6 +158,15 @@ def _all_summed(values: Sequence[Any]) -> list[Any]:
         for place, each in zip(places, found, strict=True):
             summed[place] = each
     return summed
+
+
+def _summed_as_one(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Add up numbers of one type, which TensorFlow would send one by one to a parameter server."""
+    if not all(each.shape.is_fully_defined() for each in numbers):
+        return _all_summed(numbers)
+    [found] = _all_summed([tf.concat([tf.reshape(each, [-1]) for each in numbers], axis=0)])
+    parts = tf.split(found, [each.shape.num_elements() for each in numbers])
+    return [tf.reshape(part, each.shape) for part, each in zip(parts, numbers, strict=True)]
 
 
 def _inverse(weights: tf.Tensor) -> tf.Tensor:
