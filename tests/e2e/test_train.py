@@ -96,8 +96,9 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
 @pytest.mark.parametrize(
     "name",
     [
+        # What the others do differently is done above, for MNIST.
         pytest.param(f"cifar10-{each}", marks=pytest.mark.slow)
-        for each in ("local", "mirrored", "mwms2w", "ps2w", "ps2w-sync", "fast")
+        for each in ("local", "ps2w", "fast")
     ],
 )
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
