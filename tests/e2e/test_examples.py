@@ -119,3 +119,17 @@ def test_the_model_answers_on_a_phone_as_it_does_here():
     assert float(size) > 1
     assert int(same) == int(of) == 500
     assert float(apart) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell what is sent")
+def test_the_cost_of_communication_is_estimated_and_measured(tmp_path):
+    script = [sys.executable, str(EXAMPLES / "communication_cost.py"), "--steps=20"]
+    launch = [sys.executable, "-m", "tfdist.launch", "--workers=2", f"--run_dir={tmp_path}", "--"]
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = re.findall(r"\| ([\w, ]+) \| ([\d.]+) \| (-?[\d.]+) \|$", run.stdout, re.MULTILINE)
+    assert len(rows) == 3
+    assert float(rows[0][1]) > float(rows[1][1]) > 0
+    _, estimated, measured = rows[2]
+    assert float(measured) == pytest.approx(float(estimated), rel=0.02)
