@@ -133,3 +133,22 @@ def test_the_cost_of_communication_is_estimated_and_measured(tmp_path):
     assert float(rows[0][1]) > float(rows[1][1]) > 0
     _, estimated, measured = rows[2]
     assert float(measured) == pytest.approx(float(estimated), rel=0.02)
+
+
+@pytest.mark.slow
+def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp_path):
+    script = [sys.executable, str(EXAMPLES / "sync_async.py"), "--steps=40"]
+    plot = tmp_path / "curves.png"
+    if importlib.util.find_spec("matplotlib"):
+        script += ["--plot", str(plot)]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    points = re.findall(r"([\d.]+) after ([\d.]+) s", run.stdout)
+    assert len(points) == 4 * 10
+    curves = [[tuple(map(float, each)) for each in points[start::4]] for start in range(4)]
+    for curve in curves:
+        assert curve[-1][0] < curve[0][0] < 2.5
+        assert sorted(seconds for _, seconds in curve) == [seconds for _, seconds in curve]
+    # Even or not, synchronous workers compute the same; asynchronous ones do not wait.
+    assert [loss for loss, _ in curves[0]] == [loss for loss, _ in curves[2]]
+    assert plot.exists() == bool(importlib.util.find_spec("matplotlib"))
