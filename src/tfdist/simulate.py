@@ -8,6 +8,7 @@
 for the latter.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,9 +92,10 @@ def _check(which: str) -> None:
         for point in check_published():
             print(f"  {point}\n      {point.assumed}")
     if which in ("both", "machine"):
-        print("Against this machine, from what 1 worker takes beside a ps:")
+        has = f"{os.cpu_count()} cores; load before: {os.getloadavg()[0]:.1f}"
+        print(f"Against this machine ({has}), from what 1 worker takes beside a ps:", flush=True)
         for prediction in check_machine():
-            print(f"  {prediction}")
+            print(f"  {prediction}", flush=True)
 
 
 def _counts(text: str) -> list[int]:
