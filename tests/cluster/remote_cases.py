@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,46 @@ def stopped(remote: Remote, folder: Path) -> dict[str, Any]:
     """One task is stopped while it computes; the others do its part, and this process ends without it."""
     found = _losing(remote, "reader:0", signal.SIGSTOP)
     return {**found, "none_left": _error(lambda: remote.map(tf.square, SLICES, job="reader"))}
+
+
+def returning(remote: Remote, folder: Path) -> dict[str, Any]:
+    """One task is killed and started again, and one is stopped and goes on: both compute again."""
+    with remote.device("reader"):
+        held = tf.Variable(2.0)
+    there = tf.function(lambda x: {"value": held * x, "pid": pid_there()})
+    numbers = [float(i) for i in range(12)]
+
+    def found() -> dict[str, Any]:
+        parts = remote.map(there, numbers)
+        values = [float(part["value"]) for part in parts]
+        return {"values": values, "pids": sorted({int(part["pid"]) for part in parts})}
+
+    def wait_for_all() -> None:
+        while len(remote.tasks) < 3:
+            time.sleep(0.1)
+
+    pids = {}
+    for task in remote.tasks:
+        with remote.device(*task):
+            pids[str(task)] = int(pid_there())
+    whole = found()
+    os.kill(pids["worker:1"], signal.SIGKILL)
+    without_killed = found()
+    (folder / "killed").touch()
+    wait_for_all()
+    with_new = found()
+    os.kill(pids["worker:0"], signal.SIGSTOP)
+    without_silent = found()
+    os.kill(pids["worker:0"], signal.SIGCONT)
+    wait_for_all()
+    return {
+        "pids": pids,
+        "whole": whole,
+        "without_killed": without_killed,
+        "with_new": with_new,
+        "without_silent": without_silent,
+        "with_all": found(),
+    }
 
 
 def leaving(remote: Remote, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from remote_cases import SLICES
 
-from conftest import Running
+from conftest import Running, wait_for
 from tfdist.cluster import ClusterConfig, Task
 
 CASES = ["placed", "mapped", "failing", "killed", "stopped"]
@@ -79,6 +79,34 @@ def test_a_lost_task_is_named_where_it_is_asked_for(finished):
     assert re.match(r"TaskLost: worker:1 at 127.0.0.1:\d+: is gone", finished["killed"]["asked_for_lost"])
     left = "TaskLost: map: job 'reader': no such task is there; those that are: worker:0"
     assert finished["stopped"]["none_left"] == left
+
+
+@pytest.mark.slow
+def test_a_lost_task_is_taken_back(tmp_path):
+    cluster = ClusterConfig.local(workers=2, chief=1, jobs={"reader": 1})
+    order = {"strategy": "connect", "options": {"silence_timeout": 5.0}, "folder": str(tmp_path)}
+    order["cases"] = ["remote_cases.returning"]
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, order)
+        wait_for(tmp_path / "killed")
+        running.processes["worker:1"].wait()
+        running.start(Task("worker", 1), order)
+        new = running.processes["worker:1"].pid
+        found = running.wait(120)
+    case, old = found.chief["remote_cases.returning"], found.chief["remote_cases.returning"]["pids"]
+    reader, silent, killed = old["reader:0"], old["worker:0"], old["worker:1"]
+    for when, computing in (
+        ("whole", {reader, silent, killed}),
+        ("without_killed", {reader, silent}),
+        ("with_new", {reader, silent, new}),
+        ("without_silent", {reader, new}),
+        ("with_all", {reader, silent, new}),
+    ):
+        # The reader's variable has been there all the time.
+        assert case[when] == {"values": [2.0 * i for i in range(12)], "pids": sorted(computing)}, when
+    for name in ("worker:0", "worker:1"):
+        assert f"{name} at {cluster.address(Task.parse(name))} is back" in found.logs["chief:0"]
 
 
 @pytest.mark.slow

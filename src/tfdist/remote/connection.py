@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.devices import Device, check_device_name, configure_devices, threads_to_wait
@@ -46,7 +47,12 @@ def connect(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )
     _log.info("connected to %d tasks", len(tasks))
-    pool = Pool({task: cluster.address(task) for task in tasks}, silence_timeout)
+    everybody = context.get_server_def()
+    pool = Pool(
+        {task: cluster.address(task) for task in tasks},
+        silence_timeout,
+        lambda there: _connect_again(everybody, there),
+    )
     try:
         yield Remote(pool)
     finally:
@@ -63,7 +69,7 @@ class Remote:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """List the tasks that are there: all but this process's own and those that were lost."""
+        """List the tasks that are there: all but this process's own and those that are lost."""
         return self._pool.tasks
 
     def device(self, job: str, index: int = 0, kind: Device = "auto", number: int = 0) -> Any:
@@ -90,8 +96,8 @@ class Remote:
         """Call a function with each slice, on whichever task is free; give the values in the slices' order.
 
         A task is sent one slice at a time, and what the function gives is fetched from there. Where a task is
-        lost, another one computes its slice anew, and the task is given no more. So a slice may be computed
-        twice: let the function change nothing.
+        lost, another one computes its slice anew, and the task is given no more until it is back. So a slice
+        may be computed twice: let the function change nothing.
 
         Args:
             fn: The function; as a `tf.function` it is one call to the task, else each of its operations is.
@@ -103,7 +109,7 @@ class Remote:
         """
         with tf.device(self._home):
             sent = [tf.nest.map_structure(tf.convert_to_tensor, each) for each in slices]
-        tasks = [task for task in self.tasks if job in (None, task.type)]
+        tasks = self._pool.of(job)
         if not tasks:
             known = ", ".join(map(str, self.tasks)) or "none"
             where = "map" if job is None else f"map: job {shown(job)}"
@@ -149,6 +155,22 @@ def _servers(cluster: ClusterConfig) -> list[Task]:
         problem = "this process is connected already, and TensorFlow connects a process once"
         raise ConfigError("connect", problem, remedy="Do all in one block, or in another process")
     return tasks
+
+
+def _connect_again(everybody: Any, tasks: Sequence[Task]) -> None:
+    """Connect to tasks that were started anew, and keep the others that are named: their variables stay.
+
+    It is what TensorFlow's coordinator does for its workers. Traced functions are sent to the new ones.
+    """
+    there = type(everybody)()
+    there.CopyFrom(everybody)
+    del there.cluster.job[:]
+    for job in everybody.cluster.job:
+        is_ours = job.name == "chief"
+        kept = {i: address for i, address in job.tasks.items() if is_ours or (job.name, i) in tasks}
+        if kept:
+            there.cluster.job.add(name=job.name, tasks=kept)
+    context.context().update_server_def(there)
 
 
 def _path(task: Task) -> str:

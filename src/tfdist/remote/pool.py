@@ -1,4 +1,4 @@
-"""Share calls out among the tasks that are there, and go on with the others where one is lost."""
+"""Share calls out among the tasks that are there, and go on without one that is lost until it is back."""
 
 import collections
 import logging
@@ -38,6 +38,7 @@ class _End:
     """Hold how a call ended."""
 
     task: Task
+    run: _Run
     value: Any = None
     error: BaseException | None = None
 
@@ -47,13 +48,14 @@ class _Caller:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.Queue[_End]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Run, queue.Queue[_End]]]
+        self._calls = queue.SimpleQueue()
         # A daemon: a call to a silent task never returns, and must not hold the process up.
         threading.Thread(target=self._make_calls, daemon=True).start()
 
-    def call(self, call: Callable[[], Any], ends: "queue.Queue[_End]") -> None:
+    def call(self, call: Callable[[], Any], run: _Run, ends: "queue.Queue[_End]") -> None:
         """Make a call when those before have ended, and put into a queue how it ended."""
-        self._calls.put((call, ends))
+        self._calls.put((call, run, ends))
 
     def _make_calls(self) -> None:
         # An executor of its own, or the failure of one task would be taken for that of the next. It is not
@@ -61,32 +63,47 @@ class _Caller:
         own = executor.new_executor(enable_async=False)
         context.context().executor = own
         while True:
-            call, ends = self._calls.get()
+            call, run, ends = self._calls.get()
             try:
-                end = _End(self._task, call())
+                end = _End(self._task, run, call())
             except BaseException as error:  # noqa: BLE001  # raised, or answered, where the end is awaited
-                end = _End(self._task, error=error)
+                end = _End(self._task, run, error=error)
                 own.clear_error()
             ends.put(end)
 
 
 class Pool:
-    """Hold the tasks that compute, and who of them was lost."""
+    """Hold the tasks that compute, and who of them is lost."""
 
-    def __init__(self, addresses: Mapping[Task, str], silence: float) -> None:
-        self._addresses, self._silence = addresses, silence
+    def __init__(
+        self, addresses: Mapping[Task, str], silence: float, reconnect: Callable[[Sequence[Task]], None]
+    ) -> None:
+        """Take tasks that are connected.
+
+        Args:
+            addresses: The tasks, and where they are.
+            silence: Seconds without an answer after which one is lost.
+            reconnect: Connects to these tasks and no others; those that are connected already stay so.
+        """
+        self._addresses, self._silence, self._reconnect = addresses, silence, reconnect
         self._lost: dict[Task, str] = {}
-        self._is_closed = False
+        self._closed = threading.Event()
         self._callers = {task: _Caller(task) for task in addresses}
+        self._returns: threading.Thread | None = None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """List the tasks that are there."""
         return tuple(task for task in self._addresses if task not in self._lost)
 
+    def of(self, job: str | None) -> list[Task]:
+        """List the tasks of a job, or of all of them: those that are lost too, as long as one is not."""
+        found = [task for task in self._addresses if job in (None, task.type)]
+        return found if any(task not in self._lost for task in found) else []
+
     def close(self) -> None:
         """Refuse all from here on: the tasks were let go."""
-        self._is_closed = True
+        self._closed.set()
 
     def check(self, task: Task) -> None:
         """Refuse a task that is not there."""
@@ -108,12 +125,13 @@ class Pool:
         while len(values) < count:
             for task in tasks:
                 if waiting and task not in running and task not in self._lost:
-                    running[task] = _Run(waiting.popleft())
-                    self._callers[task].call(partial(call, task, running[task].number), ends)
+                    running[task] = run = _Run(waiting.popleft())
+                    self._callers[task].call(partial(call, task, run.number), run, ends)
             if not running:
                 raise self._all_lost(tasks)
             end = _next(ends)
-            if end is not None and end.task not in self._lost:
+            # A task that was silent may have ended what was taken from it, and now be back.
+            if end is not None and running.get(end.task) is end.run:
                 run = running.pop(end.task)
                 if end.error is None:
                     values[run.number] = end.value
@@ -127,12 +145,33 @@ class Pool:
         return [values[number] for number in range(count)]
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise ConfigError("connect", "its block has ended, and the tasks with it", remedy="Do it inside")
 
     def _lose(self, task: Task, why: str) -> None:
         self._lost[task] = why
         _log.warning("%s at %s %s: goes on without it", task, self._addresses[task], why)
+        if self._returns is None:
+            # A daemon: TensorFlow may be held up by a task that falls silent as it is connected.
+            self._returns = threading.Thread(target=self._await_returns, daemon=True)
+            self._returns.start()
+
+    def _await_returns(self) -> None:
+        """Look once a second who is back, and connect to it anew."""
+        while not self._closed.wait(_SECONDS_BETWEEN_QUESTIONS):
+            known = {task: answers(self._addresses[task]) for task in self._lost.copy()}
+            back = [task for task, answer in known.items() if answer]
+            # TensorFlow takes leave of those that are left out, and waits for ever for one that is silent.
+            if back and None not in known.values():
+                try:
+                    self._reconnect([*self.tasks, *back])
+                except tf.errors.OpError as error:
+                    _log.info("cannot take %s back yet: %s", back[0], str(error).splitlines()[0])
+                    continue
+                for task in back:
+                    self._callers[task] = _Caller(task)  # the old one may still be in a call
+                    del self._lost[task]
+                    _log.warning("%s at %s is back", task, self._addresses[task])
 
     def _why_lost(self, task: Task, error: BaseException) -> str:
         """Say why a call's failure is that of its task; raise what is not."""
