@@ -6,8 +6,8 @@ Of each size a cluster on this machine trains a model that computes next to noth
 its processes is counted for a step: what is left when there is no computing is what distributing costs. So
 it does not matter that eight workers have two cores. A power of the size is fitted to the larger sizes of a
 series, where the cost of what is there at any size no longer hides it. An exponent above {allowed} ends the
-script with 1. `--largest 0.1` leaves out the sizes above a tenth of the largest. With matplotlib there is a
-plot, docs/growth.png.
+script with 1. `--largest 0.1` leaves out the sizes above a tenth of the largest, but for the first {of_fit}.
+With matplotlib there is a plot, docs/growth.png.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def plot(found: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> None:
 
 def main() -> None:
     """Read the flags, measure, and put table and plot into the page."""
-    text = (__doc__ or "").format(allowed=ALLOWED)
+    text = (__doc__ or "").format(allowed=ALLOWED, of_fit=OF_FIT)
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", nargs="*", default=list(SERIES), metavar="SERIES", help=", ".join(SERIES))
     parser.add_argument("--rounds", type=int, default=3)
@@ -151,7 +151,8 @@ def main() -> None:
     found: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
     for name in flags.series:
         series = SERIES[name]
-        sizes = [each for each in series.sizes if each <= flags.largest * series.sizes[-1]]
+        within = sum(each <= flags.largest * series.sizes[-1] for each in series.sizes)
+        sizes = series.sizes[: max(OF_FIT, within)]
         rounds = []
         for _ in range(flags.rounds):
             rounds.append([cost(series, size) for size in sizes])

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import tfdist
 
-__all__ = ["Horovod", "install"]
+__all__ = ["Horovod", "HorovodError", "install"]
 
 # The last TensorFlow that this Horovod was made for, and what its setup.py builds with.
 _BEFORE = ("tensorflow==2.12.1", "setuptools<70", "wheel", "cmake<4", "msgspec>=0.18.6", "PyYAML>=6.0.1")
@@ -24,6 +23,10 @@ _BUILD = {
     "CXXFLAGS": "-include cstdint",  # its Gloo forgets that header, which compilers from GCC 13 on mind
 }
 _LINES = 30
+
+
+class HorovodError(Exception):
+    """Say that a script did not run to its end."""
 
 
 class Horovod(NamedTuple):
@@ -42,7 +45,7 @@ class Horovod(NamedTuple):
             done = subprocess.run(command, env=self._environ(), stdout=said, stderr=subprocess.STDOUT)
         if done.returncode:
             tail = "\n".join(out.read_text().splitlines()[-_LINES:])
-            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")
+            raise HorovodError(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")
 
     def _environ(self) -> Mapping[str, str]:
         folders = [str(self.place / "bin"), os.environ.get("PATH", "")]

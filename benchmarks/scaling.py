@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_peer import Horovod, install
+from horovod_peer import Horovod, HorovodError, install
 from results import put
 
 from tfdist.cluster import ClusterConfig
@@ -138,6 +138,20 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
     return rows
 
 
+def horovod_of(place: Path, batch: int) -> Horovod:
+    """Make an environment with Horovod, and take some steps with it: what was built may not run."""
+    horovod = install(place)
+    if horovod.problem:
+        return horovod
+    try:
+        for way in OF_HOROVOD:
+            run(way, "mnist_cnn", batch, 2, "", horovod)
+    except HorovodError as error:
+        print(error, flush=True)
+        return horovod._replace(problem="installed, but does not run here")
+    return horovod
+
+
 def main() -> None:
     """Read the flags, measure in turns, and put the table into the page."""
     parser = argparse.ArgumentParser(
@@ -156,7 +170,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-peers-") as place:
         torch, version = (flags.torch, "") if flags.torch else torch_of(Path(place, "torch"))
         version = version or version_of(torch)
-        horovod = install(Path(place, "horovod"))
+        horovod = horovod_of(Path(place, "horovod"), flags.batch)
         ways = (*WAYS, *(OF_TORCH if torch else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
             rows += table(model, ways, rounds(model, ways, flags, torch, horovod))
