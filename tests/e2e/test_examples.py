@@ -152,3 +152,20 @@ def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp
     # Even or not, synchronous workers compute the same; asynchronous ones do not wait.
     assert [loss for loss, _ in curves[0]] == [loss for loss, _ in curves[2]]
     assert plot.exists() == bool(importlib.util.find_spec("matplotlib"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the tasks are found in /proc")
+def test_a_run_whose_worker_and_ps_are_killed_ends_with_all_of_its_steps():
+    options = ["--steps=200", "--set=data.batch_size=32", "--set=evaluation.batches=4"]
+    script = [sys.executable, str(EXAMPLES / "recovery.py"), *options]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.findall(r"^killing (\S+), process \d+, after step (\d+)$", run.stdout, re.MULTILINE) == [
+        ("worker:1", "50"),
+        ("ps:0", "100"),
+    ]
+    rows = re.findall(r"^\| [\w ]+ \| (\d+) \| (\d) \| (\d+) \| ([\d.]+) \|$", run.stdout, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("200", "1"), ("200", "2")]
+    assert int(rows[0][2]) == 0
+    assert 0 <= int(rows[1][2]) <= 100
