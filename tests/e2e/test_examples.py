@@ -169,3 +169,24 @@ def test_a_run_whose_worker_and_ps_are_killed_ends_with_all_of_its_steps():
     assert [row[:2] for row in rows] == [("200", "1"), ("200", "2")]
     assert int(rows[0][2]) == 0
     assert 0 <= int(rows[1][2]) <= 100
+
+
+@pytest.mark.slow
+def test_gradients_in_fewer_bits_are_fewer_bytes():
+    options = [
+        "--dtypes",
+        "float32",
+        "int8",
+        "--steps=60",
+        "--set=data.name=digits",
+        "--set=evaluation.batches=4",
+    ]
+    script = [sys.executable, str(EXAMPLES / "exchange_dtypes.py"), *options]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = re.findall(r"^\| (\w+) \| (\d+) by worker \| ([\d.]+)% \| ([\d.]+) \|$", run.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["float32", "int8"]
+    # A quarter and its scales, and what goes once and whole, of which 60 steps have much.
+    assert rows[0][2] == "100.0"
+    assert 25.4 < float(rows[1][2]) < 30
+    assert all(float(row[3]) > 0.5 for row in rows)
