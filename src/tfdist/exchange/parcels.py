@@ -20,7 +20,7 @@ from tfdist.exchange.ring import Broken
 __all__ = ["Line"]
 
 _HEADER = struct.Struct("!4s8sQBQ")
-_MARK = b"psx1"
+_MARK = b"post"
 _SECONDS_BETWEEN_QUESTIONS = 1
 _MOST_PIECES = 256  # of one call to the system, which takes 1024
 _log = logging.getLogger("tfdist")

@@ -98,7 +98,7 @@ class _Loop:
             taken=taken,
             sent=0 if ring is None else ring.bytes_sent,
             asked=self._training.waited,
-            now=time.monotonic(),
+            at=time.monotonic(),
         )
 
 
@@ -107,11 +107,11 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     taken: dict[str, tuple[float, float]]
     sent: int
     asked: float
-    now: float
+    at: float
 
 
 def _record(loop: _Loop, before: _State, after: _State, computed: Any, steps: int, parameters: int) -> Record:
-    cluster, seconds = loop.cluster, after.now - before.now
+    cluster, seconds = loop.cluster, after.at - before.at
     since = {
         name: tuple(new - old for new, old in zip(pair, before.taken.get(name, (0.0, 0.0)), strict=True))
         for name, pair in after.taken.items()
