@@ -13,7 +13,7 @@ from tfdist.exchange import SECRET, SECRET_FILE, Unmet, find_secret
 from tfdist.strategy.kinds import MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.strategy.posting import Posting
 
-__all__ = ["collectives_of", "exchange_over_ring", "send_by_post", "shared_secret"]
+__all__ = ["check_implementation", "collectives_of", "exchange_over_ring", "send_by_post", "shared_secret"]
 
 _log = logging.getLogger("tfdist")
 
@@ -36,15 +36,20 @@ def collectives_of(options: Mapping[str, Any]) -> tf.distribute.experimental.Com
     )
 
 
+def check_implementation(name: str, implementation: str) -> None:
+    """Refuse a way of communicating that the strategy does not know."""
+    known = "auto", "tcp", *_OWN[name]
+    if implementation not in known:
+        problem = f"does nothing under {name}"
+        remedy = f"Say {' or '.join(known)}"
+        raise ConfigError(f"communication.implementation {implementation}", problem, remedy=remedy)
+
+
 def shared_secret(cluster: ClusterConfig, name: str, options: Mapping[str, Any]) -> bytes | None:
     """Give what the tasks know each other by, where tensors are to go over connections of their own."""
     implementation = options["communication.implementation"] or "auto"
     bytes_per_pack = options["communication.bytes_per_pack"]
     own = _OWN.get(name, ())
-    if implementation not in ("auto", "tcp", *own):
-        remedy = f"Say {' or '.join(('auto', 'tcp', *own))}"
-        problem = f"does nothing under {name}"
-        raise ConfigError(f"communication.implementation {implementation}", problem, remedy=remedy)
     if options["communication.dtype"] is not None and implementation != "tcp":
         problem = f"is about the exchange of implementation tcp, and the implementation is {implementation}"
         raise ConfigError("communication.dtype", problem, remedy="Say tcp, or leave it out")

@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.exchange import WireType
 from tfdist.farewell import say_farewell_at_exit
 from tfdist.strategy.collectives import (
+    check_implementation,
     collectives_of,
     exchange_over_ring,
     send_by_post,
@@ -263,6 +264,8 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
         known = _WORDS.get(key)
         if known is not None and value not in known:
             raise ConfigError(key, "is unknown: " + shown(value), remedy=did_you_mean(value, known))
+        if key == "communication.implementation":
+            check_implementation(name, value)
         if known is not None or key == "memory_growth":
             continue
         least = 0 if key in ("communication.bytes_per_pack", "intra_op_threads", "inter_op_threads") else 1
