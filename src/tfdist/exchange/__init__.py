@@ -1,6 +1,7 @@
-"""Exchange gradients over TCP connections of one's own, in place of TensorFlow's collectives over gRPC.
+"""Carry tensors from task to task over TCP connections of one's own, in place of TensorFlow's gRPC.
 
-The tasks that train are a ring (see `ring`), whose neighbours know each other by a secret (see `lines`).
+Mirrored workers are a ring (see `ring`), and workers have lines to parameter servers (see `post`). All know
+each other by a secret (see `lines`).
 """
 
 from tfdist.exchange.ends import open_post, token

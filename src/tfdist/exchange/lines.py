@@ -1,8 +1,8 @@
-"""Connect a task with its neighbours in the ring: to the next one, and from the previous one.
+"""Connect a task with another one: with the next one in the ring and the previous one, or with a server.
 
-The port is one that the system chooses, on the task's own address in the cluster. It is open only until the
-previous task has come. Both ends of a connection prove that they know the cluster's secret, by a challenge
-that the other has drawn; whoever does not is hung up on, and is not in the way of those who do.
+The port is one that the system chooses, on the task's own address in the cluster. In a ring it is open only
+until the previous task has come. Both ends of a connection prove that they know the cluster's secret, by a
+challenge that the other has drawn; whoever does not is hung up on, and is not in the way of those who do.
 """
 
 import contextlib
