@@ -40,7 +40,9 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path):
 def test_updates_in_branches_are_the_same_too(tmp_path):
     options = {"communication": {"implementation": "tcp"}}
     cases = ["post_cases.in_branches"]
-    finished = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1, limit=200)
+    finished = run_cluster(
+        tmp_path, "parameter_server_sync", cases, options=options, workers=1, ps=1, limit=200
+    )
 
     for name, (post, grpc) in finished.chief["post_cases.in_branches"].items():
         assert post["sent"] > grpc["sent"] == 0, name
