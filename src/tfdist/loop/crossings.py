@@ -79,6 +79,10 @@ class Crossed:
             pairs[place] = gradient, pairs[place][1]
         return pairs
 
+    def end(self) -> None:
+        """End the step's graph, whatever the optimizer has made of the gradients."""
+        self._crossing.tie()
+
     def add_up(self, gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
         """Add gradients up on the servers of their variables, each times this replica's share."""
         known = [(each, part) for each, part in zip(gradients, self._parts, strict=True) if each is not None]

@@ -115,6 +115,8 @@ class Keras3Step:
         # Replicas in step have brought their gradients to the servers as they added them up.
         crossed = None if self._strategy.num_replicas_in_sync > 1 else self._crossed
         self._updating.apply(gradients, scale, None if crossed is None else crossed.deliver)
+        if crossed is not None:
+            crossed.end()
         state, sums = (
             [self._strategy.experimental_local_results(each)[0] for each in part] for part in parts
         )

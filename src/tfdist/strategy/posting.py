@@ -87,6 +87,7 @@ class Crossing:
         )
         self._ticket.set_shape([3])
         self._sent: dict[int, tf.Tensor] = {}
+        self._returned: set[int] = set()  # the servers to which gradients have gone
         self.values: list[Any] = [None] * len(variables)
         for server, places in _by_server(variables).items():
             mine = [variables[place] for place in places]
@@ -106,6 +107,16 @@ class Crossing:
                 found[place] = value
         return found
 
+    def tie(self) -> None:
+        """Have variables sent whose gradients come back in another way, or not at all.
+
+        TensorFlow drops an operation that nothing needs, and the worker would wait for ever.
+        """
+        for server, sent in self._sent.items():
+            if server not in self._returned:
+                with tf.device(_SERVER.format(server)):
+                    tf.raw_ops.Assert(condition=tf.equal(sent, 0), data=[sent])
+
     def _down(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
         with tf.device(_SERVER.format(server)):
             values = [each.read_value() for each in variables]
@@ -114,6 +125,7 @@ class Crossing:
         return _shaped(_post("receive", [manifest, self._ticket], [each.dtype for each in values]), values)
 
     def _up(self, server: int, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        self._returned.add(server)
         manifest = self._manifest(server, gradients, is_state=False)
         # The ticket comes out when the gradients are there: so no thread of the server waits for a worker
         # that computes. It goes down after the variables, which the server has sent then.
