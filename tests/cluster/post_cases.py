@@ -56,6 +56,16 @@ def trained(strategy: tf.distribute.Strategy, **compiled: Any) -> dict[str, Any]
     }
 
 
+def impatient(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train without an end, and ask after some seconds without an answer who is silent."""
+    import lost_cases
+
+    from tfdist.loop import coordinated
+
+    coordinated._SECONDS_TO_COME_BACK = 5.0
+    return lost_cases.fitting(strategy, folder)
+
+
 def way(strategy: tf.distribute.Strategy, folder: Path) -> str:
     """Say by what variables and gradients cross."""
     del folder

@@ -86,14 +86,20 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
 @pytest.mark.usefixtures("secret")
 def test_a_ps_that_is_silent_is_named(tmp_path):
     options = {"communication": {"implementation": "tcp", "timeout": 4.0}}
-    shape = {"workers": 1, "ps": 2, "options": options}
-    with begun(tmp_path, "parameter_server", "fitting", **shape) as (running, _):
-        stopped, _ = lose(running, "ps:0", by=signal.SIGSTOP)
-        finished = running.wait(60, failures_expected=True)
-        stopped.kill()
+    order = {"strategy": "parameter_server", "options": options, "cases": ["post_cases.impatient"]}
+    cluster = ClusterConfig.local(workers=1, ps=2)
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, {**order, "folder": str(tmp_path)})
+        wait_for(tmp_path / "begun")
+        stopped, lost = lose(running, "ps:0", by=signal.SIGSTOP)
+        try:
+            finished = running.wait(60, failures_expected=True)
+        finally:
+            stopped.kill()
 
     assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
-    assert "TaskLost: fit: lost ps:0 at " in finished.logs["chief:0"]
+    assert f"TaskLost: {lost.removeprefix('lost ')}: does not answer" in finished.logs["chief:0"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TaskLost
 from tfdist.loop.executions import Totals
-from tfdist.loop.lost import is_lost_worker, named, silent_workers
+from tfdist.loop.lost import is_lost_worker, named, silent_tasks
 from tfdist.loop.untuned import begin
 from tfdist.loop.workers import worker_index
 
@@ -161,12 +161,13 @@ class CoordinatedRunner:
     def _take_back(self, *, is_epoch_the_data: bool) -> int:
         """Give up what silent workers have in hand, if the others can do it; say how many steps that is."""
         count, steps = len(self._scheduled), sum(wanted for wanted, _ in self._scheduled)
-        silent = " and ".join(silent_workers(self._strategy))
-        if silent and (is_epoch_the_data or count >= self._workers):
+        servers = " and ".join(silent_tasks(self._strategy, "ps"))
+        silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
+        if servers or (silent and (is_epoch_the_data or count >= self._workers)):
             remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
             raise TaskLost(silent, "does not answer, and nobody gets on without it", remedy=remedy)
         if is_epoch_the_data or count >= self._workers:
-            _log.warning("no worker has given an answer for long, and none is silent: waiting on")
+            _log.warning("no worker has given an answer for long, and no task is silent: waiting on")
             return 0
         _log.warning(
             "%d of %d workers give no answer; the others do what they were given", count, self._workers

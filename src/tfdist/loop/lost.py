@@ -10,7 +10,7 @@ from tfdist.errors import TaskLost
 from tfdist.farewell import withhold_farewell
 from tfdist.probing import answers
 
-__all__ = ["is_lost_worker", "named", "naming_lost_tasks", "silent_workers"]
+__all__ = ["is_lost_worker", "named", "naming_lost_tasks", "silent_tasks"]
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Where TensorFlow names tasks for other reasons than that they are gone: the device that an operation was on.
@@ -67,11 +67,11 @@ def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) ->
     ]
 
 
-def silent_workers(strategy: tf.distribute.Strategy) -> list[str]:
-    """Give the workers that neither answer nor refuse: TensorFlow itself notices those that are gone."""
+def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
+    """Give the tasks of a job that neither answer nor refuse; TensorFlow notices those that are gone."""
     addresses = _addresses(strategy)
-    workers = [task for task in addresses if task[0] == "worker"]
-    return named([task for task in workers if answers(addresses[task]) is None], strategy)
+    tasks = [task for task in addresses if task[0] == job]
+    return named([task for task in tasks if answers(addresses[task]) is None], strategy)
 
 
 def _is_about_a_task(error: tf.errors.OpError) -> bool:
