@@ -102,8 +102,6 @@ OPTIMIZERS = {
     "own": lambda: InAWayOfItsOwn(0.1),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0),
     "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    "clipped": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
-    "averaged": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
 }
 
 

@@ -104,16 +104,15 @@ def test_a_ps_that_is_silent_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_fewer_bits_lead_to_the_same_end(tmp_path, dtype):
-    options = {"communication": {"implementation": "tcp", "dtype": dtype}}
+def test_fewer_bits_lead_to_the_same_end(tmp_path):
+    options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
     cases = ["post_cases.narrowed"]
     found = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1, limit=200)
     narrow, whole = found.chief["post_cases.narrowed"]
 
     assert narrow["loss"][-1] == pytest.approx(whole["loss"][-1], rel=0.1)
     assert narrow["loss"] != whole["loss"]
-    assert narrow["sent"] < whole["dense"] * 2 * STEPS * (0.6 if dtype == "bfloat16" else 0.4)
+    assert narrow["sent"] < 0.4 * STEPS * 2 * whole["dense"]
 
 
 @pytest.mark.slow
@@ -121,13 +120,8 @@ def test_fewer_bits_lead_to_the_same_end(tmp_path, dtype):
 def test_tasks_that_do_not_know_each_other_have_no_post(tmp_path, monkeypatch, implementation, status):
     cluster = ClusterConfig.local(workers=1, ps=1)
     options = {"communication": {"implementation": implementation}}
-    cases = ["post_cases.way", "counting"]
-    order = {
-        "strategy": "parameter_server",
-        "options": options,
-        "cases": cases,
-        "folder": str(tmp_path),
-    }
+    cases, folder = ["post_cases.way"], str(tmp_path)
+    order = {"strategy": "parameter_server", "options": options, "cases": cases, "folder": folder}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             monkeypatch.setenv(SECRET, f"a secret of {task} alone")
