@@ -5,6 +5,7 @@ a worker needs of one server goes in one parcel, and so do its gradients: a pair
 task, takes the place of many edges. Variables, optimizers and updates stay where they are, and as they are.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,10 +99,14 @@ class Crossing:
     def delivered(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], *, device: str | None = None
     ) -> list[tf.Tensor]:
-        """Bring gradients from the worker's device to the servers of their variables; give them there."""
+        """Bring gradients to the servers of their variables, from a device if it is not the current one.
+
+        Give them there.
+        """
         found: list[Any] = [None] * len(variables)
         for server, places in _by_server(variables).items():
-            with tf.device(device):
+            # (tf.device(None) would be no device, and so the chief's.)
+            with contextlib.nullcontext() if device is None else tf.device(device):
                 came = self._up(server, [gradients[place] for place in places])
             for place, value in zip(places, came, strict=True):
                 found[place] = value
