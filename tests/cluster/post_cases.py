@@ -110,8 +110,9 @@ def in_branches(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any
     del folder
     found, post = {}, strategy.post
     for name, make in OPTIMIZERS.items():
-        strategy.post = post
-        found[name] = [trained(strategy, optimizer=make())]
-        strategy.post = None
-        found[name].append(trained(strategy, optimizer=make()))
+        found[name] = []
+        for strategy.post in (post, None):
+            with strategy.scope():
+                optimizer = make()
+            found[name].append(trained(strategy, optimizer=optimizer))
     return found
