@@ -32,6 +32,7 @@ def main(
     workers: str | None = None,
     weak: bool = False,
     tune: bool = False,
+    only: Sequence[str] = (),
     steps: int = 100,
     warmup: int = 20,
     rounds: int = 3,
@@ -55,7 +56,9 @@ def main(
         for name, given in (("plot", plot), ("workers", workers), ("weak", weak)):
             if given:
                 raise ConfigError(f"--{name}", "does nothing with --tune", remedy="Leave one of them out")
-        _tune(bench, json)
+        _tune(bench, only, json)
+    elif only:
+        raise ConfigError("--only", "does nothing without --tune", remedy="Add --tune, or leave it out")
     else:
         _measure(bench, _counts(workers, bench), plot, json)
 
@@ -74,11 +77,12 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
         draw(found, Path(plot))
 
 
-def _tune(bench: "Bench", json: str | None) -> None:
-    from tfdist.measurement import as_values, show_tuning, tune
+def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
+    from tfdist.measurement import as_values, levers, show_tuning, tune
 
+    tried = levers(bench, only)
     _prepare(bench.settings)
-    found = tune(bench)
+    found = tune(bench, tried)
     show_tuning(found)
     if json:
         write_json(Path(json), as_values(found))
@@ -131,6 +135,7 @@ if __name__ == "__main__":
     )
     flags.DEFINE_bool("weak", False, "Keep each worker's part of a batch the same, in place of the batch.")
     flags.DEFINE_bool("tune", False, "Try what may make the config faster on this machine.")
+    flags.DEFINE_multi_string("only", [], "With --tune: try only this, e.g. communication; can be repeated.")
     flags.DEFINE_integer("steps", 100, "How many steps each worker is measured for.", lower_bound=1)
     flags.DEFINE_integer("warmup", 20, "How many steps come before.", lower_bound=1)
     flags.DEFINE_integer("rounds", 3, "How often everything is run, in turns.", lower_bound=1)

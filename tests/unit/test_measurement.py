@@ -49,6 +49,7 @@ def record(task="worker:0", exchange="ring", *, step=0.1, compute=0.06, speed=10
         asked=more.pop("asked", 0.0),
         computing=dict.fromkeys(tasks or (task,), compute) if compute else {},
         processors={task: 0.05},
+        sent={},
         parameters=4_000_000,
         versions={},
         **more,
@@ -188,7 +189,7 @@ def scaled(bench, parts, *, speedup=1.9, machine=None, samples=None, cores=2, wo
 
     rows = [row(alone(bench, 96), 1.0, Parts(0, 1, 0, 0, 0)), row(of_workers(bench, workers), speedup, parts)]
     whole = row(whole_machine(bench), machine, parts) if machine else None
-    return Scaling(bench, rows, whole, cores, 0.0)
+    return Scaling(bench, rows, whole, cores, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +263,12 @@ def test_a_cluster_is_held_against_one_process_that_has_the_machine(bench, machi
 
 
 def test_what_makes_the_figures_uncertain_is_said():
-    assert caveats(0.01, 2, 0.05) == []
-    busy, apart = caveats(0.8, 2, 0.25)
+    assert caveats(0.01, 2, 0.05, 10.0) == []
+    busy, short, apart = caveats(0.8, 2, 0.25, 0.02)
     assert busy.startswith("Others kept up to 0.8 of 2 cores busy meanwhile")
+    assert short == "The shortest run was measured for 0.02 s: take more --steps."
     assert apart.startswith("The rounds are 25% apart")
-    assert caveats(None, 2, 0.0)[0].startswith("Whether others were busy")
+    assert caveats(None, 2, 0.0, 10.0)[0].startswith("Whether others were busy")
 
 
 # -- tuning --
@@ -321,10 +323,23 @@ def test_what_is_tried_can_be_said_in_a_config_and_changes_it(bench, strategy, t
         else:
             assert each.env
     same = {each.key for each in found if each.keeps}
-    assert ("communication" in same) == (strategy == "multi_worker_mirrored")
+    assert ("communication.implementation" in same) == (strategy not in ("one_device", "mirrored"))
     assert ("launch.threads" in same) == (strategy not in ("one_device", "mirrored"))
     assert ("train.jit_compile" in same) == ("server" not in strategy)
     assert {each.key for each in found if not each.keeps} >= {"strategy.precision", "data.batch_size"}
+
+
+def test_only_what_is_named_is_tried(bench):
+    made = bench()
+    assert {each.key for each in levers(made, ["train", "launch.pin"])} == {
+        "train.steps_per_execution",
+        "train.jit_compile",
+        "launch.pin",
+    }
+    with pytest.raises(
+        ConfigError, match=r"--only: there is no 'launch\.pins' to try\. Did you mean 'launch\.pin'\?"
+    ):
+        levers(made, ["launch.pins"])
 
 
 def test_what_the_launcher_heeds_is_applied_to_the_launch(bench):
@@ -346,6 +361,7 @@ def test_what_the_launcher_heeds_is_applied_to_the_launch(bench):
         (["--config=CONFIG", "--tune", "--plot=x.png"], "tfdist: --plot: does nothing with --tune"),
         (["--config=CONFIG", "--set=cluster={}", "--weak"], "tfdist: --weak: does nothing under one_device"),
         (["--config=CONFIG", "--steps=0"], "tfdist: command line"),
+        (["--config=CONFIG", "--only=train"], "tfdist: --only: does nothing without --tune"),
         (["--config=CONFIG", '--set=cluster={worker: ["h:1", "i:1"]}'], "cluster: gives addresses"),
     ],
 )

@@ -14,7 +14,7 @@ Exchange = Literal["ring", "collectives", "devices", "servers", "none"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what a task has measured of its own steps, in seconds of one step.
+    """Hold what a task has measured of its own steps, for one step; times are seconds.
 
     Attributes:
         task: Which one; of a cluster with ps tasks, the chief speaks for the workers.
@@ -27,8 +27,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         moving: In which the ring moves, or adds up.
         waiting: In which it stands still because another task has not come.
         agreeing: Of these two, what is part of `asked`.
-        processors: Of each task, the processors' seconds.
-        sent: Bytes that this task has sent over the ring.
+        processors: Of this task and of those that serve it, the processors' seconds.
+        sent: Of the same, the bytes that they have sent; without those whose kernels do not tell.
         parameters: Bytes of the model's variables.
         versions: Of TensorFlow and others.
     """
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float = 0.0
     agreeing: float = 0.0
     processors: dict[str, float]
-    sent: float = 0.0
+    sent: dict[str, float]
     parameters: int
     versions: dict[str, str]
 
@@ -74,3 +74,8 @@ class Sample(msgspec.Struct, frozen=True):
     def processors(self) -> float:
         """Give the processors' seconds of a step, of all tasks together."""
         return sum(sum(each.processors.values()) for each in self.records)
+
+    @property
+    def sent(self) -> float:
+        """Give the bytes of a step, of all tasks together."""
+        return sum(sum(each.sent.values()) for each in self.records)

@@ -67,6 +67,7 @@ class Scaling:
         machine: One process with all the cores; None where a worker has all of them anyway.
         cores: How many cores there are.
         outside: How many of them others kept busy, in the worst run; None where that is not known.
+        shortest: The seconds that the shortest run was measured for.
     """
 
     bench: Bench
@@ -74,6 +75,7 @@ class Scaling:
     machine: Row | None
     cores: int
     outside: float | None
+    shortest: float
 
 
 def measure_scaling(bench: Bench, counts: Sequence[int]) -> Scaling:
@@ -111,6 +113,7 @@ def measure_scaling(bench: Bench, counts: Sequence[int]) -> Scaling:
         machine=row(machine) if machine else None,
         cores=len(own_cores()),
         outside=max(known) if known else None,
+        shortest=bench.steps * min(each.step for samples in found.values() for each in samples),
     )
 
 

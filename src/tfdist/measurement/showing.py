@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_values", "draw", "show_scaling", "show_tuning"]
 
-_WIDTH = 140
+_WIDTH = 160
 _BY_DIFFERENCE = (
-    "~ found by difference from the same worker computing alone; the rest is measured, and wait in exchange."
+    "~ found by difference from the same worker computing alone; – part of the exchange; the rest measured"
 )
 
 
@@ -30,14 +30,14 @@ def show_scaling(found: Scaling) -> None:
     rows = [*found.rows, *([found.machine] if found.machine else [])]
     table = Table(box=SIMPLE)
     table.add_column("trained by", no_wrap=True)
-    for name in ("examples/s", "speed-up", "efficiency", "ms a step", *NAMES, "CPU ms"):
+    for name in ("examples/s", "speed-up", "efficiency", "ms a step", *NAMES, "CPU ms", "MB sent"):
         table.add_column(name)
     for each in rows:
         is_cluster = each is not found.machine and not found.bench.is_one_process
         efficiency = f"{each.efficiency:.2f}" if is_cluster else ""
         speeds = _spread(each.speeds, ".0f")
         shares = [_share(each.parts, name) for name in NAMES]
-        processors = _middle(each.samples, "processors")
+        processors, sent = _middle(each.samples, "processors", 1e3), _middle(each.samples, "sent", 1e-6)
         table.add_row(
             each.way.name,
             speeds,
@@ -46,6 +46,7 @@ def show_scaling(found: Scaling) -> None:
             f"{1000 * each.parts.step:.1f}",
             *shares,
             processors,
+            sent if float(sent) else "",
         )
     console = _console()
     console.print(_heading(found))
@@ -54,7 +55,7 @@ def show_scaling(found: Scaling) -> None:
         console.print(_BY_DIFFERENCE + "\n")
     for sentence in verdict(found):
         console.print(sentence, style="bold")
-    for sentence in caveats(found.outside, found.cores, max(each.spread for each in rows)):
+    for sentence in caveats(found.outside, found.cores, max(each.spread for each in rows), found.shortest):
         console.print(sentence, style="yellow")
 
 
@@ -77,7 +78,7 @@ def show_tuning(found: Tuning) -> None:
         console.print(table)
     for line in found.advice:
         console.print(line, style="bold")
-    for sentence in caveats(found.outside, found.cores, found.spread):
+    for sentence in caveats(found.outside, found.cores, found.spread, found.shortest):
         console.print(sentence, style="yellow")
 
 
@@ -103,7 +104,9 @@ def draw(found: Scaling, path: Path) -> None:
     """Draw the examples per second over the number of workers, and where the time of a step goes."""
     figure = new_figure(11, 4)
     speed, parts = figure.subplots(1, 2)
-    rows = found.rows
+    # Beside ps tasks one worker is not one process, which then is only what the others are held against.
+    has_one = any(each.way.workers == 1 for each in found.rows[1:])
+    rows = found.rows[1:] if has_one else found.rows
     counts = [each.way.workers for each in rows]
     below, above = zip(
         *((each.speed - min(each.speeds), max(each.speeds) - each.speed) for each in rows), strict=True
@@ -111,12 +114,14 @@ def draw(found: Scaling, path: Path) -> None:
     speed.errorbar(
         counts, [each.speed for each in rows], yerr=[below, above], marker=".", capsize=3, label="measured"
     )
-    speed.plot([0, max(counts)], [0, max(counts) * rows[0].speed], "--", color="grey", label="without loss")
+    speed.plot(
+        [0, max(counts)], [0, max(counts) * found.rows[0].speed], "--", color="grey", label="without loss"
+    )
     if found.machine:
         speed.axhline(found.machine.speed, color="tab:orange", label=found.machine.way.name)
     speed.set(xlabel="workers", ylabel="examples/s", xticks=sorted(set(counts)))
     speed.legend()
-    shown = [*rows, *([found.machine] if found.machine else [])]
+    shown = [*found.rows, *([found.machine] if found.machine else [])]
     bottom = [0.0] * len(shown)
     for name in NAMES:
         heights = [1000 * (getattr(each.parts, name) or 0.0) for each in shown]
@@ -156,25 +161,26 @@ def _console() -> "Console":
 
 def _spread(values: Sequence[float], form: str) -> str:
     middle = sorted(values)[len(values) // 2]
-    return f"{middle:{form}} ({min(values):{form}} to {max(values):{form}})"
+    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{middle:{form}}{around}"
 
 
 def _share(parts: Parts, name: str) -> str:
     value = getattr(parts, name)
     if value is None:
-        return "in exchange"
+        return "–"
     return f"{'~' if name in parts.derived else ''}{parts.share(name):.0%}"
 
 
-def _middle(samples: Iterable[Any], name: str) -> str:
+def _middle(samples: Iterable[Any], name: str, factor: float) -> str:
     values = sorted(getattr(each, name) for each in samples)
-    return f"{1000 * values[len(values) // 2]:.1f}"
+    return f"{factor * values[len(values) // 2]:.1f}"
 
 
 def _tried(each: Tried) -> tuple[str, ...]:
     if each.refused:
         return each.name, "", "", "", each.refused
-    processors = _middle(each.samples, "processors")
+    processors = _middle(each.samples, "processors", 1e3)
     ratios = _spread(each.ratios, ".2f")
     return each.name, _spread(each.speeds, ".0f"), ratios, processors, each.note
 

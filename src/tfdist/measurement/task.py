@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tfdist.pace import computing_tasks
 from tfdist.recipe import compiled_model, train_batches
 from tfdist.server import serve
 from tfdist.strategy import make_strategy
+from tfdist.traffic import Traffic
 from tfdist.usage import processor_seconds
 from tfdist.watcher import Watcher
 
@@ -54,9 +56,12 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
         loop = _Loop(session, strategy, config, cluster)
         loop.run(warmup)
         wait_for_all(strategy)
-        before = loop.state()
-        computed = loop.run(steps)
-        found = _record(loop, before, loop.state(), computed, steps, 4 * model.count_params())
+        with Traffic(strategy) as traffic:
+            before = loop.state()
+            computed = loop.run(steps)
+            after = loop.state()
+        sent, size = traffic.bytes_sent, 4 * model.count_params()
+        found = _record(loop, before, after, computed, sent=sent, steps=steps, parameters=size)
         wait_for_all(strategy)
     write_json(folder / f"{found.task.replace(':', '-')}.json", msgspec.to_builtins(found))
 
@@ -96,7 +101,6 @@ class _Loop:
             # What the servers have worked is asked for first: it takes a while.
             processors=processor_seconds(self.cluster),
             taken=taken,
-            sent=0 if ring is None else ring.bytes_sent,
             asked=self._training.waited,
             at=time.monotonic(),
         )
@@ -105,13 +109,21 @@ class _Loop:
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     processors: dict[str, float]
     taken: dict[str, tuple[float, float]]
-    sent: int
     asked: float
     at: float
 
 
-def _record(loop: _Loop, before: _State, after: _State, computed: Any, steps: int, parameters: int) -> Record:
-    cluster, seconds = loop.cluster, after.at - before.at
+def _record(
+    loop: _Loop,
+    before: _State,
+    after: _State,
+    computed: Any,
+    *,
+    sent: Mapping[str, int],
+    steps: int,
+    parameters: int,
+) -> Record:
+    cluster, seconds, all_steps = loop.cluster, after.at - before.at, steps * loop.workers
     since = {
         name: tuple(new - old for new, old in zip(pair, before.taken.get(name, (0.0, 0.0)), strict=True))
         for name, pair in after.taken.items()
@@ -121,17 +133,17 @@ def _record(loop: _Loop, before: _State, after: _State, computed: Any, steps: in
         task=str(cluster.task or "this process"),
         strategy=type(loop.strategy).__name__,
         exchange=_exchange(loop.strategy, cluster),
-        examples_per_second=steps * loop.workers * loop.config.data.batch_size / seconds,
+        examples_per_second=all_steps * loop.config.data.batch_size / seconds,
         step=seconds / steps,
-        asked=(after.asked - before.asked) / steps / loop.workers,
+        asked=(after.asked - before.asked) / all_steps,
         computing=_computing(cluster, computed),
         moving=(exchanged - waiting) / steps,
         waiting=waiting / steps,
         agreeing=since.get(_OF_DATA, (0.0, 0.0))[0] / steps,
         processors={
-            name: (value - before.processors[name]) / steps for name, value in after.processors.items()
+            name: (value - before.processors[name]) / all_steps for name, value in after.processors.items()
         },
-        sent=(after.sent - before.sent) / steps,
+        sent={name: count / all_steps for name, count in sent.items()},
         parameters=parameters,
         versions={"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()},
     )

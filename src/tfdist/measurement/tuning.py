@@ -10,7 +10,7 @@ import yaml
 
 from tfdist.errors import TfdistError
 from tfdist.launcher import LaunchError, own_cores
-from tfdist.measurement.levers import Lever, levers
+from tfdist.measurement.levers import Lever
 from tfdist.measurement.records import Sample
 from tfdist.measurement.ways import Bench, Way, of_workers, run
 
@@ -73,6 +73,7 @@ class Tuning:
         cores: How many cores there are.
         outside: How many of them others kept busy, in the worst run; None where that is not known.
         spread: How far the rounds of the config as it is are apart, as a share.
+        shortest: The seconds that the shortest run was measured for.
     """
 
     same: Sequence[Tried]
@@ -83,14 +84,15 @@ class Tuning:
     cores: int
     outside: float | None
     spread: float
+    shortest: float
 
 
-def tune(bench: Bench) -> Tuning:
+def tune(bench: Bench, tries: Sequence[Lever]) -> Tuning:
     """Measure each change against the config as it is, on its own cluster, and then together what helped."""
     # As the config says it: without the cores of its own that each worker gets where sizes are compared.
     way = replace(of_workers(bench, bench.workers), name=_AS_IT_IS, pin=bench.settings.config.launch.pin)
     base = Tried(_AS_IT_IS, way)
-    tried = [Tried(each.name, each.applied(way), each, each.note) for each in levers(bench)]
+    tried = [Tried(each.name, each.applied(way), each, each.note) for each in tries]
     _try(bench, base, tried)
     same = [each for each in tried if each.lever is not None and each.lever.keeps]
     best = chosen(same)
@@ -118,6 +120,7 @@ def tune(bench: Bench) -> Tuning:
         ),
         cores=len(own_cores()),
         outside=max(known) if known else None,
+        shortest=bench.steps * min(each.step for each in samples),
         spread=(max(base.speeds) - min(base.speeds)) / statistics.median(base.speeds),
     )
 

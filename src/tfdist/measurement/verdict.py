@@ -14,6 +14,7 @@ _GOOD, _FAIR = 0.85, 0.60  # efficiencies
 _APART = 1.10  # times as long as the others: then a task is slower, and does not only vary
 _OUTSIDE = 0.05  # of a core
 _SPREAD = 0.10
+_SHORTEST = 1.0  # seconds: in less, what happens now and then happens or does not
 
 
 def verdict(found: Scaling) -> list[str]:
@@ -22,7 +23,7 @@ def verdict(found: Scaling) -> list[str]:
     return [*_bound(found.bench, row), *_scaling(found, row), *_machine(found, row)]
 
 
-def caveats(outside: float | None, cores: int, spread: float) -> list[str]:
+def caveats(outside: float | None, cores: int, spread: float, shortest: float) -> list[str]:
     """Say what makes the figures uncertain."""
     said = []
     if outside is None:
@@ -30,6 +31,8 @@ def caveats(outside: float | None, cores: int, spread: float) -> list[str]:
     elif outside > _OUTSIDE:
         kept = f"Others kept up to {outside:.1f} of {cores} cores busy meanwhile"
         said.append(f"{kept}: measure again when the machine is free before you believe any of it.")
+    if shortest < _SHORTEST:
+        said.append(f"The shortest run was measured for {shortest:.2g} s: take more --steps.")
     if spread > _SPREAD:
         said.append(f"The rounds are {spread:.0%} apart: differences below that mean nothing.")
     return said
@@ -63,11 +66,11 @@ def _exchange(bench: Bench, row: Row, share: str) -> tuple[str, str]:
     larger = "A larger data.batch_size exchanges less often, which changes what is computed"
     if record.exchange == "collectives":
         return what, f"On CPUs `communication: {{implementation: tcp}}` is faster: --tune tries it. {larger}"
-    if record.exchange == "ring" and said.dtype in (None, "float32"):
-        halved = "`communication: {implementation: tcp, dtype: bfloat16}` would halve the bytes"
-        return what, f"{halved}, which rounds the gradients. {larger}"
     if record.exchange == "servers":
-        return what, f"More ps tasks share the bytes among them. {larger}"
+        larger = f"More ps tasks share the bytes among them. {larger}"
+    if record.exchange in ("ring", "servers") and said.dtype in (None, "float32"):
+        halved = "`communication: {implementation: tcp, dtype: bfloat16}` would halve the bytes"
+        return what, f"{halved}, which rounds what is sent. {larger}"
     return what, larger
 
 
@@ -126,4 +129,5 @@ def _machine(found: Scaling, row: Row) -> Iterator[str]:
     if ratio >= 1:
         yield f"On this machine alone no cluster pays: {whole}, is {ratio:.2f} times as fast as {name}."
     else:
-        yield f"On this machine {name} reach {1 / ratio:.2f} times the speed of {whole}."
+        reach = "reach" if best.way.workers > 1 else "reaches"
+        yield f"On this machine {name} {reach} {1 / ratio:.2f} times the speed of {whole}."
