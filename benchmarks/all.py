@@ -23,7 +23,7 @@ QUICK: dict[str, Sequence[str]] = {
     "cifar_budget": ["--minutes", "1", "--epochs", "1", "--others", "1"],
     "first_step": ["--pairs", "1"],
     "growth": ["--rounds", "1", "--largest", "0.1"],
-    "memory": ["--steps", "1000"],
+    "memory": ["--steps", "200"],
     "recovery": ["--pairs", "1"],
     "scaling": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "servers": ["--rounds", "1", "--steps", "20", "--most_outside", "1"],
