@@ -7,8 +7,8 @@ evaluates and saves 500 times. The first half is left to what is taken once: tra
 allocator, and what TensorFlow takes for a data set's first iterators, of which an evaluation makes one: the
 first sixty of mirrored workers took 200 kB each, from the two hundredth on it was 2 kB. A line is then laid
 through the medians of ten spans of steps; with what it rises in 1000 steps comes the 95 % interval of that. A
-task grows where the whole interval is above {least:.0f} kB per 1000 steps, and then the script ends with 1; it
-does not with fewer than {enough} steps, for then all is a beginning.
+task grows where the whole interval is above {least:.0f} kB per 1000 steps; then the script ends with 1, but
+not with fewer than {enough} steps, for then all is a beginning.
 """
 
 import argparse
