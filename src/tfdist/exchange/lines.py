@@ -47,6 +47,7 @@ class Door:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             self._listener = socket.create_server(address[:2], family=family)
+            self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
         except OSError as error:
             raise Unmet(f"cannot listen on {host}: {reason_of(error)}") from error
         self.port: int = self._listener.getsockname()[1]
@@ -78,7 +79,6 @@ class Door:
         found: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         free = threading.Semaphore(_MOST_STRANGERS)
         until = time.monotonic() + seconds
-        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
         try:
             while self._is_open and time.monotonic() < until:
                 with contextlib.suppress(queue.Empty):
