@@ -191,3 +191,10 @@ def test_refuses_a_communication_of_another_strategy(monkeypatch, strategy, opti
     made = cluster(("chief", 0), chief=1, worker=1, ps=1) if is_ps else cluster(("worker", 0), worker=2)
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(made, strategy, communication=options)
+
+
+def test_an_evaluator_that_knows_the_secret_exchanges_nothing(monkeypatch):
+    monkeypatch.setenv("TFDIST_SECRET", "s" * 16)
+    for shape in ({"worker": 2}, {"chief": 1, "worker": 1, "ps": 1}):
+        made = make_strategy(cluster(("evaluator", 0), evaluator=1, **shape))
+        assert isinstance(made, tf.distribute.OneDeviceStrategy)

@@ -47,9 +47,11 @@ def check_implementation(name: str, implementation: str) -> None:
 
 def shared_secret(cluster: ClusterConfig, name: str, options: Mapping[str, Any]) -> bytes | None:
     """Give what the tasks know each other by, where tensors are to go over connections of their own."""
+    if name not in _OWN:  # one process, which may be the evaluator of a cluster that does
+        return None
     implementation = options["communication.implementation"] or "auto"
     bytes_per_pack = options["communication.bytes_per_pack"]
-    own = _OWN.get(name, ())
+    own = _OWN[name]
     if options["communication.dtype"] is not None and implementation != "tcp":
         problem = f"is about the exchange of implementation tcp, and the implementation is {implementation}"
         raise ConfigError("communication.dtype", problem, remedy="Say tcp, or leave it out")
