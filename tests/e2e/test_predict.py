@@ -22,7 +22,6 @@ from tfdist.saved_model import export
 keras = tf.keras
 COUNT = 12
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 
 
 def predict(*arguments, **environ):

@@ -14,8 +14,6 @@ tf = pytest.importorskip("tensorflow")
 from tfdist.loop import evaluate, fit, predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
-# Keras 2.12 divides where Python 3.11 wants whole numbers.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from tfdist.loop import fit  # noqa: E402  # after the check that TensorFlow is 
 
 keras = tf.keras
 WEIGHTS = ".weights.h5" if getattr(keras, "__version__", "2") >= "3" else ".h5"
-# Keras 2.12 divides where Python 3.11 wants whole numbers.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 HOOKS = [
     f"on_{phase}_{edge}"
     for phase in ("train", "epoch", "train_batch", "test", "test_batch")

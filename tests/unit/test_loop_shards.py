@@ -15,8 +15,6 @@ from tfdist.loop import fit, predict  # noqa: E402  # after the check that Tenso
 from tfdist.strategy.shards import Cutter, Sharded  # noqa: E402
 
 keras = tf.keras
-# Keras 2.12 divides where Python 3.11 wants whole numbers.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 ROWS = 10
 
 

@@ -21,9 +21,6 @@ from tfdist.recipe import compiled_model
 from tfdist.run import Run
 from tfdist.trainer import rehearse
 
-# Keras 2 on Python 3.11.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 CONFIGS = Path(__file__).parents[2] / "configs"
 KEPT = ("checkpoint.every=3", "checkpoint.keep=9")
 

@@ -16,10 +16,6 @@ from tfdist.saved_model import export, try_formats
 
 keras = tf.keras
 SHAPE = (8, 6, 3)
-pytestmark = [
-    # Keras 2 draws its seeds so, and its numpy module is old.
-    pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning"),
-]
 METADATA = {"classes": ["a", "b", "c"], "data": "drawn"}
 
 

@@ -13,8 +13,6 @@ from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops  
 from tfdist.loop import fit  # noqa: E402
 
 keras = tf.keras
-# Keras 2.12 divides where Python 3.11 wants whole numbers.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 
 
 @pytest.fixture
