@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
+from tfdist.exchange import Broken
 from tfdist.farewell import withhold_farewell
 from tfdist.probing import answers
 
@@ -35,8 +36,8 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
     except TaskLost:
         withhold_farewell()
         raise
-    except tf.errors.OpError as error:
-        broken = _BROKEN.search(str(error))
+    except (Broken, tf.errors.OpError) as error:  # the first where the exchange was no part of a graph
+        broken = str(error) if isinstance(error, Broken) else _broken(error)
         if not broken and not _is_about_a_task(error):
             raise
         gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
@@ -46,7 +47,7 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         if waited:
             problem += ": an exchange lacked somebody for longer than communication.timeout"
         if broken:
-            problem = f"lost {' and '.join(gone)}: {broken[1]}" if gone else broken[1]
+            problem = f"lost {' and '.join(gone)}: {broken}" if gone else broken
         withhold_farewell()
         remedy = "Its own log says why; start the cluster again, from the last checkpoint"
         raise TaskLost(what, problem, remedy=remedy) from error
@@ -74,7 +75,12 @@ def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     return named([task for task in tasks if answers(addresses[task]) is None], strategy)
 
 
-def _is_about_a_task(error: tf.errors.OpError) -> bool:
+def _broken(error: tf.errors.OpError) -> str:
+    found = _BROKEN.search(str(error))
+    return found[1] if found else ""
+
+
+def _is_about_a_task(error: Exception) -> bool:
     text = str(error)
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return True
