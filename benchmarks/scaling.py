@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,13 +24,13 @@ from typing import Any, NamedTuple
 
 from horovod_peer import Horovod, HorovodError, install
 from results import put
+from rounds import spread, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
 PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time
-MOST_ROUNDS = 4  # for each that counts
 
 
 class Way(NamedTuple):
@@ -105,26 +104,16 @@ def rounds(
     model: str, ways: Sequence[Way], flags: Any, torch: str, horovod: Horovod
 ) -> list[list[dict[str, float]]]:
     """Run all ways in turn, so many times without others in between."""
-    kept: list[list[dict[str, float]]] = []
-    count = flags.rounds
-    for _ in range(MOST_ROUNDS * count):
-        found = [run(way, model, flags.batch, flags.steps, torch, horovod) for way in ways]
-        outside = max(each["outside"] for each in found)
-        speeds = " ".join(f"{each['examples']:.0f}" for each in found)
-        print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
-        if outside <= flags.others:
-            kept.append(found)
-        if len(kept) == count:
-            return kept
-    sys.exit(f"only {len(kept)} of {MOST_ROUNDS * count} rounds were undisturbed: end what else runs here")
+    return undisturbed(
+        model,
+        lambda: [run(way, model, flags.batch, flags.steps, torch, horovod) for way in ways],
+        flags.rounds,
+        flags.others,
+    )
 
 
 def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
-
-    def spread(values: list[float], form: str) -> str:
-        return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
     rows = []
     for place, way in enumerate(ways):
         speeds = [each[place]["examples"] for each in kept]

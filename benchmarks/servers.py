@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from results import put
+from rounds import spread, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
 SCRIPT = Path(__file__).parent / "peers" / "stepping_servers.py"
 MOST_OUTSIDE = 0.05  # of a core's time
-MOST_ROUNDS = 4  # for each that counts
 WORKERS = 2
 BYTES = {"bfloat16": 2, "int8": 1}
 PARAMETERS = {"mnist_cnn": 3_274_634, "cifar10_cnn": 1_068_298}
@@ -90,24 +90,16 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
 
 def rounds(model: str, ways: Sequence[Way], flags: Any) -> list[list[dict[str, float]]]:
     """Run all ways in turn, so many times without others in between."""
-    kept: list[list[dict[str, float]]] = []
-    for _ in range(MOST_ROUNDS * flags.rounds):
-        found = [run(way, model, flags.batch, flags.steps) for way in ways]
-        outside = max(each["outside"] for each in found)
-        speeds = " ".join(f"{each['examples']:.0f}" for each in found)
-        print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
-        if outside <= flags.most_outside:
-            kept.append(found)
-        if len(kept) == flags.rounds:
-            return kept
-    sys.exit(f"only {len(kept)} of {MOST_ROUNDS * flags.rounds} rounds were undisturbed: end what else runs")
+    return undisturbed(
+        model,
+        lambda: [run(way, model, flags.batch, flags.steps) for way in ways],
+        flags.rounds,
+        flags.most_outside,
+    )
 
 
 def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
-
-    def spread(values: list[float], form: str) -> str:
-        return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
     def middle(place: int, name: str) -> float:
         found = [sum(value for key, value in each[place].items() if key.startswith(name)) for each in kept]

@@ -79,12 +79,9 @@ def exchange_over_ring(
             cluster, secret, timeout=options["communication.timeout"], wire_type=wire_type
         )
     except Unmet as error:
-        if options["communication.implementation"] == "tcp":
-            remedy = "Give all tasks the same secret and let them reach each other on any port, or say ring"
-            raise ConfigError(
-                "communication.implementation tcp", f"cannot be: {error}", remedy=remedy
-            ) from error
-        _log.warning("gradients go by TensorFlow's own collectives, which are slower: %s", error)
+        _leave_to_tensorflow(
+            error, options, "gradients go by TensorFlow's own collectives, which are slower", "ring"
+        )
     else:
         _log.info("gradients go over a ring of %d tasks", len(cluster.training().tasks()))
 
@@ -112,11 +109,16 @@ def send_by_post(
             is_asked_for=is_said,
         )
     except Unmet as error:
-        if is_said:
-            remedy = "Give all tasks the same secret and let them reach each other on any port, or say grpc"
-            raise ConfigError(
-                "communication.implementation tcp", f"cannot be: {error}", remedy=remedy
-            ) from error
-        _log.warning("variables and gradients go by TensorFlow's gRPC, which is slower: %s", error)
+        _leave_to_tensorflow(
+            error, options, "variables and gradients go by TensorFlow's gRPC, which is slower", "grpc"
+        )
     else:
         _log.info("variables and gradients go by the post")
+
+
+def _leave_to_tensorflow(error: Unmet, options: Mapping[str, Any], instead: str, name: str) -> None:
+    """Say that tensors go another way, or refuse to where tcp was asked for."""
+    if options["communication.implementation"] == "tcp":
+        remedy = f"Give all tasks the same secret and let them reach each other on any port, or say {name}"
+        raise ConfigError("communication.implementation tcp", f"cannot be: {error}", remedy=remedy) from error
+    _log.warning("%s: %s", instead, error)
