@@ -65,7 +65,7 @@ def serve(
     if cluster.task is not None and cluster.task.type == "ps":
         device, memory_growth = "cpu", None  # it computes nothing, and would take all of a GPU's memory
     check_device(device, memory_growth=memory_growth)
-    with _posting(cluster):
+    with telling_traffic(cluster), _posting(cluster):
         server = _start(cluster, server_config(device, memory_growth=memory_growth))
         _log.info("%s serves at %s", cluster.task, server.target)
         _serve(cluster, start_timeout, silence_timeout, stays=stays)
@@ -78,7 +78,7 @@ def _serve(cluster: ClusterConfig, start_timeout: float, silence_timeout: float,
     while True:
         # A chief that fails at once may have come and gone between two questions.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=farewell_was_said)
-        with telling_traffic(cluster), hearing_notice() as notice, notice.deferred():
+        with hearing_notice() as notice, notice.deferred():
             _wait_until_gone(chief, silence_timeout, notice)
         if farewell_was_said() or was_dismissed():
             break

@@ -1,8 +1,7 @@
 """Measure what the tasks of a cluster send each other, at their sockets.
 
-Each task counts for itself. A server tells the chief when it is asked: question and answer are files in the
-server's own memory, TensorFlow's `ram://`, which the chief reaches by operations on that server. So it takes
-neither a disk nor a port, and works wherever training does.
+Each task counts for itself. A server tells the chief when it is asked, by an operation on that server: so it
+takes neither a disk nor a port, and works wherever training does.
 """
 
 import contextlib
@@ -10,20 +9,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from tfdist.addresses import split_address
+from tfdist.calls import answer, ask
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.connections import Connections
 
 __all__ = ["Traffic", "telling_traffic"]
 
-_ASKED, _TOLD = "ram://tfdist/traffic/asked/", "ram://tfdist/traffic/told/"
-_SECONDS_BETWEEN_LOOKS = 0.05
+_NAME = "bytes_sent"
+_NOT_TOLD = -1  # by the kernel
 _SECONDS_TO_TELL = 5.0
 _log = logging.getLogger("tfdist")
 
@@ -31,7 +32,7 @@ _log = logging.getLogger("tfdist")
 class _Count(NamedTuple):
     """Hold what a task has sent since its process began."""
 
-    process: str
+    process: int
     sent: int
 
 
@@ -94,21 +95,22 @@ class Traffic:
             thread.join(max(0.0, until - time.monotonic()))
         own = None if self._connections is None else self._connections.bytes_sent()
         if self._task is not None and own is not None:
-            found[self._task] = _Count("own", own)
+            found[self._task] = _Count(os.getpid(), own)
         return dict(found)
 
 
 @contextlib.contextmanager
 def telling_traffic(cluster: ClusterConfig) -> Iterator[None]:
     """Tell the chief what this server has sent, whenever it asks within the block."""
-    is_over = threading.Event()
-    task = cluster.task or cluster.lead
-    with _connections(cluster.tf_config()["cluster"], task) as connections:
-        threading.Thread(target=_tell, args=(connections, is_over), daemon=True).start()
-        try:
-            yield
-        finally:
-            is_over.set()
+    process = int.from_bytes(os.urandom(7), "big")
+    with _connections(cluster.tf_config()["cluster"], cluster.task or cluster.lead) as connections:
+
+        def told() -> Any:
+            sent = connections.bytes_sent()
+            return np.array([process, _NOT_TOLD if sent is None else sent])
+
+        answer(_NAME, told)
+        yield
 
 
 def _connections(spec: Mapping[str, Sequence[str]], task: Task) -> Connections:
@@ -116,43 +118,13 @@ def _connections(spec: Mapping[str, Sequence[str]], task: Task) -> Connections:
     return Connections(split_address(spec[task.type][task.index])[1], hosts)
 
 
-def _tell(connections: Connections, is_over: threading.Event) -> None:
-    process = os.urandom(8).hex()
-    while not is_over.wait(_SECONDS_BETWEEN_LOOKS):
-        for question in tf.io.gfile.glob(_ASKED + "*"):
-            sent = connections.bytes_sent()
-            with tf.io.gfile.GFile(question, "w") as file:
-                file.write(process if sent is None else f"{process} {sent}")
-            tf.io.gfile.rename(question, _TOLD + question.rpartition("/")[2])
-
-
 def _ask(task: Task, found: dict[Task, _Count]) -> None:
-    # Made here: to make it on a remote device is to hold all threads of Python up where that is silent.
-    name = os.urandom(8).hex()
-    asked, empty, told = tf.constant(_ASKED + name), tf.constant(""), tf.constant(_TOLD + name)
-    here = tf.config.list_logical_devices("CPU")[0].name
-    there = f"/job:{task.type}/replica:0/task:{task.index}/device:CPU:0"
-    until = time.monotonic() + _SECONDS_TO_TELL
     # An executor of its own, or the failure of one server would be taken for that of the next.
     with context.executor_scope(executor.new_executor(enable_async=False)):
         try:
-            with tf.device(there):
-                tf.io.write_file(asked, empty)
-            while not _fetched(there, here, lambda: tf.size(tf.raw_ops.MatchingFiles(pattern=told))):
-                if time.monotonic() > until:
-                    return
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
-            answer = _fetched(there, here, lambda: tf.io.read_file(told)).decode().split()
+            process, sent = map(int, ask(task, _NAME, tf.int64))
         except tf.errors.OpError as error:
             _log.debug("%s cannot be asked: %s", task, error)
             return
-    if len(answer) == 2:  # its kernel does tell
-        found[task] = _Count(answer[0], int(answer[1]))
-
-
-def _fetched(there: str, here: str, operation: Callable[[], tf.Tensor]) -> Any:
-    """Run an operation on a server, and fetch its value by another one, which lets other threads go on."""
-    with tf.device(there):
-        value = operation()
-    with tf.device(here):
-        return tf.identity(value).numpy()
+    if sent != _NOT_TOLD:
+        found[task] = _Count(process, sent)

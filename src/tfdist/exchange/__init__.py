@@ -4,7 +4,7 @@ Mirrored workers are a ring (see `ring`), and workers have lines to parameter se
 each other by a secret (see `lines`).
 """
 
-from tfdist.exchange.ends import open_post, token
+from tfdist.exchange.ends import named, open_post
 from tfdist.exchange.freight import Manifest
 from tfdist.exchange.joining import join_ring
 from tfdist.exchange.lines import Unmet
@@ -28,7 +28,7 @@ __all__ = [
     "WireType",
     "find_secret",
     "join_ring",
+    "named",
     "open_post",
-    "token",
     "written_addresses",
 ]

@@ -1,24 +1,19 @@
-"""Let operations of a graph, wherever it was made, call this task's end of the post.
+"""Let operations of a graph, which the chief has made, call this task's end of the post."""
 
-TensorFlow's PyFunc calls a function of Python in the process that runs it, which it finds by a token. The
-chief makes the graph, and other tasks run it: so the tokens are names that all of them know.
-"""
-
-from typing import Any
-
+from tfdist.calls import answer
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange.post import Post, ServerPost, WorkerPost
 from tfdist.exchange.secret import find_secret
 
-__all__ = ["open_post", "token"]
+__all__ = ["named", "open_post"]
 
 _OF_WORKERS = ("meet", "begin", "receive", "hand_over")
 _OF_SERVERS = ("port", "moved", "send", "receive")
 
 
-def token(name: str) -> str:
-    """Give what a function of the post is found by."""
-    return f"tfdist.post.{name}"
+def named(name: str) -> str:
+    """Give the name by which others call a function of the post."""
+    return f"post.{name}"
 
 
 def open_post(cluster: ClusterConfig) -> Post | None:
@@ -33,17 +28,5 @@ def open_post(cluster: ClusterConfig) -> Post | None:
     is_server = task.type == "ps"
     post = (ServerPost if is_server else WorkerPost)(cluster.training(), secret)
     for name in _OF_SERVERS if is_server else _OF_WORKERS:
-        _register(token(name), getattr(post, name))
+        answer(named(name), getattr(post, name))
     return post
-
-
-def _register(name: str, function: Any) -> None:
-    from tensorflow.python.ops import script_ops  # here, for what is else in this room needs no TensorFlow
-
-    # TensorFlow keeps no function alive by itself; what holds it here is the registry, under its own name.
-    held = lambda *args: function(*args)  # noqa: E731
-    _held[name] = held
-    script_ops._py_funcs._funcs[name] = held
-
-
-_held: dict[str, Any] = {}

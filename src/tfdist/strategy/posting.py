@@ -13,13 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.addresses import split_address
-from tfdist.cluster import ClusterConfig
-from tfdist.exchange import Manifest, Unmet, token, written_addresses
+from tfdist.calls import ask, token
+from tfdist.cluster import ClusterConfig, Task
+from tfdist.exchange import Manifest, Unmet, named, written_addresses
 
 __all__ = ["Crossing", "Posting"]
 
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
-_WORKER = "/job:worker/replica:0/task:{}/device:CPU:0"
 
 
 class Posting:
@@ -48,17 +48,17 @@ class Posting:
         self._numbers = itertools.count()
         self._servers = range(cluster.size("ps"))
         hosts = {index: split_address(cluster.address(("ps", index)))[0] for index in self._servers}
-        ports = {index: _asked(_SERVER, "ps", index, "port", tf.int64) for index in self._servers}
+        ports = {index: _asked(Task("ps", index), "port", tf.int64) for index in self._servers}
         self._addresses = written_addresses({index: (hosts[index], int(ports[index])) for index in hosts})
         for index in range(cluster.size("worker")):
-            why = _asked(_WORKER, "worker", index, "meet", tf.string, self._addresses)
+            why = _asked(Task("worker", index), "meet", tf.string, self._addresses)
             if why:
                 raise Unmet(f"worker:{index} has not met {why.decode()}")
 
     @property
     def bytes_sent(self) -> int:
         """Give how many bytes all tasks have sent, as the servers' sockets have counted them."""
-        return sum(int(_asked(_SERVER, "ps", index, "moved", tf.int64)) for index in self._servers)
+        return sum(int(_asked(Task("ps", index), "moved", tf.int64)) for index in self._servers)
 
     def crossing(self, variables: Sequence[Any]) -> "Crossing":
         """Begin a step in the graph of a worker, which needs these variables."""
@@ -84,7 +84,7 @@ class Crossing:
     ) -> None:
         self._manifest = manifest
         [self._ticket] = tf.raw_ops.PyFunc(
-            input=[tf.constant(addresses)], token=token("begin"), Tout=[tf.int64]
+            input=[tf.constant(addresses)], token=token(named("begin")), Tout=[tf.int64]
         )
         self._ticket.set_shape([3])
         self._sent: dict[int, tf.Tensor] = {}
@@ -144,7 +144,7 @@ def _post(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) ->
     # A stateful operation would wait for those before it in the program, which here are on other tasks: the
     # worker's end for the server's, which itself waits for the worker's. What orders them is what they need,
     # and the update at last needs all of them.
-    found: list[tf.Tensor] = tf.raw_ops.PyFuncStateless(input=inputs, token=token(name), Tout=dtypes)
+    found: list[tf.Tensor] = tf.raw_ops.PyFuncStateless(input=inputs, token=token(named(name)), Tout=dtypes)
     return found
 
 
@@ -163,15 +163,10 @@ def _by_server(variables: Sequence[Any]) -> dict[int, list[int]]:
     return found
 
 
-def _asked(form: str, job: str, index: int, name: str, dtype: tf.DType, *inputs: bytes) -> Any:
+def _asked(task: Task, name: str, dtype: tf.DType, *inputs: bytes) -> Any:
     """Call a function of another task's post."""
-    here = tf.config.list_logical_devices("CPU")[0].name
-    given = [tf.constant(each) for each in inputs]
     try:
-        with tf.device(form.format(index)):
-            [found] = tf.raw_ops.PyFunc(input=given, token=token(name), Tout=[dtype])
-        with tf.device(here):
-            return tf.identity(found).numpy()
+        return ask(task, named(name), dtype, *inputs)
     except (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.InternalError) as error:
         why = "it has no secret, or its program is no tfdist of this version"
-        raise Unmet(f"{job}:{index}: {why} ({str(error).strip().splitlines()[-1]})") from error
+        raise Unmet(f"{task}: {why} ({str(error).strip().splitlines()[-1]})") from error
