@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tfdist
 
-__all__ = ["Horovod", "HorovodError", "install"]
+__all__ = ["Horovod", "HorovodError", "install", "is_whole", "note_whole"]
 
 # The last TensorFlow that this Horovod was made for, and what its setup.py builds with.
 _BEFORE = ("tensorflow==2.12.1", "setuptools<70", "wheel", "cmake<4", "msgspec>=0.18.6", "PyYAML>=6.0.1")
@@ -23,6 +23,7 @@ _BUILD = {
     "CXXFLAGS": "-include cstdint",  # its Gloo forgets that header, which compilers from GCC 13 on mind
 }
 _LINES = 30
+_WHOLE = "whole"  # a file
 
 
 class HorovodError(Exception):
@@ -60,11 +61,17 @@ class Horovod(NamedTuple):
 
 
 def install(place: Path) -> Horovod:
-    """Make the environment; it takes some minutes, for Horovod is compiled."""
-    venv.create(place, with_pip=True)
+    """Make the environment, unless it is there; it takes some minutes, for Horovod is compiled."""
+    was_whole = is_whole(place)
+    if not was_whole:
+        venv.create(place, with_pip=True)
     # tfdist alone, for its models: what else is installed beside it is of another TensorFlow.
-    (place / "shared").mkdir()
-    (place / "shared" / "tfdist").symlink_to(Path(str(tfdist.__file__)).parent)
+    shared = place / "shared" / "tfdist"
+    shared.parent.mkdir(exist_ok=True)
+    shared.unlink(missing_ok=True)
+    shared.symlink_to(Path(str(tfdist.__file__)).parent)
+    if was_whole:
+        return Horovod(place, "")
     pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     path = f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     steps: tuple[tuple[list[str], Mapping[str, str]], ...] = (
@@ -78,4 +85,15 @@ def install(place: Path) -> Horovod:
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.lower().startswith("error")]
             return Horovod(place, f"not installed: {(said or [f'pip ended with {done.returncode}'])[-1]}")
+    note_whole(place)
     return Horovod(place, "")
+
+
+def note_whole(place: Path) -> None:
+    """Note that all of an environment is there."""
+    (place / _WHOLE).touch()
+
+
+def is_whole(place: Path) -> bool:
+    """Say whether that was noted."""
+    return (place / _WHOLE).exists()

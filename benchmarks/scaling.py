@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_peer import Horovod, HorovodError, install
+from horovod_peer import Horovod, HorovodError, install, is_whole, note_whole
 from results import put
 from rounds import spread, undisturbed
 
@@ -67,12 +67,15 @@ OF_HOROVOD = (
 
 def torch_of(place: Path) -> tuple[str, str]:
     """Make an environment with PyTorch; give its Python and version, or nothing and why there is none."""
-    venv.create(place, with_pip=True)
     python = str(place / "bin" / "python")
+    if is_whole(place):
+        return python, version_of(python)
+    venv.create(place, with_pip=True)
     words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch", "numpy"]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         return "", f"not installed: {done.stderr.strip().splitlines()[-1]}"
+    note_whole(place)
     return python, version_of(python)
 
 
@@ -153,13 +156,13 @@ def main() -> None:
     parser.add_argument(
         "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
     )
-    parser.add_argument("--torch", help="a Python that has PyTorch; else one is made")
+    parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
     flags: Any = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory(prefix="scaling-peers-") as place:
-        torch, version = (flags.torch, "") if flags.torch else torch_of(Path(place, "torch"))
-        version = version or version_of(torch)
-        horovod = horovod_of(Path(place, "horovod"), flags.batch)
+    with tempfile.TemporaryDirectory(prefix="scaling-peers-") as made:
+        place = flags.peers or Path(made)
+        torch, version = torch_of(place / "torch")
+        horovod = horovod_of(place / "horovod", flags.batch)
         ways = (*WAYS, *(OF_TORCH if torch else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
             rows += table(model, ways, rounds(model, ways, flags, torch, horovod))
