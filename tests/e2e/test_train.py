@@ -57,9 +57,11 @@ def straight(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "name",
     [
-        "local",
         "ps2w",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("mirrored", "mwms2w", "ps2w-sync")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("local", "mirrored", "mwms2w", "ps2w-sync")
+        ),
     ],
 )
 def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache):
