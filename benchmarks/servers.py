@@ -53,10 +53,12 @@ class Way(NamedTuple):
 ONE = Way("tfdist, one process", "tfdist")
 WAYS = (
     ONE,
+    Way("tfdist, asynchronous", "tfdist", "parameter_server", "auto"),
     Way("tfdist, asynchronous, tcp", "tfdist", "parameter_server", "tcp"),
     Way("tfdist, asynchronous, tcp, bfloat16", "tfdist", "parameter_server", "tcp", "bfloat16"),
     Way("tfdist, asynchronous, tcp, int8", "tfdist", "parameter_server", "tcp", "int8"),
     Way("tfdist, asynchronous, gRPC", "tfdist", "parameter_server", "grpc"),
+    Way("tfdist, synchronous", "tfdist", "parameter_server_sync", "auto"),
     Way("tfdist, synchronous, tcp", "tfdist", "parameter_server_sync", "tcp"),
     Way("tfdist, synchronous, gRPC", "tfdist", "parameter_server_sync", "grpc"),
     Way("tf_keras fit, one process", "keras"),

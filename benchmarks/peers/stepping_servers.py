@@ -100,9 +100,7 @@ def main(order: dict[str, Any], found: Path) -> None:
         strategy = tf.distribute.get_strategy() if not is_ours else tfdist.make_strategy(None)
     elif is_ours:
         said = {key: order[key] for key in ("implementation", "dtype") if order[key]}
-        strategy = tfdist.make_strategy(
-            cluster, order["strategy"], communication=None if said.get("implementation") == "grpc" else said
-        )
+        strategy = tfdist.make_strategy(cluster, order["strategy"], communication=said)
         bytes_sent = lambda: getattr(getattr(strategy, "post", None), "bytes_sent", 0)  # noqa: E731
     else:
         strategy = tf.distribute.ParameterServerStrategy(cluster.resolver())

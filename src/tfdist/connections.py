@@ -1,4 +1,4 @@
-"""Count what this process has sent over its TCP connections, as the kernel has counted it."""
+"""Count what this process has sent over its TCP connections, or handed over in place of that."""
 
 import os
 import socket
@@ -8,11 +8,32 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["Connections"]
+__all__ = ["Connections", "count_as_sent"]
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Of Linux's struct tcp_info: where tcpi_bytes_acked is, and the least length that has it (since Linux 4.1).
 _BYTES_ACKED, _LENGTH = 120, 128
+
+
+class _InMemory:
+    """Hold how many bytes went to other tasks in memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Count some more."""
+        with self._lock:
+            self.count += count
+
+
+_in_memory = _InMemory()
+
+
+def count_as_sent(count: int) -> None:
+    """Count bytes that another task has been handed in memory, where they would else have been sent."""
+    _in_memory.add(count)
 
 
 class Connections:
@@ -46,6 +67,7 @@ class Connections:
         """Give what was sent so far and has arrived; None where the kernel does not tell.
 
         What is sent again counts once. The opening of a connection counts as a byte of whoever opened it.
+        What tasks of one machine hand over in memory, in place of sending it, counts too.
         """
         if not sys.platform.startswith("linux"):
             return None
@@ -55,7 +77,7 @@ class Connections:
                     self._look_at(int(each.name))
                 except OSError:  # closed since, or no socket, or one that is connected to nobody
                     continue
-            return sum(self._sent.values())
+            return sum(self._sent.values()) + _in_memory.count
 
     def _keep_looking(self) -> None:
         while not self._is_over.wait(_SECONDS_BETWEEN_LOOKS):

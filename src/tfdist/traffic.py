@@ -44,7 +44,8 @@ class Traffic:
         traffic.bytes_sent  # {"chief:0": 91234, "worker:0": 408123456, "ps:0": 408345678}
 
     The chief of ps tasks has their figures and those of all workers, which serve it; a mirrored worker has
-    its own. Counted are the TCP connections with the cluster's machines, by whoever sends.
+    its own. Counted are the TCP connections with the cluster's machines, by whoever sends, and what goes to
+    tasks of the same machine in memory in their place.
 
     Attributes:
         bytes_sent: By task, once the block has ended. A task is left out that does not answer, that was

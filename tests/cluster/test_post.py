@@ -11,7 +11,7 @@ from tfdist.cluster import ClusterConfig, Task
 from tfdist.exchange import SECRET
 
 TCP = {"communication": {"implementation": "tcp"}, "min_shard_bytes": 2000}
-STEPS, HEADER = 14, 29
+STEPS, HEADER = 14, 38
 
 
 @pytest.fixture

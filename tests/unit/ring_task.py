@@ -1,18 +1,20 @@
-"""Be one task of a ring of processes: `ring_task.py RANK SIZE FD_TO_NEXT FD_FROM_PREVIOUS WHAT`."""
+"""Be one task of a ring of processes: `ring_task.py RANK SIZE FD_TO_NEXT FD_FROM_PREVIOUS WHAT WAY`."""
 
 import hashlib
 import json
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tfdist.exchange import Broken, Narrowing, Ring, Whole
-from tfdist.exchange.ring import Neighbour
+from tfdist.exchange.neighbours import take_over
 
 CHUNKS = 3 * (1 << 18)
 NARROW, NUMBERS, ROUNDS = ["bfloat16", "float16", "int8"], 10_001, 32
 CASES = [("float32", CHUNKS), ("float64", 1001), ("int64", 2), ("float16", 7), ("float32", 0), ("int8", 13)]
+CASES.append(("float32", 3_000_001))  # more than is in memory at once
 
 
 def array(rank, dtype, count):
@@ -58,8 +60,14 @@ def sum_of(ranks):
 
 def main():
     rank, size, following, previous = map(int, sys.argv[1:5])
-    lines = [socket.socket(fileno=each) for each in (following, previous)]
-    ring = Ring(rank, size, Neighbour("the next", lines[0]), Neighbour("the previous", lines[1]))
+    with ThreadPoolExecutor(2) as pool:
+        found = [
+            pool.submit(
+                take_over, name, socket.socket(fileno=each), sends=sends, may_share=sys.argv[6] == "memory"
+            )
+            for name, each, sends in (("the next", following, True), ("the previous", previous, False))
+        ]
+    ring = Ring(rank, size, *(each.result() for each in found))
     found = []
     try:
         if sys.argv[5] == "others":

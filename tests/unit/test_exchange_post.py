@@ -1,5 +1,6 @@
 """A parcel comes as it was sent, to the step that it belongs to, from tasks that know the secret; or not at all."""
 
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from tfdist.cluster import ClusterConfig
-from tfdist.exchange import Broken, post
+from tfdist.exchange import Broken, post, shared
 from tfdist.exchange.freight import Manifest
 from tfdist.exchange.post import ServerPost, WorkerPost, written_addresses
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
+HEADER = 38  # bytes
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def ends(cluster):
 
 def manifest(*arrays, wire_type="float32", name="down 0", is_state=True, **others):
     dtypes, shapes = tuple(str(each.dtype) for each in arrays), tuple(each.shape for each in arrays)
-    known = {"is_in_step": False, "timeout": None, **others}
+    known = {"is_in_step": False, "may_share": False, "timeout": None, **others}
     return Manifest(name, 0, dtypes, shapes, wire_type, is_state, **known).written()
 
 
@@ -73,9 +75,62 @@ def test_all_of_a_step_goes_down_and_up(ends):
                 worker.hand_over(forms[1], ticket, *up)
                 ends_of_server[0].result(20)
                 assert same(ends_of_server[1].result(20), up)
-    header = 29
     each = [sum(array.nbytes for array in arrays_of(0, size)) for size in sizes]
-    assert server.moved() == 4 * sum(each) + 8 * header + 0
+    assert server.moved() == 4 * sum(each) + 8 * HEADER
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+def test_tasks_of_one_machine_leave_parcels_in_memory(ends):
+    server, worker, _, addresses = ends
+    pairs = []
+    for step, size in enumerate((1000, 100_000, 10)):
+        down, up = arrays_of(step, size), arrays_of(10 + step, size)
+        forms = [manifest(*down, may_share=True), manifest(*up, name="up 1", is_state=False, may_share=True)]
+        ticket = worker.begin(addresses)
+        server.send(forms[0], ticket, *down)
+        pairs.append((worker.receive(forms[0], ticket), down))
+        worker.hand_over(forms[1], ticket, *up)
+        pairs.append((server.receive(forms[1], ticket), up))
+
+    # When all is over: those that came first have not become what came into the same memory later.
+    assert all(same(*each) for each in pairs)
+    assert server.moved() == len(pairs) * HEADER
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+def test_a_parcel_goes_over_the_line_while_the_one_before_is_in_memory(ends):
+    server, worker, _, addresses = ends
+    first, second = arrays_of(1), arrays_of(2)
+    form = manifest(*first, may_share=True)
+    tickets = [worker.begin(addresses) for _ in range(2)]
+    server.send(form, tickets[0], *first)
+    server.send(form, tickets[1], *second)
+
+    assert same(worker.receive(form, tickets[0]), first)
+    assert same(worker.receive(form, tickets[1]), second)
+    assert server.moved() == 2 * HEADER + sum(each.nbytes for each in second)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+@pytest.mark.parametrize("lie", ["another process", "another nonce", "no memory", "nothing"])
+def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(100))
+    with (tmp_path / "file").open("r+b") as file, ThreadPoolExecutor(1) as pool:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            found = pool.submit(shared.share_memory, ours)
+            process, number, nonce = shared._OFFER.unpack(theirs.recv(shared._OFFER.size))
+            told = {
+                "another process": (1 << 40, number, nonce),
+                "another nonce": (process, number, nonce[::-1]),
+                "no memory": (process, file.fileno(), bytes(len(nonce))),
+                "nothing": (-1, -1, b""),
+            }
+            theirs.sendall(shared._OFFER.pack(*told[lie]))
+
+            assert theirs.recv(1) == b"-"
+            theirs.sendall(b"+")
+            assert found.result(10) is None
 
 
 def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends):
@@ -142,7 +197,7 @@ def test_one_broken_line_ends_the_step_on_all_of_them(cluster):
     worker = WorkerPost(of_two.with_task("worker", 0), SECRET)
     addresses = written_addresses({i: ("127.0.0.1", int(each.port())) for i, each in enumerate(servers)})
     forms = [
-        Manifest("down", index, ("float32",), ((3,),), "float32", True, False, None).written()
+        Manifest("down", index, ("float32",), ((3,),), "float32", True, False, False, None).written()
         for index in range(2)
     ]
     ticket = worker.begin(addresses)
@@ -193,7 +248,7 @@ def test_numbers_of_32_bits_may_go_in_16(ends, wire_type, is_state):
 
     whole = sum(each.nbytes for each in arrays)
     singles = sum(each.nbytes for each in arrays if each.dtype == np.float32)
-    assert server.moved() <= 29 + whole - singles // 2 + 2 * 64  # bytes between the arrays
+    assert server.moved() <= HEADER + whole - singles // 2 + 2 * 64  # bytes between the arrays
     for one, other in zip(found, arrays, strict=True):
         if other.dtype == np.float32:
             np.testing.assert_allclose(one, other, rtol=WIDTHS[wire_type])
@@ -217,7 +272,7 @@ def test_variables_in_8_bits_are_what_they_are_in_a_few_steps(ends):
         ticket, before = worker.begin(addresses), server.moved()
         server.send(form, ticket, weights)
         [found] = worker.receive(form, ticket)
-        moved.append(int(server.moved() - before - 29))
+        moved.append(int(server.moved() - before - HEADER))
         seen.append(float(np.abs(found - weights).max()))
 
     assert seen[:2] == [0, 0]  # the first goes whole, and then there is no difference

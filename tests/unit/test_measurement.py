@@ -201,7 +201,7 @@ def scaled(bench, parts, *, speedup=1.9, machine=None, samples=None, cores=2, wo
         (
             Parts(0, 0.4, 0.6, 0, 0),
             "The exchange bounds it: it takes 60% of a step, for 4.0 MB of variables",
-            "`communication: {implementation: tcp, dtype: bfloat16}` would halve the bytes",
+            "`communication: {implementation: tcp, dtype: bfloat16}` halves the bytes",
         ),
         (Parts(0, 0.4, 0, 0.6, 0), "Waiting bounds it: for 60% of a step", "None of them is slower"),
         (

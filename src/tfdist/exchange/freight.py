@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfdist.exchange.lines import Broken
 from tfdist.exchange.memory import Fusion
 from tfdist.exchange.narrowing import Narrowing
-from tfdist.exchange.ring import Broken
 
 __all__ = ["Freight", "Manifest", "Room", "read_manifest"]
 
@@ -30,6 +30,7 @@ class Manifest(NamedTuple):
         wire_type: What numbers of 32 bits travel as.
         is_state: Whether they are the same variables again and again, of which the differences may travel.
         is_in_step: Whether the servers need each worker, or go on without one that is silent.
+        may_share: Whether they may go by memory that both ends see, if these are on one machine.
         timeout: Seconds that a transfer may stand still; any number where None.
     """
 
@@ -40,6 +41,7 @@ class Manifest(NamedTuple):
     wire_type: str
     is_state: bool
     is_in_step: bool
+    may_share: bool
     timeout: float | None
 
     def written(self) -> bytes:

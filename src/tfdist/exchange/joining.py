@@ -1,7 +1,6 @@
 """Join the ring of a cluster's tasks: open a door, tell the others its port, and meet both neighbours."""
 
 import contextlib
-import socket
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange.lines import Door, Unmet, call
-from tfdist.exchange.ring import Neighbour, Ring
+from tfdist.exchange.neighbours import Neighbour, take_over
+from tfdist.exchange.ring import Ring
 from tfdist.exchange.secret import Proofs
 from tfdist.exchange.silence import Silence
 from tfdist.rollcall import fingerprint
@@ -22,7 +22,14 @@ _SECONDS_TO_MEET = 15.0
 AddUp = Callable[[Sequence[float]], Sequence[float]]
 
 
-def join_ring(cluster: ClusterConfig, secret: bytes, add_up: AddUp, *, timeout: float | None = None) -> Ring:
+def join_ring(
+    cluster: ClusterConfig,
+    secret: bytes,
+    add_up: AddUp,
+    *,
+    timeout: float | None = None,
+    may_share: bool = True,
+) -> Ring:
     """Give the ring of the tasks that train; all of them have to call this at the same time.
 
     Args:
@@ -30,6 +37,7 @@ def join_ring(cluster: ClusterConfig, secret: bytes, add_up: AddUp, *, timeout: 
         secret: What all tasks know, and nobody else.
         add_up: How the tasks speak to each other until then.
         timeout: Seconds that an exchange may stand still; as long as the neighbours answer where None.
+        may_share: Whether neighbours of one machine may hand over in memory what they would send.
 
     Raises:
         Unmet: A task has not met its neighbours. All raise it.
@@ -47,7 +55,7 @@ def join_ring(cluster: ClusterConfig, secret: bytes, add_up: AddUp, *, timeout: 
         ports = list(add_up(ports))
         if all(ports):
             try:
-                ring = _meet(training, rank, [int(port) for port in ports], door, secret, timeout)
+                ring = _meet(training, rank, [int(port) for port in ports], door, secret, timeout, may_share)
             except Unmet as error:
                 why = str(error)
     [unmet] = add_up([float(ring is None)])
@@ -59,7 +67,13 @@ def join_ring(cluster: ClusterConfig, secret: bytes, add_up: AddUp, *, timeout: 
 
 
 def _meet(
-    cluster: ClusterConfig, rank: int, ports: Sequence[int], door: Door, secret: bytes, timeout: float | None
+    cluster: ClusterConfig,
+    rank: int,
+    ports: Sequence[int],
+    door: Door,
+    secret: bytes,
+    timeout: float | None,
+    may_share: bool,
 ) -> Ring:
     tasks = cluster.tasks()
     addresses = [cluster.address(task) for task in tasks]
@@ -68,21 +82,26 @@ def _meet(
     proofs = Proofs(secret, f"{fingerprint(cluster)} {list(ports)}".encode())
     names = [f"{task} at {address}" for task, address in zip(tasks, addresses, strict=True)]
     host = split_address(addresses[following])[0]
+
+    def answered() -> Neighbour:
+        line = door.caller(_between(previous, rank), proofs, _SECONDS_TO_MEET)
+        return take_over(names[previous], line, may_share=may_share, sends=False)
+
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(door.caller, _between(previous, rank), proofs, _SECONDS_TO_MEET)
+        coming = pool.submit(answered)
         try:
-            to_next = call((host, ports[following]), _between(rank, following), proofs, _SECONDS_TO_MEET)
+            line = call((host, ports[following]), _between(rank, following), proofs, _SECONDS_TO_MEET)
+            to_next = take_over(names[following], line, may_share=may_share, sends=True)
         except Unmet as error:
             coming.add_done_callback(_hang_up)
             raise Unmet(f"{names[following]}: {error}") from error
         try:
             from_previous = coming.result()
         except Unmet as error:
-            to_next.close()
+            to_next.line.close()
             raise Unmet(f"{names[previous]}: {error}") from error
     silence = Silence({names[each]: addresses[each] for each in (following, previous)}, timeout)
-    ends = Neighbour(names[following], to_next), Neighbour(names[previous], from_previous)
-    return Ring(rank, len(tasks), *ends, silence.why_lost)
+    return Ring(rank, len(tasks), to_next, from_previous, silence.why_lost)
 
 
 def _between(caller: int, called: int) -> bytes:
@@ -90,6 +109,6 @@ def _between(caller: int, called: int) -> bytes:
     return struct.pack("!II", caller, called)
 
 
-def _hang_up(coming: Future[socket.socket]) -> None:
+def _hang_up(coming: Future[Neighbour]) -> None:
     if coming.exception() is None:
-        coming.result().close()
+        coming.result().line.close()

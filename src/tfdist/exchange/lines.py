@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from tfdist.exchange.secret import PROOF_BYTES, Proofs
 from tfdist.probing import reason_of
 
-__all__ = ["Door", "Unmet", "call", "read_exactly"]
+__all__ = ["Broken", "Door", "Unmet", "call", "read_exactly"]
 
 _GREETING = b"tfdist exchange 1\n"
 _NONCE_BYTES = 32
@@ -25,6 +25,10 @@ _SECONDS_TO_SPEAK = 5.0
 _MOST_STRANGERS = 64  # at a time
 _SECONDS_BETWEEN_LOOKS = 0.1
 _log = logging.getLogger("tfdist")
+
+
+class Broken(ConnectionError):
+    """Report that a task is lost, or that the two ends of a line are not at the same exchange."""
 
 
 class Unmet(Exception):

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist.exchange.freight import Freight, Manifest
-from tfdist.exchange.ring import Broken
+from tfdist.exchange.lines import Broken
+from tfdist.exchange.shelves import Shelves
 
 __all__ = ["Line"]
 
-_HEADER = struct.Struct("!4s8sQBQ")
+_HEADER = struct.Struct("!4s8sQBQ?Q")
 _MARK = b"post"
 _SECONDS_BETWEEN_QUESTIONS = 1
 _MOST_PIECES = 256  # of one call to the system, which takes 1024
@@ -30,13 +31,18 @@ WhyLost = Callable[[float], str]
 
 
 class _Header(NamedTuple):
-    """Say what comes: of which arrays, of which step, in which form, and how many bytes."""
+    """Say what comes: of which arrays, of which step, in which form, and how many bytes.
+
+    They follow, or are on the shelf. With it goes how many parcels the sender has taken from the other shelf.
+    """
 
     mark: bytes
     manifest: bytes
     step: int
     form: int
     size: int
+    is_on_shelf: bool
+    taken: int
 
 
 class Line:
@@ -44,13 +50,13 @@ class Line:
 
     Attributes:
         name: Who is at the other end.
-        moved: How many bytes have gone out or come in, as the socket has counted them.
+        moved: How many bytes have gone out or come in, as the socket has counted them; not by the shelves.
         why_cut: Why it carries nothing any more; empty while it does.
     """
 
-    def __init__(self, name: str, line: socket.socket) -> None:
+    def __init__(self, name: str, line: socket.socket, shelves: Shelves | None = None) -> None:
         self.name, self.why_cut = name, ""
-        self._line = line
+        self._line, self._shelves = line, shelves
         self._moved = [0, 0]
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel wakes whoever waits when all is there, and not for each piece. A socket with a timeout of
@@ -81,8 +87,12 @@ class Line:
         with self._sending, self._cutting():
             freight = self._freight(manifest, True)
             form, buffers = freight.load(arrays)
-            header = _HEADER.pack(*_Header(_MARK, freight.mark, step, form, sum(map(len, buffers))))
-            self._put([memoryview(header), *(each.data for each in buffers if len(each))], why_lost)
+            size, shelves = sum(map(len, buffers)), self._shelves
+            is_left = shelves is not None and manifest.may_share and shelves.leave(buffers)
+            taken = shelves.taken if shelves else 0
+            header = _HEADER.pack(*_Header(_MARK, freight.mark, step, form, size, is_left, taken))
+            follows = [] if is_left else [each.data for each in buffers if len(each)]
+            self._put([memoryview(header), *follows], why_lost)
 
     def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
         """Have arrays sent, in the order of the calls, and do not wait for it."""
@@ -128,8 +138,11 @@ class Line:
         is_that = freight is None or header.manifest == freight.mark
         if not is_that or header.size != sum(map(len, buffers)):
             raise Broken(f"{self.name} sends something else: its program is another one")
-        for each in buffers:
-            self._take(each, why_lost)
+        if header.is_on_shelf and self._shelves:
+            self._shelves.take(buffers)
+        else:
+            for each in buffers:
+                self._take(each, why_lost)
         return [] if room is None else room.arrays()
 
     def cut(self, why: str) -> None:
@@ -167,6 +180,8 @@ class Line:
         header = _Header(*_HEADER.unpack(data.tobytes()))
         if header.mark != _MARK:
             raise Broken(f"{self.name} does not speak as this version of tfdist does")
+        if self._shelves:
+            self._shelves.note(header.taken)
         return header
 
     def _take(self, into: Array, why_lost: WhyLost, unless: Callable[[], bool] = lambda: False) -> bool:

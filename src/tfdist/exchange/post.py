@@ -17,11 +17,13 @@ import numpy as np
 from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange.freight import Manifest, read_manifest
-from tfdist.exchange.lines import Door, Unmet, call, read_exactly
+from tfdist.exchange.lines import Broken, Door, Unmet, call, read_exactly
 from tfdist.exchange.parcels import Line, WhyLost
-from tfdist.exchange.ring import Broken
 from tfdist.exchange.secret import Proofs
+from tfdist.exchange.shared import share_memory
+from tfdist.exchange.shelves import Shelves
 from tfdist.exchange.silence import Silence
+from tfdist.probing import reason_of
 from tfdist.rollcall import fingerprint
 
 __all__ = ["Post", "ServerPost", "WorkerPost", "written_addresses"]
@@ -135,11 +137,13 @@ class WorkerPost(Post):
         try:
             line = call((host, port), _about(server), self._proofs(port), _SECONDS_TO_MEET)
             line.sendall(_HELLO.pack(self._index, self._life))
+            memories = share_memory(line)
         except Unmet as error:
             raise Unmet(f"{name}: {error}") from error
         except OSError as error:
-            raise Unmet(f"{name} hangs up: {error.strerror}") from error
-        return Line(name, line)
+            line.close()
+            raise Unmet(f"{name} hangs up: {reason_of(error)}") from error
+        return Line(name, line, Shelves(*memories) if memories else None)
 
     def _found(self, manifest: Manifest, ticket: Array) -> tuple[Line, WhyLost]:
         del ticket
@@ -185,6 +189,7 @@ class ServerPost(Post):
         for line in self._door.callers(_about(self._index), self._proofs(self._door.port)):
             try:
                 worker, life = _HELLO.unpack(read_exactly(line, _HELLO.size))
+                memories = share_memory(line)
             except OSError as error:
                 _log.info("hung up on %s: %s", line, error)
                 line.close()
@@ -194,7 +199,9 @@ class ServerPost(Post):
                     if old in self._lines:
                         self._moved += self._lines[old].moved
                         self._lines.pop(old).cut(f"worker:{worker} has called again")
-                self._workers[worker], self._lines[life] = life, Line(self._named("worker", worker), line)
+                self._workers[worker] = life
+                shelves = Shelves(*memories) if memories else None
+                self._lines[life] = Line(self._named("worker", worker), line, shelves)
                 self._coming.notify_all()
 
     def _found(self, manifest: Manifest, ticket: Array) -> tuple[Line, WhyLost]:

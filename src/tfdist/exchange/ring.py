@@ -8,9 +8,7 @@ What a task sends is its own segment, and then what it has received and dealt wi
 of which one may not overtake the other, and no step waits for a whole segment.
 """
 
-import errno
 import select
-import socket
 import struct
 import threading
 import time
@@ -21,7 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Broken", "Cargo", "Neighbour", "Ring", "Taken", "Whole"]
+from tfdist.exchange.lines import Broken
+from tfdist.exchange.neighbours import Neighbour
+
+__all__ = ["Cargo", "Ring", "Taken", "Whole"]
 
 _CHUNK = 1 << 20  # what is to be added comes in such pieces, which stay in a core's cache
 _HEADER = struct.Struct("!4sQQ8s")
@@ -30,10 +31,6 @@ _SECONDS_BETWEEN_QUESTIONS = 1.0
 _BYTES_AT_ONCE = 4096
 
 Array = np.ndarray[Any, Any]
-
-
-class Broken(ConnectionError):
-    """Report that the ring has lost a task, or that its tasks are not at the same exchange."""
 
 
 class Cargo(Protocol):
@@ -73,39 +70,6 @@ class Whole:
 
     def unload(self) -> None:
         """Leave it where it is."""
-
-
-class Neighbour:
-    """Hold a line to a task of the ring, and count what goes over it."""
-
-    def __init__(self, name: str, line: socket.socket) -> None:
-        self.name, self.line, self.moved = name, line, 0
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.setblocking(False)
-
-    def send(self, data: Array) -> int:
-        """Send what there is room for; give how many bytes that was."""
-        return self._counted(self.line.send, data.data)
-
-    def receive(self, into: Array) -> int:
-        """Receive what has come; give how many bytes that was."""
-        return self._counted(self._heard, into.data)
-
-    def _heard(self, into: memoryview) -> int:
-        count = self.line.recv_into(into)
-        if not count:
-            raise ConnectionResetError(errno.ECONNRESET, "it has hung up")
-        return count
-
-    def _counted(self, move: Callable[[memoryview], int], data: memoryview) -> int:
-        try:
-            count = move(data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise Broken(f"{self.name} is gone: {error.strerror}") from error
-        self.moved += count
-        return count
 
 
 @dataclass
@@ -283,7 +247,7 @@ class _Round:
         if self._incoming:
             waiter.register(self._previous.line, select.POLLIN)
         if self._outgoing and self._ready:
-            waiter.register(self._following.line, select.POLLOUT)
+            waiter.register(self._following.line, self._following.has_room)
         # Who has not sent its header has not come; who is behind that one is seen where little is to move.
         is_for_another, begun = bool(self._to_hear) or self._is_small, time.monotonic()
         can_move = bool(waiter.poll(_SECONDS_BETWEEN_QUESTIONS * 1000))

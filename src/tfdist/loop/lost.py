@@ -17,7 +17,7 @@ _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Where TensorFlow names tasks for other reasons than that they are gone: the device that an operation was on.
 _NOT_GONE = re.compile(r"\{\{.*?\}\}")
 # What an exchange over connections of our own says, at the end of the lines of Python that led there.
-_BROKEN = re.compile(r"tfdist\.exchange\.ring\.Broken: (.*)")
+_BROKEN = re.compile(rf"{re.escape(Broken.__module__)}\.Broken: (.*)")  # in a traceback
 _FROM_PS = "GRPC error information from remote target /job:ps"
 # What a task that was started again, between two calls to it, answers to the second.
 _FORGOTTEN = (

@@ -69,8 +69,8 @@ def _exchange(bench: Bench, row: Row, share: str) -> tuple[str, str]:
     if record.exchange == "servers":
         larger = f"More ps tasks share the bytes among them. {larger}"
     if record.exchange in ("ring", "servers") and said.dtype in (None, "float32"):
-        halved = "`communication: {implementation: tcp, dtype: bfloat16}` would halve the bytes"
-        return what, f"{halved}, which rounds what is sent. {larger}"
+        halved = "Between machines `communication: {implementation: tcp, dtype: bfloat16}` halves the bytes"
+        return what, f"{halved}, and rounds what is sent. {larger}"
     return what, larger
 
 

@@ -76,7 +76,12 @@ def exchange_over_ring(
     try:
         wire_type = options["communication.dtype"] or "float32"
         strategy.exchange_over_ring(
-            cluster, secret, timeout=options["communication.timeout"], wire_type=wire_type
+            cluster,
+            secret,
+            timeout=options["communication.timeout"],
+            wire_type=wire_type,
+            # Who asks for TCP wants the bytes on the wire, on one machine too.
+            may_share=options["communication.implementation"] != "tcp",
         )
     except Unmet as error:
         _leave_to_tensorflow(

@@ -67,7 +67,13 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
     ring: Ring | None = None
 
     def exchange_over_ring(
-        self, cluster: ClusterConfig, secret: bytes, *, timeout: float | None, wire_type: str
+        self,
+        cluster: ClusterConfig,
+        secret: bytes,
+        *,
+        timeout: float | None,
+        wire_type: str,
+        may_share: bool,
     ) -> None:
         """Add up over a ring of TCP connections from here on; all workers have to call it.
 
@@ -79,7 +85,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             found: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
             return found
 
-        ring = join_ring(cluster, secret, add_up, timeout=timeout)
+        ring = join_ring(cluster, secret, add_up, timeout=timeout, may_share=may_share)
         for name in ("_cross_device_ops", "_host_cross_device_ops"):
             setattr(self.extended, name, RingAllReduce(getattr(self.extended, name), ring, wire_type))
         self.ring = ring

@@ -68,7 +68,8 @@ class Posting:
         dtypes = tuple(each.dtype.name for each in tensors)
         shapes = tuple(tuple(each.shape) for each in tensors)
         name = f"{'down' if is_state else 'up'} {next(self._numbers)}"
-        types = self._wire_type, is_state, self._is_in_step, self._timeout
+        # Who asks for TCP wants the bytes on the wire, on one machine too.
+        types = self._wire_type, is_state, self._is_in_step, not self.is_asked_for, self._timeout
         return tf.constant(Manifest(name, server, dtypes, shapes, *types).written())
 
 
