@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from pathlib import Path
@@ -205,21 +205,26 @@ def finished(
     Two clusters run at a time: most of their time is one process's that traces graphs.
     """
 
-    def run(strategy: str) -> Finished:
+    def run(strategy: str, folder: Path) -> Finished:
         cases = ANYWHERE + (IN_STEP_ONLY if strategy in IN_STEP else [])
         cases += ONLY_ON.get(strategy, [])
         if strategy == "multi_worker_mirrored":
             cases = [*cases, "callback_cases.stopping"]
-        return run_cluster(tmp_path_factory.mktemp(strategy), strategy, cases, limit=280, **SETUPS[strategy])
+        return run_cluster(folder, strategy, cases, limit=280, **SETUPS[strategy])
 
     items = [each for each in request.session.items if "finished" in getattr(each, "fixturenames", ())]
     wanted = {each.callspec.params.get("strategy") for each in items if hasattr(each, "callspec")}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        running = {strategy: pool.submit(run, strategy) for strategy in SETUPS if strategy in wanted}
+
+        def begun(strategy: str) -> Future[Finished]:
+            # (Two threads that ask pytest for a folder at once may get none.)
+            return pool.submit(run, strategy, tmp_path_factory.mktemp(strategy))
+
+        running = {strategy: begun(strategy) for strategy in SETUPS if strategy in wanted}
 
         def result(strategy: str) -> Finished:
             if strategy not in running:  # of a test that names it itself
-                running[strategy] = pool.submit(run, strategy)
+                running[strategy] = begun(strategy)
             return running[strategy].result()
 
         yield result
