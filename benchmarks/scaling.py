@@ -47,6 +47,7 @@ class Way(NamedTuple):
 ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
 WAYS = (
     ONE,
+    Way("tfdist", 2, "tfdist", "auto", 10),
     Way("tfdist, `implementation: tcp`", 2, "tfdist", "tcp", 10),
     Way("tfdist, tcp, gradients as bfloat16", 2, "tfdist", "tcp", 10, "bfloat16"),
     Way("tfdist, tcp, gradients as int8", 2, "tfdist", "tcp", 10, "int8"),
@@ -124,6 +125,8 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
         cpu = [1000 * each[place]["cpu"] for each in kept]
         sent, least = (max(each[place].get(name, 0) for each in kept) for name in ("sent", "least"))
         wire = f"{sent / 1e6:.3f} ({sent / least:.4f})" if sent else ""
+        if way.implementation == "auto":
+            wire = "in memory"
         spreads = spread(speeds, ".0f"), spread(ratios, ".2f"), spread(cpu, ".1f")
         cells = [model, way.title, str(way.workers), *spreads, wire]
         rows.append(f"| {' | '.join(cells)} |")

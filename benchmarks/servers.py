@@ -115,6 +115,7 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
         cpu = " + ".join(f"{middle(place, name):.1f}" for name in ("chief", "ps", "worker"))
         sent = max(each[place]["sent"] for each in kept)
         least = 2 * BYTES.get(way.dtype, 4) * PARAMETERS.get(model, 0)
+        wire = f"{sent / 1e6:.3f} ({sent / max(least, 1):.4f})"
         cells = [
             model,
             way.title,
@@ -122,7 +123,7 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
             spread(of_one, ".2f"),
             spread(of_peer, ".2f") if of_peer else "",
             cpu if way.strategy else f"{middle(place, 'cpu'):.1f}",
-            f"{sent / 1e6:.3f} ({sent / least:.4f})" if sent and least else "",
+            "in memory" if way.implementation == "auto" else wire if sent and least else "",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows

@@ -10,8 +10,10 @@ from conftest import Running, run_cluster, wait_for
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.exchange import SECRET
 
-TCP = {"communication": {"implementation": "tcp"}, "min_shard_bytes": 2000}
-STEPS, HEADER = 14, 38
+BY_LINE, BY_MEMORY = (
+    {"communication": {"implementation": each}, "min_shard_bytes": 2000} for each in ("tcp", "auto")
+)
+STEPS, HEADER = 14, 45
 
 
 @pytest.fixture
@@ -19,11 +21,15 @@ def secret(monkeypatch):
     monkeypatch.setenv(SECRET, "a secret of these tests alone")
 
 
+@pytest.mark.parametrize("options", [BY_MEMORY, pytest.param(BY_LINE, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("secret")
-def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path):
+def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
     shape = {"workers": 1, "ps": 2, "limit": 200}
     first = ["post_cases.both_ways"]
-    with begun(tmp_path, "parameter_server", "fitting", options=TCP, first=first, **shape) as (running, _):
+    with begun(tmp_path, "parameter_server", "fitting", options=options, first=first, **shape) as (
+        running,
+        _,
+    ):
         _, lost = lose(running, "ps:1")
         finished = running.wait(40, failures_expected=True)
 
@@ -32,7 +38,7 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path):
     sent, dense = found["post"].pop("sent"), found["post"].pop("dense")
     assert found["post"]["weights"] != found["post"]["begun"]
     assert found["post"] == {name: found["grpc"][name] for name in found["post"]}  # to the bit
-    assert sent == STEPS * (2 * dense + 2 * 2 * HEADER)
+    assert sent == STEPS * (2 * dense * (options is BY_LINE) + 2 * 2 * HEADER)
 
 
 @pytest.mark.slow
@@ -54,7 +60,7 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
     cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
     shape = {"first": cases, "workers": 2, "ps": 2, "limit": 250}
-    with begun(tmp_path, "parameter_server_sync", "fitting", options=TCP, **shape) as (running, _):
+    with begun(tmp_path, "parameter_server_sync", "fitting", options=BY_MEMORY, **shape) as (running, _):
         _, lost = lose(running, "worker:1")
         finished = running.wait(40, failures_expected=True)
 
@@ -69,8 +75,7 @@ def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_pa
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
 def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
-    options = {"communication": {"implementation": "tcp"}}
-    shape = {"workers": 2, "ps": 1, "options": options}
+    shape = {"workers": 2, "ps": 1}
     with begun(tmp_path, "parameter_server", "surviving", **shape) as (running, order):
         lose(running, "worker:1")
         (tmp_path / "killed").touch()

@@ -12,10 +12,10 @@ from tfdist.exchange.lines import Broken
 from tfdist.exchange.memory import Fusion
 from tfdist.exchange.narrowing import Narrowing
 
-__all__ = ["Freight", "Manifest", "Room", "read_manifest"]
+__all__ = ["ON_SHELF", "Freight", "Manifest", "Room", "read_manifest"]
 
 Array = np.ndarray[Any, Any]
-_WHOLE, _NARROW = 0, 1
+_WHOLE, _NARROW, ON_SHELF = range(3)
 _MARK_BYTES = 8
 
 
@@ -76,6 +76,7 @@ class Freight:
 
     Attributes:
         mark: What stands for the manifest in a header.
+        may_lie: Whether it may be left in memory that both ends see: as it is, for none of that is sent.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -92,6 +93,7 @@ class Freight:
         narrowed = np.dtype(np.float32)
         is_narrow = manifest.wire_type != "float32" and narrowed in self._places
         self._narrowing = Narrowing(manifest.wire_type) if is_narrow else None
+        self.may_lie = manifest.may_share and not is_narrow
         self._differs = is_narrow and manifest.is_state and manifest.wire_type == "int8"
         self._known: Array | None = None  # what the other end has
 
@@ -119,9 +121,19 @@ class Freight:
             self._known += difference
         return _NARROW, [_bytes(cargo.wire), *others]
 
-    def room(self, form: int) -> "Room":
-        """Give room for what comes in a form."""
-        return Room(self, form)
+    def room(self, form: int, memory: Array | None = None) -> "Room":
+        """Give room for what comes in a form, or the room where it lies."""
+        return Room(self, form, memory)
+
+    @property
+    def footprint(self) -> int:
+        """Say how many bytes it takes for all arrays to lie as TensorFlow takes them over."""
+        return sum(each.bytes for each in self._fusions.values())
+
+    def lay_out(self, arrays: Sequence[Array], memory: Array) -> None:
+        """Copy arrays to where they will lie."""
+        for place, each in enumerate(Room(self, _WHOLE, memory).arrays()):
+            np.copyto(each, arrays[place])
 
 
 class Room:
@@ -131,15 +143,21 @@ class Room:
         buffers: Where it goes, in order.
     """
 
-    def __init__(self, freight: Freight, form: int) -> None:
+    def __init__(self, freight: Freight, form: int, memory: Array | None) -> None:
         self._freight, self._form = freight, form
-        self._wholes = {dtype: fusion.empty() for dtype, fusion in freight._fusions.items()}
+        self._wholes, end = {}, 0
+        for dtype, fusion in freight._fusions.items():
+            if memory is None:
+                self._wholes[dtype] = fusion.empty()
+            else:
+                self._wholes[dtype] = fusion.whole_of(memory[end : end + fusion.bytes])
+                end += fusion.bytes
         self._arrays: list[Any] = [None] * len(freight._manifest.shapes)
         for dtype, places in freight._places.items():
             for place, part in zip(places, freight._fusions[dtype].parts(self._wholes[dtype]), strict=True):
                 self._arrays[place] = part
         narrowing, single = freight._narrowing, np.dtype(np.float32)
-        if form == _WHOLE or narrowing is None:
+        if form != _NARROW or narrowing is None:
             self.buffers = [_bytes(each) for each in self._arrays]
         else:
             self._cargo = narrowing.loaded(self._wholes[single], keeps=False)

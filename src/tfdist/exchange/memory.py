@@ -17,7 +17,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Fusion:
-    """Fuse arrays of one type, and of certain shapes, to one array."""
+    """Fuse arrays of one type, and of certain shapes, to one array.
+
+    Attributes:
+        bytes: How many it takes; what comes after so many may be the next of these.
+    """
 
     def __init__(self, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> None:
         self._dtype, self._shapes = dtype, shapes
@@ -29,6 +33,7 @@ class Fusion:
             end = begin + int(np.prod(shape))
             self._places.append(slice(begin, end))
         self._size = end
+        self.bytes = -(-end * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         # Memory that was just mapped costs a page fault for every 4 KiB: so it is used again, when TensorFlow
         # needs nothing of it any more. What lies between the arrays is 0, and so are all sums of it.
         self._free: deque[mmap.mmap] = deque()
@@ -44,6 +49,10 @@ class Fusion:
         whole = np.frombuffer(memory, self._dtype, self._size)
         weakref.finalize(whole, self._free.append, memory).atexit = False
         return whole
+
+    def whole_of(self, memory: Array) -> Array:
+        """Give the array that lies in other memory, which begins where TensorFlow can take it over."""
+        return memory.view(self._dtype)[: self._size]
 
     def fused(self, arrays: Sequence[Array], scale: float | None = None) -> Array:
         """Give a new array of one dimension that holds all, times a number if one is given."""

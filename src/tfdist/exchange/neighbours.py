@@ -93,7 +93,7 @@ class _NearNeighbour(Neighbour):
         super().__init__(name, line)
         self.has_room = select.POLLIN  # for then the other one says that it has taken something out
         memory.grow(_ROOM)
-        self._memory = memory.first(_ROOM)
+        self._memory = memory.part(0, _ROOM)
         self._count = self._told = self._theirs = 0
         self._half = b""  # a message that has come in part
 

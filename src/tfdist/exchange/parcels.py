@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.exchange.freight import Freight, Manifest
+from tfdist.exchange.freight import ON_SHELF, Freight, Manifest
 from tfdist.exchange.lines import Broken
 from tfdist.exchange.shelves import Shelves
 
 __all__ = ["Line"]
 
-_HEADER = struct.Struct("!4s8sQBQ?Q")
+_HEADER = struct.Struct("!4s8sQBQQQ")
 _MARK = b"post"
 _SECONDS_BETWEEN_QUESTIONS = 1
 _MOST_PIECES = 256  # of one call to the system, which takes 1024
@@ -31,9 +31,9 @@ WhyLost = Callable[[float], str]
 
 
 class _Header(NamedTuple):
-    """Say what comes: of which arrays, of which step, in which form, and how many bytes.
+    """Say what comes: of which arrays, of which step, in which form, how many bytes, and where they begin.
 
-    They follow, or are on the shelf. With it goes how many parcels the sender has taken from the other shelf.
+    They follow, or are on the shelf. With it goes how many parcels the sender has given back.
     """
 
     mark: bytes
@@ -41,8 +41,8 @@ class _Header(NamedTuple):
     step: int
     form: int
     size: int
-    is_on_shelf: bool
-    taken: int
+    begin: int
+    given_back: int
 
 
 class Line:
@@ -85,14 +85,18 @@ class Line:
             Broken: The other end is gone or silent, or the line has been cut.
         """
         with self._sending, self._cutting():
-            freight = self._freight(manifest, True)
-            form, buffers = freight.load(arrays)
-            size, shelves = sum(map(len, buffers)), self._shelves
-            is_left = shelves is not None and manifest.may_share and shelves.leave(buffers)
-            taken = shelves.taken if shelves else 0
-            header = _HEADER.pack(*_Header(_MARK, freight.mark, step, form, size, is_left, taken))
-            follows = [] if is_left else [each.data for each in buffers if len(each)]
-            self._put([memoryview(header), *follows], why_lost)
+            freight, pieces = self._freight(manifest, True), []
+            form, begin, size = ON_SHELF, 0, freight.footprint
+            shelf = self._shelves.leave(size) if self._shelves and freight.may_lie else None
+            if shelf is not None:
+                begin, memory = shelf
+                freight.lay_out(arrays, memory)
+            else:
+                form, buffers = freight.load(arrays)
+                size, pieces = sum(map(len, buffers)), [each.data for each in buffers if len(each)]
+            given_back = self._shelves.given_back if self._shelves else 0
+            header = _HEADER.pack(*_Header(_MARK, freight.mark, step, form, size, begin, given_back))
+            self._put([memoryview(header), *pieces], why_lost)
 
     def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
         """Have arrays sent, in the order of the calls, and do not wait for it."""
@@ -133,17 +137,29 @@ class Line:
         raise Broken(f"step {step} was given up")
 
     def _unpacked(self, header: _Header, freight: Freight | None, why_lost: WhyLost) -> list[Array]:
+        if freight is not None and header.manifest != freight.mark:
+            raise Broken(self._something_else)
+        if header.form == ON_SHELF:
+            return self._found_on_shelf(header, freight)
         room = None if freight is None else freight.room(header.form)
         buffers = [np.empty(header.size, np.uint8)] if room is None else room.buffers
-        is_that = freight is None or header.manifest == freight.mark
-        if not is_that or header.size != sum(map(len, buffers)):
-            raise Broken(f"{self.name} sends something else: its program is another one")
-        if header.is_on_shelf and self._shelves:
-            self._shelves.take(buffers)
-        else:
-            for each in buffers:
-                self._take(each, why_lost)
+        if header.size != sum(map(len, buffers)):
+            raise Broken(self._something_else)
+        for each in buffers:
+            self._take(each, why_lost)
         return [] if room is None else room.arrays()
+
+    def _found_on_shelf(self, header: _Header, freight: Freight | None) -> list[Array]:
+        memory = self._shelves.look_at(header.begin, header.size) if self._shelves else None
+        if freight is None:
+            return []
+        if memory is None or header.size != freight.footprint:
+            raise Broken(self._something_else)
+        return freight.room(ON_SHELF, memory).arrays()
+
+    @property
+    def _something_else(self) -> str:
+        return f"{self.name} sends something else: its program is another one"
 
     def cut(self, why: str) -> None:
         """Carry nothing any more; wake whoever waits, here and at the other end."""
@@ -181,7 +197,7 @@ class Line:
         if header.mark != _MARK:
             raise Broken(f"{self.name} does not speak as this version of tfdist does")
         if self._shelves:
-            self._shelves.note(header.taken)
+            self._shelves.note(header.given_back)
         return header
 
     def _take(self, into: Array, why_lost: WhyLost, unless: Callable[[], bool] = lambda: False) -> bool:

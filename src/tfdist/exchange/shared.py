@@ -56,7 +56,7 @@ class Shared:
 
     def __init__(self, file: int) -> None:
         self.offer, self._file = _NO_OFFER, file
-        self._seen = np.empty(0, np.uint8)
+        self._mapped: mmap.mmap | None = None
         weakref.finalize(self, os.close, file)
 
     @classmethod
@@ -96,14 +96,15 @@ class Shared:
         if _BEGIN + size > os.fstat(self._file).st_size:
             os.ftruncate(self._file, _BEGIN + size)
 
-    def first(self, size: int) -> Array:
-        """Give so many bytes, from the first one on.
+    def part(self, begin: int, size: int) -> Array:
+        """Give so many bytes from there on, as an array of their own: no view of another one.
 
         Raises:
             Broken: There are fewer, though they were said to be there.
         """
-        if _BEGIN + size > len(self._seen):
-            self._seen = np.frombuffer(mmap.mmap(self._file, 0), np.uint8)
-        if _BEGIN + size > len(self._seen):
+        end = _BEGIN + begin + size
+        if self._mapped is None or end > len(self._mapped):
+            self._mapped = mmap.mmap(self._file, 0)
+        if begin < 0 or end > len(self._mapped):
             raise Broken(f"{size} bytes were said to be in memory that has fewer")
-        return self._seen[_BEGIN : _BEGIN + size]
+        return np.frombuffer(self._mapped, np.uint8, size, _BEGIN + begin)
