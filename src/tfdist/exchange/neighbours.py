@@ -18,7 +18,7 @@ __all__ = ["Neighbour", "take_over"]
 
 _ROOM = 1 << 23  # of memory, for what is on the way
 _AT_ONCE = 1 << 20
-_COUNT = struct.Struct("!Q")
+_MESSAGE = struct.Struct("!Q?")  # how many bytes, and whether there is no room for more
 
 Array = np.ndarray[Any, Any]
 
@@ -84,59 +84,66 @@ class Neighbour:
 class _NearNeighbour(Neighbour):
     """Be on the same machine as the other task: what goes is in memory, and the line says how much it is.
 
-    It is a pipe. The sender says how many bytes it has put in since the beginning; the receiver says how many
-    it has taken out, and their places are free again.
+    It is a pipe. The sender says how many bytes it has put in since the beginning. When there is no room it
+    says that too, and the receiver answers how many it has taken out, as soon as there is room again. Nothing
+    else goes back: a task that is done may end while the next one still reads, and what reaches it then would
+    have the system drop what it has said.
     """
 
     def __init__(self, name: str, line: socket.socket, memory: Shared) -> None:
         """Take over the line, and the memory of whoever sends on it."""
         super().__init__(name, line)
-        self.has_room = select.POLLIN  # for then the other one says that it has taken something out
+        self.has_room = select.POLLIN  # for then the answer has come
         memory.grow(_ROOM)
         self._memory = memory.part(0, _ROOM)
-        self._count = self._told = self._theirs = 0
+        self._count = self._theirs = 0
+        self._is_asked = False
         self._half = b""  # a message that has come in part
 
     def send(self, data: Array) -> int:
         """Put in what there is room for; give how many bytes that was."""
         if self._count - self._theirs == _ROOM:
-            self._listen()
+            if not self._is_asked:
+                self._tell(is_full=True)
+                self._is_asked = True
+            if not self._listen():
+                return 0
+            self._is_asked = False
         place = self._count % _ROOM
         count = min(len(data), _ROOM - (self._count - self._theirs), _ROOM - place, _AT_ONCE)
-        if count:
-            np.copyto(self._memory[place : place + count], data[:count])
-            self._count += count
-            self._tell()
-            count_as_sent(count)
+        np.copyto(self._memory[place : place + count], data[:count])
+        self._count += count
+        self._tell()
+        count_as_sent(count)
         return count
 
     def receive(self, into: Array) -> int:
         """Take out what has come; give how many bytes that was."""
-        if self._theirs == self._count:
-            self._listen()
+        if self._theirs == self._count and not self._listen():
+            return 0
         place = self._count % _ROOM
         count = min(len(into), self._theirs - self._count, _ROOM - place, _AT_ONCE)
-        if count:
-            np.copyto(into[:count], self._memory[place : place + count])
-            self._count += count
-            if self._count - self._told >= _ROOM // 4:
-                self._tell()
+        np.copyto(into[:count], self._memory[place : place + count])
+        self._count += count
+        if self._is_asked and self._theirs - self._count <= _ROOM // 2:
+            self._is_asked = False
+            self._tell()
         return count
 
-    def _tell(self) -> None:
+    def _tell(self, *, is_full: bool = False) -> None:
         """Say how many bytes have gone through this end."""
-        message = _COUNT.pack(self._count)
+        message = _MESSAGE.pack(self._count, is_full)
         # The system holds thousands of messages; the other end cannot be that many behind.
         if self._counted(self.line.send, memoryview(message)) != len(message):
             raise Broken(f"{self.name} does not take what is sent")
-        self._told = self._count
 
-    def _listen(self) -> None:
-        """Hear how many have gone through the other end."""
-        heard = bytearray(_COUNT.size * 64)
+    def _listen(self) -> bool:
+        """Hear how many have gone through the other end; say whether it has said anything."""
+        heard = bytearray(_MESSAGE.size * 64)
         size = self._counted(self._heard, memoryview(heard))
         said = self._half + heard[:size]
-        whole = len(said) // _COUNT.size * _COUNT.size
+        whole = len(said) // _MESSAGE.size * _MESSAGE.size
         self._half = bytes(said[whole:])
-        if whole:
-            [self._theirs] = _COUNT.unpack(said[whole - _COUNT.size : whole])
+        for self._theirs, is_full in _MESSAGE.iter_unpack(said[:whole]):
+            self._is_asked = self._is_asked or is_full
+        return whole > 0
