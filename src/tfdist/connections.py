@@ -52,6 +52,7 @@ class Connections:
         """
         self._port = port
         self._addresses = {address for host in set(hosts) for address in _addresses(host)}
+        self._before = _in_memory.count
         self._sent: dict[int, int] = {}  # by the inode of the socket, which no later one has
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -67,7 +68,7 @@ class Connections:
         """Give what was sent so far and has arrived; None where the kernel does not tell.
 
         What is sent again counts once. The opening of a connection counts as a byte of whoever opened it.
-        What tasks of one machine hand over in memory, in place of sending it, counts too.
+        What tasks of one machine hand over in memory instead counts too, since this was made.
         """
         if not sys.platform.startswith("linux"):
             return None
@@ -77,7 +78,7 @@ class Connections:
                     self._look_at(int(each.name))
                 except OSError:  # closed since, or no socket, or one that is connected to nobody
                     continue
-            return sum(self._sent.values()) + _in_memory.count
+            return sum(self._sent.values()) + _in_memory.count - self._before
 
     def _keep_looking(self) -> None:
         while not self._is_over.wait(_SECONDS_BETWEEN_LOOKS):
