@@ -86,8 +86,9 @@ def _told() -> Preempted:
 
 def _end_when_told(is_over: threading.Event) -> None:
     """Wait for the signal that all other threads hold back."""
-    while not is_over.is_set():
-        if signal.sigtimedwait({signal.SIGTERM}, _SECONDS_BETWEEN_LOOKS):
+    while not is_over.wait(_SECONDS_BETWEEN_LOOKS):
+        # With a time to wait, Python takes a wait that outlasted it (the process was stopped) for a signal.
+        if signal.sigtimedwait({signal.SIGTERM}, 0):
             error = _told()
             print(f"tfdist: {error}", file=sys.stderr, flush=True)
             logging.shutdown()
