@@ -6,9 +6,9 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange import Broken, post, shared
@@ -18,6 +18,10 @@ from tfdist.exchange.post import ServerPost, WorkerPost, written_addresses
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
 HEADER = 45  # bytes
 
+by_memory = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"
+)
+
 
 @pytest.fixture
 def cluster():
@@ -25,7 +29,13 @@ def cluster():
 
 
 @pytest.fixture
-def ends(cluster):
+def pool():
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+@pytest.fixture
+def ends(cluster, pool):  # which wait for nothing any more when the threads are waited for
     """Give the ends of a server and two workers, and where the server is."""
     made = [ServerPost(cluster.with_task("ps", 0), SECRET)]
     made += [WorkerPost(cluster.with_task("worker", index), SECRET) for index in range(2)]
@@ -47,7 +57,7 @@ def arrays_of(seed, size=1000):
         rng.normal(size=7),
         np.array(seed),
         np.zeros((0, 4), "float32"),
-        rng.normal(size=5).astype(ml_dtypes.bfloat16),
+        rng.normal(size=5).astype(tf.bfloat16.as_numpy_dtype),
         rng.normal(size=(1, 300)).astype("float32"),
     ]
 
@@ -59,28 +69,27 @@ def same(found, arrays):
     )
 
 
-def test_all_of_a_step_goes_down_and_up(ends):
+def test_all_of_a_step_goes_down_and_up(ends, pool):
     server, *workers, addresses = ends
     sizes = (1000, 700_000)  # the second is more than the system's buffers hold
-    with ThreadPoolExecutor(4) as pool:
-        for step, size in enumerate(sizes):
-            tickets = [worker.begin(addresses) for worker in workers]
-            for index, (worker, ticket) in enumerate(zip(workers, tickets, strict=True)):
-                down, up = arrays_of(step, size), arrays_of(10 + index, size)
-                forms = manifest(*down), manifest(*up, name="up 1", is_state=False)
-                ends_of_server = (
-                    pool.submit(server.send, forms[0], ticket, *down),
-                    pool.submit(server.receive, forms[1], ticket),
-                )
-                assert same(worker.receive(forms[0], ticket), down)
-                worker.hand_over(forms[1], ticket, *up)
-                ends_of_server[0].result(20)
-                assert same(ends_of_server[1].result(20), up)
+    for step, size in enumerate(sizes):
+        tickets = [worker.begin(addresses) for worker in workers]
+        for index, (worker, ticket) in enumerate(zip(workers, tickets, strict=True)):
+            down, up = arrays_of(step, size), arrays_of(10 + index, size)
+            forms = manifest(*down), manifest(*up, name="up 1", is_state=False)
+            ends_of_server = (
+                pool.submit(server.send, forms[0], ticket, *down),
+                pool.submit(server.receive, forms[1], ticket),
+            )
+            assert same(worker.receive(forms[0], ticket), down)
+            worker.hand_over(forms[1], ticket, *up)
+            ends_of_server[0].result(20)
+            assert same(ends_of_server[1].result(20), up)
     each = [sum(array.nbytes for array in arrays_of(0, size)) for size in sizes]
     assert server.moved() == 4 * sum(each) + 8 * HEADER
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+@by_memory
 def test_tasks_of_one_machine_leave_parcels_in_memory(ends):
     server, worker, _, addresses = ends
     for step, size in enumerate((1000, 100_000, 10)):
@@ -94,7 +103,7 @@ def test_tasks_of_one_machine_leave_parcels_in_memory(ends):
     assert server.moved() == 6 * HEADER
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+@by_memory
 def test_what_is_still_held_is_not_written_to(ends):
     server, worker, _, addresses = ends
     parcels = [arrays_of(step) for step in range(6)]
@@ -117,7 +126,7 @@ def test_what_is_still_held_is_not_written_to(ends):
     assert all(same(each, parcel) for each, parcel in zip(held, parcels, strict=True) if each)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
+@by_memory
 @pytest.mark.parametrize("lie", ["another process", "another nonce", "no memory", "nothing"])
 def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
     (tmp_path / "file").write_bytes(bytes(100))
@@ -139,21 +148,20 @@ def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
             assert found.result(10) is None
 
 
-def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends):
+def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends, pool):
     server, worker, _, addresses = ends
     first, second = arrays_of(1), arrays_of(2)
     down, up = manifest(*first), manifest(*first, name="up 1", is_state=False)
-    with ThreadPoolExecutor(3) as pool:
-        given_up = worker.begin(addresses)
-        server.send(down, given_up, *first)  # and the worker never takes it
-        waiting = pool.submit(server.receive, up, given_up)  # and never sends this
-        ticket = worker.begin(addresses)
-        server.send(down, ticket, *second)
-        assert same(worker.receive(down, ticket), second)
-        worker.hand_over(up, ticket, *second)
-        assert same(server.receive(up, ticket), second)
-        with pytest.raises(Broken, match="given up"):
-            waiting.result(20)
+    given_up = worker.begin(addresses)
+    server.send(down, given_up, *first)  # and the worker never takes it
+    waiting = pool.submit(server.receive, up, given_up)  # and never sends this
+    ticket = worker.begin(addresses)
+    server.send(down, ticket, *second)
+    assert same(worker.receive(down, ticket), second)
+    worker.hand_over(up, ticket, *second)
+    assert same(server.receive(up, ticket), second)
+    with pytest.raises(Broken, match="given up"):
+        waiting.result(20)
 
 
 def test_another_size_is_refused(ends):
@@ -181,16 +189,15 @@ def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
         later.close()
 
 
-def test_a_worker_that_comes_back_gets_a_new_line_and_the_old_one_is_cut(ends, cluster):
+def test_a_worker_that_comes_back_gets_a_new_line_and_the_old_one_is_cut(ends, cluster, pool):
     server, worker, _, addresses = ends
     down, up = arrays_of(1), manifest(*arrays_of(1), name="up 1", is_state=False)
     old = worker.begin(addresses)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(server.receive, up, old)
-        again = WorkerPost(cluster.with_task("worker", 0), SECRET)
-        ticket = again.begin(addresses)
-        with pytest.raises(Broken, match="worker:0"):
-            waiting.result(20)
+    waiting = pool.submit(server.receive, up, old)
+    again = WorkerPost(cluster.with_task("worker", 0), SECRET)
+    ticket = again.begin(addresses)
+    with pytest.raises(Broken, match="worker:0"):
+        waiting.result(20)
     server.send(manifest(*down), ticket, *down)
 
     assert same(again.receive(manifest(*down), ticket), down)

@@ -132,7 +132,7 @@ class Freight:
 
     def lay_out(self, arrays: Sequence[Array], memory: Array) -> None:
         """Copy arrays to where they will lie."""
-        for place, each in enumerate(Room(self, _WHOLE, memory).arrays()):
+        for place, each in enumerate(self.room(ON_SHELF, memory).arrays()):
             np.copyto(each, arrays[place])
 
 
@@ -186,10 +186,8 @@ def _bytes(array: Array) -> Array:
 
 
 def _numpy_type(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:  # bfloat16, say, which each version of TensorFlow has from elsewhere
-        import tensorflow as tf
+    import tensorflow as tf  # here, for what hands secrets out loads none
 
-        found: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
-        return found
+    # Not NumPy's own view of the name: several libraries may have made a bfloat16, and each its own.
+    found: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    return found
