@@ -49,6 +49,8 @@ def compiled_model(config: Config, data: Data) -> Any:
     return model
 
 
+# No flow depends on tensors here, and AutoGraph would take half a second to find that out.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def train_batches(
     context: tf.distribute.InputContext,
     data: Data,
@@ -82,6 +84,7 @@ def train_batches(
     )
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def test_batches(context: tf.distribute.InputContext, data: Data, config: Config) -> tf.data.Dataset:
     """Make one input pipeline's part of the test data."""
     batch = -(-config.data.batch_size // context.num_replicas_in_sync)
