@@ -54,6 +54,7 @@ class Run:
         self._summaries = Summaries(folder / "summaries", ("train", "test")) if cluster.is_chief else None
         self._notice, self._departures, self._is_leaving = notice, departures, False
         self._agreement = Agreement(strategy, is_chief=cluster.is_chief)
+        self._testing: Runner | None = None
 
     @property
     def history(self) -> tuple[Start, ...]:
@@ -71,20 +72,19 @@ class Run:
         self.step = self.begun_at = self._keeper.find()
         session = Session(self._model, self._strategy, self._batches)
         training = session.training(stops_at_failure=True)
-        testing = session.testing(lambda context: test_batches(context, self._data, self._config))
         state = State(self._model, self._strategy, session.random_states)
         self._keeper.take_up(state, self.total)
         self._recovery.begin(state)
         self._pace = self._new_pace()
         with self._notice.deferred():
-            results = {} if self._keeper.kept_enough else self._train(session, training, testing, state)
+            results = {} if self._keeper.kept_enough else self._train(session, training, state)
         self._notice.heed()
-        results = results or self._evaluate(session, testing)
+        results = results or self._evaluate(session)
         if self._is_leaving:
             raise self._preempted()
         return results
 
-    def _train(self, session: Session, training: Runner, testing: Runner, state: State) -> dict[str, float]:
+    def _train(self, session: Session, training: Runner, state: State) -> dict[str, float]:
         evaluate_every = self._config.evaluation.every or self._per_epoch
         save_every = self._config.checkpoint.every or self._per_epoch
         results: dict[str, float] = {}
@@ -99,7 +99,7 @@ class Run:
                     self._recovery.checked(self.step, state)
                 # An evaluator of its own spares the cluster all evaluations but the last.
                 is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
-                results = self._evaluate(session, testing) if is_due and not self._is_leaving else {}
+                results = self._evaluate(session) if is_due and not self._is_leaving else {}
                 is_enough = bool(results) and self._keeper.has_enough(results)
                 is_last = is_last or is_enough
                 if is_last or self.step % save_every == 0 or self._is_leaving:
@@ -213,9 +213,11 @@ class Run:
         problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
         return Preempted("SIGTERM", problem, remedy="The same command goes on from there")
 
-    def _evaluate(self, session: Session, testing: Runner) -> dict[str, float]:
+    def _evaluate(self, session: Session) -> dict[str, float]:
+        if self._testing is None:  # when it is needed: the first step does not wait for it
+            self._testing = session.testing(lambda context: test_batches(context, self._data, self._config))
         batches = self._config.evaluation.batches
-        found = run_tests(session, testing, self._model, batches, leave=self._leaves)
+        found = run_tests(session, self._testing, self._model, batches, leave=self._leaves)
         if self._is_leaving:
             return {}
         if self._summaries is not None:
