@@ -13,6 +13,7 @@ __all__ = ["Awaiting", "await_servers"]
 
 _FIRST_TOLD = 5.0  # seconds: tasks that are started together load TensorFlow for about as long
 _SECONDS_BETWEEN = 60.0  # at most
+_SHARE_OF_WAIT = 0.1  # slept between two looks
 _MOST_NAMED = 8
 _MOST_AT_ONCE = 64
 _log = logging.getLogger("tfdist")
@@ -83,4 +84,6 @@ def await_servers(
                 return present
             if awaiting.is_due:
                 awaiting.tell(missing)
-            time.sleep(max(0.1, len(tasks) / _MOST_AT_ONCE / 4))
+            # Soon again at first: what is forked from what has loaded TensorFlow is there in an instant.
+            at_most = max(0.1, len(tasks) / _MOST_AT_ONCE / 4)
+            time.sleep(min(at_most, _SHARE_OF_WAIT * awaiting.seconds + 0.01))
