@@ -2,14 +2,15 @@
 
 import os
 import subprocess
-import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from environments import is_whole, make, note_whole
+
 import tfdist
 
-__all__ = ["Horovod", "HorovodError", "install", "is_whole", "note_whole"]
+__all__ = ["Horovod", "HorovodError", "install"]
 
 # The last TensorFlow that this Horovod was made for, and what its setup.py builds with.
 _BEFORE = ("tensorflow==2.12.1", "setuptools<70", "wheel", "cmake<4", "msgspec>=0.18.6", "PyYAML>=6.0.1")
@@ -23,7 +24,6 @@ _BUILD = {
     "CXXFLAGS": "-include cstdint",  # its Gloo forgets that header, which compilers from GCC 13 on mind
 }
 _LINES = 30
-_WHOLE = "whole"  # a file
 
 
 class HorovodError(Exception):
@@ -64,7 +64,7 @@ def install(place: Path) -> Horovod:
     """Make the environment, unless it is there; it takes some minutes, for Horovod is compiled."""
     was_whole = is_whole(place)
     if not was_whole:
-        venv.create(place, with_pip=True)
+        make(place)
     # tfdist alone, for its models: what else is installed beside it is of another TensorFlow.
     shared = place / "shared" / "tfdist"
     shared.parent.mkdir(exist_ok=True)
@@ -87,13 +87,3 @@ def install(place: Path) -> Horovod:
             return Horovod(place, f"not installed: {(said or [f'pip ended with {done.returncode}'])[-1]}")
     note_whole(place)
     return Horovod(place, "")
-
-
-def note_whole(place: Path) -> None:
-    """Note that all of an environment is there."""
-    (place / _WHOLE).touch()
-
-
-def is_whole(place: Path) -> bool:
-    """Say whether that was noted."""
-    return (place / _WHOLE).exists()

@@ -13,16 +13,15 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_peer import Horovod, HorovodError, install, is_whole, note_whole
+from environments import torch_in
+from horovod_peer import Horovod, HorovodError, install
 from results import put
 from rounds import spread, undisturbed
 
@@ -64,25 +63,6 @@ OF_HOROVOD = (
     Way("Keras 2.12 with Horovod, one process", 1, "horovod"),
     Way("Keras 2.12 with Horovod and gloo", 2, "horovod"),
 )
-
-
-def torch_of(place: Path) -> tuple[str, str]:
-    """Make an environment with PyTorch; give its Python and version, or nothing and why there is none."""
-    python = str(place / "bin" / "python")
-    if is_whole(place):
-        return python, version_of(python)
-    venv.create(place, with_pip=True)
-    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch", "numpy"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        return "", f"not installed: {done.stderr.strip().splitlines()[-1]}"
-    note_whole(place)
-    return python, version_of(python)
-
-
-def version_of(python: str) -> str:
-    words = [python, "-c", "import torch; print(torch.__version__)"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def run(way: Way, model: str, batch: int, steps: int, torch: str, horovod: Horovod) -> dict[str, float]:
@@ -164,18 +144,18 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="scaling-peers-") as made:
         place = flags.peers or Path(made)
-        torch, version = torch_of(place / "torch")
+        torch = torch_in(place / "torch")
         horovod = horovod_of(place / "horovod", flags.batch)
-        ways = (*WAYS, *(OF_TORCH if torch else ()), *(() if horovod.problem else OF_HOROVOD))
+        ways = (*WAYS, *(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
-            rows += table(model, ways, rounds(model, ways, flags, torch, horovod))
+            rows += table(model, ways, rounds(model, ways, flags, torch.python, horovod))
             rows += [f"| {model} | Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
     text = "\n".join(
         [
             f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD with"
             f" momentum; {os.cpu_count()} cores, one for each worker, Python {platform.python_version()},"
             f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}, PyTorch"
-            f" {version}.",
+            f" {torch.version or torch.problem}.",
             "",
             "| model | trained by | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
             "|---|---|---|---|---|---|---|",

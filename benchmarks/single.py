@@ -19,11 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from environments import Torch, torch_in
 from results import put
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -78,10 +78,11 @@ def main() -> None:
     parser.add_argument(
         "--others", type=float, default=0.05, help="share of the wall time that others may have had"
     )
+    parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
     flags = parser.parse_args()
     parts = []
     with tempfile.TemporaryDirectory(prefix="single-") as name:
-        torch = _torch(Path(name))
+        torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:
             parts.append(_part(work, flags, Path(name), torch))
             print(parts[-1], flush=True)
@@ -100,28 +101,7 @@ def main() -> None:
     put("single", text)
 
 
-class _Torch(NamedTuple):
-    python: Path
-    version: str
-    problem: str
-
-
-def _torch(folder: Path) -> _Torch:
-    """Make an environment with PyTorch, or say why there is none."""
-    place = folder / "torch"
-    venv.create(place, with_pip=True)
-    python = place / "bin" / "python"
-    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch", "numpy"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        return _Torch(python, "", f"(not installed: {done.stderr.strip().splitlines()[-1]})")
-    words = [python, "-c", "import torch; print(torch.__version__)"]
-    return _Torch(
-        python, subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip(), ""
-    )
-
-
-def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: _Torch) -> str:
+def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: Torch) -> str:
     """Run all sides of one kind of work in turns; give a table."""
     with_normalization = work.model == "cifar10_cnn"
     stock = {"fused_normalization": False} if with_normalization else {}
