@@ -96,7 +96,7 @@ def rounds(
     )
 
 
-def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
+def table(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
     rows = []
     for place, way in enumerate(ways):
@@ -108,7 +108,7 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
         if way.implementation == "auto":
             wire = "in memory"
         spreads = spread(speeds, ".0f"), spread(ratios, ".2f"), spread(cpu, ".1f")
-        cells = [model, way.title, str(way.workers), *spreads, wire]
+        cells = [way.title, str(way.workers), *spreads, wire]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
@@ -128,7 +128,7 @@ def horovod_of(place: Path, batch: int) -> Horovod:
 
 
 def main() -> None:
-    """Read the flags, measure in turns, and put the table into the page."""
+    """Read the flags, measure in turns, and put each model's table into the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -141,29 +141,28 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
     flags: Any = parser.parse_args()
-    rows = []
     with tempfile.TemporaryDirectory(prefix="scaling-peers-") as made:
         place = flags.peers or Path(made)
         torch = torch_in(place / "torch")
         horovod = horovod_of(place / "horovod", flags.batch)
         ways = (*WAYS, *(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
-            rows += table(model, ways, rounds(model, ways, flags, torch.python, horovod))
-            rows += [f"| {model} | Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
-    text = "\n".join(
-        [
-            f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD with"
-            f" momentum; {os.cpu_count()} cores, one for each worker, Python {platform.python_version()},"
-            f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}, PyTorch"
-            f" {torch.version or torch.problem}.",
-            "",
-            "| model | trained by | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-    print(text)
-    put("scaling", text)
+            rows = table(ways, rounds(model, ways, flags, torch.python, horovod))
+            rows += [f"| Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
+            text = "\n".join(
+                [
+                    f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker,"
+                    f" SGD with momentum; {os.cpu_count()} cores, one for each worker, Python"
+                    f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
+                    f" {metadata.version('tf_keras')}, PyTorch {torch.version or torch.problem}.",
+                    "",
+                    f"| `{model}` | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
+                    "|---|---|---|---|---|---|",
+                    *rows,
+                ]
+            )
+            print(text, flush=True)
+            put(f"scaling {model}", text)
 
 
 if __name__ == "__main__":

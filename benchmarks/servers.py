@@ -117,7 +117,6 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
         least = 2 * BYTES.get(way.dtype, 4) * PARAMETERS.get(model, 0)
         wire = f"{sent / 1e6:.3f} ({sent / max(least, 1):.4f})"
         cells = [
-            model,
             way.title,
             spread([each[place]["examples"] for each in kept], ".0f"),
             spread(of_one, ".2f"),
@@ -130,7 +129,7 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
 
 
 def main() -> None:
-    """Read the flags, measure in turns, and put the table into the page."""
+    """Read the flags, measure in turns, and put each model's table into the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -143,23 +142,24 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="leave the page as it is")
     flags: Any = parser.parse_args()
     ways = [WAYS[place] for place in flags.ways]
-    rows = [row for model in flags.models for row in table(model, ways, rounds(model, ways, flags))]
-    text = "\n".join(
-        [
-            f"Median and range of {flags.rounds} rounds; {flags.batch} examples a batch, SGD with momentum,"
-            f" 10 steps in a graph call; {os.cpu_count()} cores, Python {platform.python_version()},"
-            f" TensorFlow {metadata.version('tensorflow')}, tf_keras {metadata.version('tf_keras')}. CPU time"
-            " is of chief + ps + workers.",
-            "",
-            "| model | trained by | examples/s | of tfdist alone | of tf_keras's servers | CPU ms a batch"
-            " | MB sent |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-    print(text)
-    if not flags.dry:
-        put("servers", text)
+    for model in flags.models:
+        rows = table(model, ways, rounds(model, ways, flags))
+        text = "\n".join(
+            [
+                f"Median and range of {flags.rounds} rounds; {flags.batch} examples a batch, SGD with"
+                f" momentum, 10 steps in a graph call; {os.cpu_count()} cores, Python"
+                f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
+                f" {metadata.version('tf_keras')}. CPU time is of chief + ps + workers.",
+                "",
+                f"| `{model}` | examples/s | of tfdist alone | of tf_keras's servers | CPU ms a batch"
+                " | MB sent |",
+                "|---|---|---|---|---|---|",
+                *rows,
+            ]
+        )
+        print(text, flush=True)
+        if not flags.dry:
+            put(f"servers {model}", text)
 
 
 if __name__ == "__main__":

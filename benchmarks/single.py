@@ -1,12 +1,12 @@
 """Train in one process on one core: with tfdist, with Keras's own fit, and with PyTorch.
 
-    python benchmarks/single.py [--rounds 5] [--steps 200] [--core 1] [--others 0.05]
+    python benchmarks/single.py [--rounds 5] [--steps 200] [--core 1] [--others 0.05] [--works NAME …]
 
 Each side trains the same model on the same data with the same batch, its input pipeline included, pinned to
 one core and with one thread. tfdist is the real command, `python -m tfdist.train`. The sides take turns; a
 run whose wall time was not its own CPU time (somebody else was on the core) is done again. PyTorch gets
-an environment of its own, made by this script; where that fails, the table says so. The table goes into
-docs/results.md.
+an environment of its own, made by this script; where that fails, the tables say so. Each table goes into
+docs/results.md when it is there.
 """
 
 import argparse
@@ -51,6 +51,11 @@ class Work(NamedTuple):
     optimizer: str
     rate: float
 
+    @property
+    def name(self) -> str:
+        """Give what it is asked for by."""
+        return f"{self.model}-{self.optimizer}"
+
 
 class Run(NamedTuple):
     """Hold what a run took: for a step, in seconds of the clock and of the CPU, and as a whole."""
@@ -79,26 +84,27 @@ def main() -> None:
         "--others", type=float, default=0.05, help="share of the wall time that others may have had"
     )
     parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
+    names = [work.name for work in WORKS]
+    parser.add_argument(
+        "--works", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+    )
     flags = parser.parse_args()
-    parts = []
     with tempfile.TemporaryDirectory(prefix="single-") as name:
         torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:
-            parts.append(_part(work, flags, Path(name), torch))
-            print(parts[-1], flush=True)
-    text = "\n".join(
-        [
-            f"Median and range of {flags.rounds} rounds, in turns; {flags.steps} steps of {_BATCH}, the last"
-            f" three quarters of which are counted; one of {os.cpu_count()} cores, Python"
-            f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, Keras"
-            f" {metadata.version('keras')}, PyTorch {torch.version or torch.problem}. A ratio is tfdist's"
-            " examples/s over the other's of the same round; whole is the same for the whole command, from"
-            " start to end, with evaluation and export (which PyTorch's leaves out).",
-            "",
-            *parts,
-        ]
+            if work.name in flags.works:
+                text = "\n".join([_head(flags, torch), "", _part(work, flags, Path(name), torch)])
+                print(text, flush=True)
+                put(f"single {work.name}", text)
+
+
+def _head(flags: argparse.Namespace, torch: Torch) -> str:
+    return (
+        f"Median and range of {flags.rounds} rounds, in turns; {flags.steps} steps of {_BATCH}, the last"
+        f" three quarters of which are counted; one of {os.cpu_count()} cores, Python"
+        f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, Keras"
+        f" {metadata.version('keras')}, PyTorch {torch.version or torch.problem}."
     )
-    put("single", text)
 
 
 def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: Torch) -> str:
@@ -122,7 +128,7 @@ def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: Torch) -> 
             print(f"{work.model}, {work.optimizer}, {name}: {found[name][-1]}", flush=True)
     rows = [_row(name, runs, found["tfdist"]) for name, runs in found.items()]
     head = [f"`{work.model}`, {work.optimizer}", "examples/s", "CPU ms a step", "ratio", "whole"]
-    return "\n".join([f"| {' | '.join(head)} |", "|---|---|---|---|---|", *rows, ""])
+    return "\n".join([f"| {' | '.join(head)} |", "|---|---|---|---|---|", *rows])
 
 
 def _row(name: str, runs: list[Run], ours: list[Run]) -> str:
