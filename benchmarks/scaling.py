@@ -3,10 +3,11 @@
     python benchmarks/scaling.py [--rounds 5] [--models mnist_cnn cifar10_cnn] [--batch 128]
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared was
-measured within some minutes. Two workers train on twice the batch of one. A round in which others kept a core
-busy is done again. What a worker sends in a step is counted at its socket, and in parentheses divided by the
-least that an all-reduce can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be
-installed; PyTorch and Horovod get environments of their own, and where that fails, the page says so.
+measured within some minutes. Two workers train on twice the batch of one; what two cores can do at all is
+what two processes do that train each for itself. A round in which others kept a core busy is done again. What
+a worker sends in a step is counted at its socket, and in parentheses divided by the least that an all-reduce
+can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch and
+Horovod get environments of their own, and where that fails, the page says so.
 """
 
 import argparse
@@ -46,6 +47,7 @@ class Way(NamedTuple):
 ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
 WAYS = (
     ONE,
+    Way("two of these, that have nothing to do with each other", 2, "apart", steps_per_execution=10),
     Way("tfdist", 2, "tfdist", "auto", 10),
     Way("tfdist, `implementation: tcp`", 2, "tfdist", "tcp", 10),
     Way("tfdist, tcp, gradients as bfloat16", 2, "tfdist", "tcp", 10, "bfloat16"),

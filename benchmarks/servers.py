@@ -3,10 +3,11 @@
     python benchmarks/servers.py [--rounds 5] [--models mnist_cnn cifar10_cnn] [--batch 128]
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared
-was measured within some minutes. The ps and the chief have no core of their own. A round in which others kept
-a core busy is done again. CPU time is that of all tasks, for a batch of one worker; so are the bytes that the
-sockets of ps and workers have sent, and in parentheses divided by the least there is to send: the variables
-down and the gradients up, in as many bits. tf_keras has to be installed.
+was measured within some minutes. What two cores can do at all is what two processes do that train each for
+itself. The ps and the chief have no core of their own. A round in which others kept a core busy is done
+again. CPU time is that of all tasks, for a batch of one worker; so are the bytes that the sockets of ps and
+workers have sent, and in parentheses divided by the least there is to send: the variables down and the
+gradients up, in as many bits. tf_keras has to be installed.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from rounds import spread, undisturbed
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
-SCRIPT = Path(__file__).parent / "peers" / "stepping_servers.py"
+PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time
 WORKERS = 2
 BYTES = {"bfloat16": 2, "int8": 1}
@@ -53,6 +54,7 @@ class Way(NamedTuple):
 ONE = Way("tfdist, one process", "tfdist")
 WAYS = (
     ONE,
+    Way("two of these, that have nothing to do with each other", "apart"),
     Way("tfdist, asynchronous", "tfdist", "parameter_server", "auto"),
     Way("tfdist, asynchronous, tcp", "tfdist", "parameter_server", "tcp"),
     Way("tfdist, asynchronous, tcp, bfloat16", "tfdist", "parameter_server", "tcp", "bfloat16"),
@@ -68,11 +70,13 @@ WAYS = (
 
 def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     """Train once; give what the chief has seen."""
-    servers = {"workers": WORKERS, "ps": 1} if way.strategy else {"workers": 1}
+    is_apart = way.loop == "apart"
+    servers = {"workers": WORKERS if way.strategy or is_apart else 1, "ps": 1 if way.strategy else 0}
+    script = PEERS / ("stepping.py" if is_apart else "stepping_servers.py")
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
     with tempfile.TemporaryDirectory(prefix="servers-") as name:
         folder = Path(name)
-        words = [sys.executable, str(SCRIPT), json.dumps(order), str(folder / "found.json")]
+        words = [sys.executable, str(script), json.dumps(order), str(folder / "found.json")]
         with (folder / "said").open("w") as said:
             launch(
                 ClusterConfig.local(**servers),
@@ -83,6 +87,8 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
                 stream=said,
             )
         found: dict[str, float] = json.loads((folder / "found.json").read_text())
+    if is_apart:
+        return {**found, "examples": WORKERS * batch / found["wall"]}
     return {
         **{name: value / way.batches for name, value in found.items()},
         "outside": found["outside"],
