@@ -10,24 +10,29 @@ from wire import HOSTS, Wire, why_no_wire
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-CONFIG = config(
-    "multi_worker_mirrored", 200, cluster={"worker": [f"{host}:2222" for host in HOSTS]}, launch={}
-)
+CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 
 
-@contextlib.contextmanager
-def workers(folder, cache):
-    """Give a worker on each host, and the wire between them."""
-    with Wire() as wire, contextlib.ExitStack() as stack:
-        yield (
-            wire,
-            [
+@pytest.fixture(scope="module", params=["tcp", "ring"])
+def workers(request, cache):
+    """Give what makes a worker on each host, and the wire between; by an exchange of ours, or TensorFlow's."""
+    communication = {"implementation": request.param}
+    run = config("multi_worker_mirrored", 200, cluster=CLUSTER, launch={}, communication=communication)
+
+    @contextlib.contextmanager
+    def made(folder):
+        with Wire() as wire, contextlib.ExitStack() as stack:
+            tasks = [
                 stack.enter_context(
-                    Training(folder, CONFIG, cache, task=f"worker:{side}", prefix=wire.inside(side))
+                    Training(folder, run, cache, task=f"worker:{side}", prefix=wire.inside(side))
                 )
                 for side in (0, 1)
-            ],
-        )
+            ]
+            for task in tasks:
+                task.environ["TFDIST_SECRET"] = "what both of them know"
+            yield wire, tasks
+
+    return made
 
 
 def started(tasks):
@@ -50,16 +55,16 @@ def _wire_can_be_had():
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory, cache):
+def straight(tmp_path_factory, workers):
     """Give a run over a wire that nothing happens to."""
-    with workers(tmp_path_factory.mktemp("straight"), cache) as (_, tasks):
+    with workers(tmp_path_factory.mktemp("straight")) as (_, tasks):
         started(tasks)
         assert ended(tasks) == [0, 0], told(tasks)
     return tasks[0]
 
 
-def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp_path, cache):
-    with workers(tmp_path, cache) as (wire, tasks):
+def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp_path, workers):
+    with workers(tmp_path) as (wire, tasks):
         wire.delay, wire.loss = 0.01, 0.02
         started(tasks)
         assert ended(tasks) == [0, 0], told(tasks)
@@ -68,8 +73,8 @@ def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp
     prove_nothing_left(tasks[0])
 
 
-def test_a_short_cut_is_waited_for(straight, tmp_path, cache):
-    with workers(tmp_path, cache) as (wire, tasks):
+def test_a_short_cut_is_waited_for(straight, tmp_path, workers):
+    with workers(tmp_path) as (wire, tasks):
         started(tasks)
         tasks[0].until(lambda: tasks[0].newest() >= 40, "some steps are done")
         wire.is_cut = True
@@ -82,8 +87,8 @@ def test_a_short_cut_is_waited_for(straight, tmp_path, cache):
     prove_nothing_left(tasks[0])
 
 
-def test_a_cut_is_noticed_named_and_gone_on_from(straight, tmp_path, cache):
-    with workers(tmp_path, cache) as (wire, tasks):
+def test_a_cut_is_noticed_named_and_gone_on_from(straight, tmp_path, workers):
+    with workers(tmp_path) as (wire, tasks):
         started(tasks)
         tasks[0].until(lambda: tasks[0].newest() >= 40, "some steps are done")
         wire.is_cut = True
