@@ -47,7 +47,7 @@ def test_is_keras_fit(strategy, together):
     assert ours.epoch == alone.epoch
     assert set(ours.history) == set(alone.history)
     for name, values in alone.history.items():
-        assert ours.history[name] == pytest.approx(values, rel=1e-5)
+        assert ours.history[name] == pytest.approx(values, rel=1e-4)  # Adam's beta_2 has 32 bits
 
 
 def test_steps_per_epoch_go_on_with_the_data_and_begin_them_anew(strategy):

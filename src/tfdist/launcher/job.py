@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
 from tfdist.cluster import ClusterConfig, Task
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress import Silence, read_reports
 from tfdist.launcher.screen import LogTail, Screen, last_lines
@@ -210,7 +210,7 @@ class Job:
             case {"network": reason}:
                 self.warn_of_exposure(reason)
             case {"unstartable": name, "error": reason, "program": program}:
-                self._error = self._unstartable(name, shown(program), reason)
+                self._error = self._unstartable(name, repr(program), reason)
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = Life(pid, time.monotonic())
             case {"exited": name, "code": code, "asked": asked, "again": again}:
