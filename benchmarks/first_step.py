@@ -3,8 +3,8 @@
     python benchmarks/first_step.py [--pairs 5]
 
 Beside it, in turns, one process that imports TensorFlow, makes the same model and takes one step of Keras's
-fit. How large the cluster's tasks are then is held against a process that has only imported TensorFlow. The
-table goes into docs/results.md.
+fit. How large the cluster's tasks are then is held against a process that has only imported TensorFlow. When
+the tasks begin and when all of them serve is told by what they say. The table goes into docs/results.md.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from results import put
@@ -33,8 +34,17 @@ _CONFIG = {
 }
 
 
-def ours(folder: Path) -> tuple[float, dict[str, int]]:
-    """Start a cluster; give the seconds until a step is done, and the resident size of each task."""
+class Start(NamedTuple):
+    """Hold when the tasks begin, when all serve, when a step is done, and each one's resident size then."""
+
+    begin: float
+    serve: float
+    step: float
+    sizes: dict[str, int]
+
+
+def ours(folder: Path) -> Start:
+    """Start a cluster; give the seconds until it has come so far, and its sizes."""
     config, run = folder / "config.yaml", folder / "run"
     config.write_text(yaml.safe_dump(_CONFIG))
     command = [sys.executable, "-m", "tfdist.train", "--config", str(config), "--run_dir", str(run)]
@@ -42,11 +52,17 @@ def ours(folder: Path) -> tuple[float, dict[str, int]]:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
+    begin = serve = 0.0
     try:
         for line in process.stdout or ():
+            passed = time.monotonic() - began
+            if " the cluster is read from " in line:
+                begin = begin or passed
+            if " serves at " in line:
+                serve = passed
             if line.startswith("[launcher] step "):
-                return time.monotonic() - began, sizes(str(run))
-            if time.monotonic() - began > _LIMIT:
+                return Start(begin, serve, passed, sizes(str(run)))
+            if passed > _LIMIT:
                 break
         sys.exit(f"the cluster took no step within {_LIMIT:g} s, or ended")
     finally:
@@ -91,24 +107,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="first-step-") as folder:
         for number in range(pairs + 1):
             (place := Path(folder, str(number))).mkdir()
-            measured.append((*ours(place), *theirs()))
-            print(f"{measured[-1][0]:.2f} s, {measured[-1][2]:.2f} s", flush=True)
+            measured.append((ours(place), *theirs()))
+            print(f"{measured[-1][0].step:.2f} s, {measured[-1][1]:.2f} s", flush=True)
     measured = measured[1:]  # the first has drawn the data, and read the files from the disk
-    ratios = sorted(cluster / alone for cluster, _, alone, _ in measured)
-    bare = statistics.median(each for *_, each in measured)
+    starts = [start for start, _, _ in measured]
+    ratios = sorted(start.step / alone for start, alone, _ in measured)
+    bare = statistics.median(size for *_, size in measured)
+    begin, serve, step = (
+        statistics.median(getattr(each, name) for each in starts) for name in ("begin", "serve", "step")
+    )
     rows = [
-        f"| `{task}` | {(size := statistics.median(each[task] for _, each, *_ in measured)) / 1e6:.0f} MB |"
+        f"| `{task}` | {(size := statistics.median(each.sizes[task] for each in starts)) / 1e6:.0f} MB |"
         f" {size / bare:.2f} |"
-        for task in sorted(measured[0][1])
+        for task in sorted(starts[0].sizes)
     ]
     text = "\n".join(
         [
             f"Median and range of {pairs} pairs, taken in turns; {os.cpu_count()} cores,"
             f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}.",
             "",
-            f"Chief, two workers and a ps: {statistics.median(each[0] for each in measured):.1f} s; one"
-            f" process: {statistics.median(each[2] for each in measured):.1f} s; ratio"
-            f" {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}).",
+            f"Chief, two workers and a ps: {step:.1f} s; one process:"
+            f" {statistics.median(alone for _, alone, _ in measured):.1f} s; ratio"
+            f" {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}). The tasks began after"
+            f" {begin:.1f} s, forked from a process that has loaded TensorFlow, and all served after"
+            f" {serve:.1f} s.",
             "",
             f"| task, after the first step | resident | of a bare import ({bare / 1e6:.0f} MB) |",
             "|---|---|---|",
