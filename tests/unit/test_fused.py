@@ -1,6 +1,6 @@
 """Check that fused updates give the bits of Keras's own, with all that is around an update.
 
-But for Adam in 32 bits, and for rounding where SGD comes after clipping by the global norm.
+But for Adam in 32 bits, with betas that these do not hold, and for rounding where SGD comes after clipping by the global norm.
 """
 
 import numpy as np
@@ -31,6 +31,7 @@ SETTINGS = {
     },
     "adam": {"name": "Adam", "dtype": "float64", "clipnorm": 0.1},
     "adam, 32 bits": {"name": "Adam", "learning_rate": 0.03},
+    "adam, betas of 32 bits": {"name": "Adam", "beta_1": 1 - 2**-3, "beta_2": 1 - 2**-10},
     "adam, accumulated": {"name": "Adam", "dtype": "float64", "gradient_accumulation_steps": 2},
     "adamw": {"name": "AdamW", "dtype": "float64", "weight_decay": 0.01, "use_ema": True},
 }
