@@ -3,11 +3,8 @@
 import os
 import sys
 import threading
-from pathlib import Path
 
 import pytest
-
-_HERE = Path(__file__).parent
 
 _SCHEDULERS = (
     "TF_CONFIG",
@@ -24,8 +21,8 @@ _SCHEDULERS = (
 def pytest_collection_modifyitems(items):
     """Where two processes share the tests out (-n 2): keep those in one of them that share fixtures."""
     for item in items:
-        folder, *_ = place = item.path.relative_to(_HERE).parts
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else "/".join(place)))
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else str(item.path)))
 
 
 @pytest.fixture(autouse=True)
