@@ -5,6 +5,7 @@ the servers: who it is, in which life of its process, and how many steps it has 
 one step of one worker, and what is left of a step that was given up is never taken for a part of a later one.
 """
 
+import abc
 import json
 import logging
 import os
@@ -40,7 +41,7 @@ def written_addresses(servers: dict[int, tuple[str, int]]) -> bytes:
     return json.dumps([[server, *address] for server, address in servers.items()]).encode()
 
 
-class Post:
+class Post(abc.ABC):
     """Be a task's end: send and receive what operations of a graph ask for; the texts are manifests."""
 
     def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
@@ -52,13 +53,13 @@ class Post:
         line, silence = self._found(manifest, ticket)
         return line.receive(manifest, int(ticket[2]), silence)
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Hang up."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _found(self, manifest: Manifest, ticket: Array) -> tuple[Line, WhyLost]:
         """Give the line for a step, and how to find out whether its other end is there."""
-        raise NotImplementedError
 
     def _named(self, job: str, index: int) -> str:
         return f"{job}:{index} at {self._cluster.address((job, index))}"
