@@ -51,6 +51,7 @@ def marked(mark: Mapping[str, str]) -> dict[str, Taken]:
 
 
 def busy_seconds() -> float:
-    """Say how long programs, whoever's, have run on all cores."""
-    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    """Say how long all cores have worked for programs, whoever's, and for other virtual machines."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, line.split()[1:])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")

@@ -4,7 +4,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["spread", "undisturbed"]
+__all__ = ["others", "spread", "undisturbed"]
 
 _MOST_ROUNDS = 4  # for each that counts
 
@@ -29,3 +29,9 @@ def undisturbed(
 def spread(values: Sequence[float], form: str) -> str:
     """Give the median and the range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def others(kept: Sequence[Sequence[dict[str, float]]]) -> str:
+    """Say how far others disturbed what was measured."""
+    most = max(each["outside"] for found in kept for each in found)
+    return f"Others, and other virtual machines of the host, had {most:.0%} of a core at most."

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from environments import torch_in
 from horovod_peer import Horovod, HorovodError, install
 from results import put
-from rounds import spread, undisturbed
+from rounds import others, spread, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -149,14 +149,16 @@ def main() -> None:
         horovod = horovod_of(place / "horovod", flags.batch)
         ways = (*WAYS, *(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
-            rows = table(ways, rounds(model, ways, flags, torch.python, horovod))
+            kept = rounds(model, ways, flags, torch.python, horovod)
+            rows = table(ways, kept)
             rows += [f"| Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
             text = "\n".join(
                 [
                     f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker,"
                     f" SGD with momentum; {os.cpu_count()} cores, one for each worker, Python"
                     f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
-                    f" {metadata.version('tf_keras')}, PyTorch {torch.version or torch.problem}.",
+                    f" {metadata.version('tf_keras')}, PyTorch {torch.version or torch.problem}."
+                    f" {others(kept)}",
                     "",
                     f"| `{model}` | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
                     "|---|---|---|---|---|---|",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from results import put
-from rounds import spread, undisturbed
+from rounds import others, spread, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -149,13 +149,14 @@ def main() -> None:
     flags: Any = parser.parse_args()
     ways = [WAYS[place] for place in flags.ways]
     for model in flags.models:
-        rows = table(model, ways, rounds(model, ways, flags))
+        kept = rounds(model, ways, flags)
+        rows = table(model, ways, kept)
         text = "\n".join(
             [
                 f"Median and range of {flags.rounds} rounds; {flags.batch} examples a batch, SGD with"
                 f" momentum, 10 steps in a graph call; {os.cpu_count()} cores, Python"
                 f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
-                f" {metadata.version('tf_keras')}. CPU time is of chief + ps + workers.",
+                f" {metadata.version('tf_keras')}. CPU time is of chief + ps + workers. {others(kept)}",
                 "",
                 f"| `{model}` | examples/s | of tfdist alone | of tf_keras's servers | CPU ms a batch"
                 " | MB sent |",

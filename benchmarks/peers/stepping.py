@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cores import busy_seconds
+
 SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
 EXAMPLES = 4096
 
@@ -34,7 +36,7 @@ def data(model: str, batch: int, seed: int) -> Any:
 
 
 class Stamp(NamedTuple):
-    """Hold a time: of the clock, of this process's CPU, and how long programs have run on its core."""
+    """Hold a time: of the clock, of this process's CPU, and how long its core has worked."""
 
     wall: float
     own: float
@@ -71,17 +73,6 @@ def window(keras: Any, strategy: Any, steps: int) -> Any:
             return ring.bytes_sent if ring else 0
 
     return Window()
-
-
-def busy_seconds() -> float:
-    """Say how long programs, whoever's, have run on this process's core."""
-    [core] = os.sched_getaffinity(0)
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *numbers = line.split()
-        if name == f"cpu{core}":
-            user, nice, system, *_ = map(int, numbers)
-            return (user + nice + system) / os.sysconf("SC_CLK_TCK")
-    raise OSError(f"/proc/stat does not know core {core}")
 
 
 def main(order: dict[str, Any]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cores import busy_seconds
 from stepping import SHAPES, data
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -25,13 +26,6 @@ def cpu_seconds(folder: Path) -> dict[str, float]:
         fields = Path(f"/proc/{file.read_text()}/stat").read_text().rpartition(")")[2].split()
         found[file.stem] = (int(fields[11]) + int(fields[12])) / TICKS
     return found
-
-
-def busy_seconds() -> float:
-    """Say how long programs, whoever's, have run on this process's cores."""
-    own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-    return sum(sum(map(int, numbers[:3])) for name, *numbers in lines if name in own) / TICKS
 
 
 def window(keras: Any, bytes_sent: Any, steps: int, folder: Path) -> Any:
