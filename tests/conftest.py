@@ -3,8 +3,10 @@
 import os
 import sys
 import threading
+from pathlib import PurePosixPath
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 _SCHEDULERS = (
     "TF_CONFIG",
@@ -18,11 +20,16 @@ _SCHEDULERS = (
 )
 
 
-def pytest_collection_modifyitems(items):
-    """Where two processes share the tests out (-n 2): keep those in one of them that share fixtures."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else str(item.path)))
+class _ByFile(LoadScopeScheduling):
+    """Share the tests out to processes (-n 2) so that those which share fixtures stay together."""
+
+    def _split_scope(self, nodeid):
+        path = PurePosixPath(nodeid.partition("::")[0])
+        return str(path.parent if path.parent.name == "cluster" else path)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return _ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
