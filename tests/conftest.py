@@ -1,5 +1,6 @@
 """Keep every test from seeing the surroundings of this machine, and from changing them for the next."""
 
+import gc
 import os
 import sys
 import threading
@@ -30,6 +31,10 @@ class _ByFile(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config, log):
     return _ByFile(config, log)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # TensorFlow, of which nothing is garbage: to look through it again and again takes its time
 
 
 @pytest.fixture(autouse=True)

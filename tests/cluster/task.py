@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 def begin(environ: dict[str, str], order: dict, result: Path, log: Path) -> None:
     """Become the task, as if this process had been started for it."""
+    gc.freeze()  # what was loaded before it was forked
     os.setsid()
     os.environ.clear()
     os.environ.update(environ)

@@ -200,7 +200,10 @@ def example(image, label, image_key="image", label_key="label"):
         image_key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
         label_key: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
     }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    # In one order: it is part of the names of tests, which two processes must agree on.
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(
+        deterministic=True
+    )
 
 
 def write_records(path, records):
