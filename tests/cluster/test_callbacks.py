@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SETUPS, Finished, Running
+from conftest import LONGEST, SETUPS, Finished, Running
 from tfdist.cluster import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
+CASES = [WRITING, STOPPING]
 EPOCHS, STEPS_PER_EPOCH = 4, 9
 
 
@@ -65,7 +66,7 @@ def interrupted(folder: Path, strategy: str) -> Finished:
             time.sleep(0.05)
         assert -signal.SIGKILL in [each.poll() for each in running.processes.values()]
     with started(folder, shape, order) as running:
-        return running.wait(90)
+        return running.wait(LONGEST)
 
 
 @contextlib.contextmanager

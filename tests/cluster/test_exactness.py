@@ -5,6 +5,8 @@ import pytest
 from conftest import IN_STEP, SETUPS
 
 ALL = list(SETUPS)
+OPTIMIZERS = ["sgd", "adam", "clipped", "averaged"]
+CASES = ["smoke", "counting", "from_function", "custom_loop", *(f"equivalent_{each}" for each in OPTIMIZERS)]
 EXAMPLES, STEPS_PER_EPOCH = 101, 9
 
 
@@ -63,7 +65,7 @@ def test_a_loop_of_ones_own_may_write_variables_in_a_replica(strategy, finished)
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "clipped", "averaged"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", IN_STEP)
 def test_replicas_do_what_one_process_does(strategy, optimizer, finished, keras_itself):
     ours, kerass = finished(strategy).chief[f"equivalent_{optimizer}"], keras_itself[optimizer]

@@ -8,7 +8,7 @@ from exchange_cases import DTYPES
 from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
-from conftest import Running, run_cluster
+from conftest import LONGEST, Running, run_cluster
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange import SECRET
 
@@ -23,7 +23,7 @@ def secret(monkeypatch):
 @pytest.mark.usefixtures("secret")
 def test_a_ring_adds_up_as_one_process_does_and_names_whom_it_loses(tmp_path, keras_itself):
     cases = ["exchange_cases.way", "exchange_cases.sums", "equivalent_clipped"]
-    case = {"first": cases, "workers": WORKERS, "limit": 200}
+    case = {"first": cases, "workers": WORKERS}
     with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
         _, lost = lose(running, "worker:1")
         finished = running.wait(40, failures_expected=True)
@@ -87,7 +87,7 @@ def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
         for task in cluster.tasks():
             monkeypatch.setenv(SECRET, f"a secret of {task} alone")
             running.start(task, order)
-        finished = running.wait(120, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     assert set(finished.exit_codes.values()) == {status}, finished.logs["worker:0"][-3000:]
     if status:

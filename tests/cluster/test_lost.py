@@ -6,19 +6,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from conftest import Running, run_cluster, wait_for
+from conftest import LONGEST, Running, run_cluster, wait_for
 from tfdist.cluster import ClusterConfig, Task
 
 
 @contextmanager
-def begun(tmp_path, strategy, case, *, options=None, first=(), limit=90, **shape):
+def begun(tmp_path, strategy, case, *, options=None, first=(), **shape):
     cluster = ClusterConfig.local(**shape)
     cases = [*first, f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
-        wait_for(tmp_path / "begun", limit)
+        wait_for(tmp_path / "begun")
         yield running, order
 
 
@@ -93,7 +93,7 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
         (tmp_path / "killed").touch()
         wait_for(tmp_path / "without")
         running.start(Task("worker", 1), order)
-        finished = running.wait(90)
+        finished = running.wait(LONGEST)
 
     found = finished.results["chief:0"]["lost_cases.surviving"]
     assert found["epochs"] >= 3
@@ -105,7 +105,7 @@ def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
     with begun(tmp_path, "parameter_server", "abandoned", workers=2, ps=1) as (running, _):
         lose(running, "worker:1")
         (tmp_path / "killed").touch()
-        finished = running.wait(90, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     assert (tmp_path / "went_on").exists(), (finished.exit_codes, finished.logs["chief:0"][-3000:])
     at = running.cluster.address(Task("worker", 1))

@@ -6,6 +6,7 @@ import pytest
 from conftest import IN_STEP, SETUPS, run_cluster
 
 ALL = list(SETUPS)
+CASES = [f"model_cases.{name}" for name in ("trained", "shuffled", "summed")]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
 
 
@@ -69,7 +70,7 @@ def test_other_clusters_do_the_same(shape, tmp_path, alone):
     is_in_step = strategy in IN_STEP
     cases = ["counting", "random_cases.draws", "model_cases.shuffled"]
     cases += ["model_cases.trained", "model_cases.summed"] if is_in_step else []
-    found = run_cluster(tmp_path, strategy, cases, limit=150, **options)
+    found = run_cluster(tmp_path, strategy, cases, **options)
 
     counting = found.chief["counting"]
     assert counting["weight"] == 101 * counting["epochs"]

@@ -7,6 +7,10 @@ import tensorflow as tf
 
 from conftest import IN_STEP, SETUPS, run_cluster
 
+CASES = [
+    *(f"shared_cases.{name}" for name in ("at_once", "scaled")),
+    *(f"own_cases.{name}" for name in ("steps", "steps_by_keras", "refused")),
+]
 KERAS_2 = tf.keras.__version__ < "3"
 only_keras_3 = pytest.mark.skipif(
     KERAS_2, reason="Keras 2 has no such optimizers, or has them in another way"
@@ -71,9 +75,7 @@ def finished_slowly(tmp_path_factory):
             "multi_worker_mirrored": ["own_cases.compiled", "own_cases.steps"],
         }
         cases = ["shared_cases.each_alone", *more.get(strategy, [])]
-        return run_cluster(
-            tmp_path_factory.mktemp("slow"), strategy, cases, limit=250, **SETUPS[strategy]
-        ).chief
+        return run_cluster(tmp_path_factory.mktemp("slow"), strategy, cases, **SETUPS[strategy]).chief
 
     return run
 

@@ -6,7 +6,7 @@ import pytest
 from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
-from conftest import Running, run_cluster, wait_for
+from conftest import LONGEST, Running, run_cluster, wait_for
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.exchange import SECRET
 
@@ -24,7 +24,7 @@ def secret(monkeypatch):
 @pytest.mark.parametrize("options", [BY_MEMORY, pytest.param(BY_LINE, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("secret")
 def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
-    shape = {"workers": 1, "ps": 2, "limit": 200}
+    shape = {"workers": 1, "ps": 2}
     first = ["post_cases.both_ways"]
     with begun(tmp_path, "parameter_server", "fitting", options=options, first=first, **shape) as (
         running,
@@ -46,9 +46,7 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
 def test_updates_in_branches_are_the_same_too(tmp_path):
     options = {"communication": {"implementation": "tcp"}}
     cases = ["post_cases.in_branches"]
-    finished = run_cluster(
-        tmp_path, "parameter_server_sync", cases, options=options, workers=1, ps=1, limit=200
-    )
+    finished = run_cluster(tmp_path, "parameter_server_sync", cases, options=options, workers=1, ps=1)
 
     for name, (post, grpc) in finished.chief["post_cases.in_branches"].items():
         assert post["sent"] > grpc["sent"] == 0, name
@@ -59,7 +57,7 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 @pytest.mark.usefixtures("secret")
 def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
     cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
-    shape = {"first": cases, "workers": 2, "ps": 2, "limit": 250}
+    shape = {"first": cases, "workers": 2, "ps": 2}
     with begun(tmp_path, "parameter_server_sync", "fitting", options=BY_MEMORY, **shape) as (running, _):
         _, lost = lose(running, "worker:1")
         finished = running.wait(40, failures_expected=True)
@@ -81,7 +79,7 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
         (tmp_path / "killed").touch()
         wait_for(tmp_path / "without")
         running.start(Task("worker", 1), order)
-        finished = running.wait(90)
+        finished = running.wait(LONGEST)
 
     found = finished.results["chief:0"]["lost_cases.surviving"]
     assert found["iterations"] >= 50 * found["epochs"] >= 150
@@ -112,7 +110,7 @@ def test_a_ps_that_is_silent_is_named(tmp_path):
 def test_fewer_bits_lead_to_the_same_end(tmp_path):
     options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
     cases = ["post_cases.narrowed"]
-    found = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1, limit=200)
+    found = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1)
     narrow, whole = found.chief["post_cases.narrowed"]
 
     assert narrow["loss"][-1] == pytest.approx(whole["loss"][-1], rel=0.1)
@@ -131,7 +129,7 @@ def test_tasks_that_do_not_know_each_other_have_no_post(tmp_path, monkeypatch, i
         for task in cluster.tasks():
             monkeypatch.setenv(SECRET, f"a secret of {task} alone")
             running.start(task, order)
-        finished = running.wait(120, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     log = finished.logs["chief:0"]
     assert finished.exit_codes["chief:0"] == status, log[-3000:]

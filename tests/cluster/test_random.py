@@ -6,6 +6,7 @@ import pytest
 from conftest import IN_STEP, SETUPS
 
 ALL = list(SETUPS)
+CASES = ["random_cases.draws"]
 
 
 @pytest.mark.parametrize("layer", ["dropout", "translation", "noise"])

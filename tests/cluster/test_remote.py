@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from remote_cases import SLICES
 
-from conftest import Running, wait_for
+from conftest import LONGEST, Running, wait_for
 from tfdist.cluster import ClusterConfig, Task
 
 CASES = ["placed", "mapped", "failing", "killed", "stopped"]
@@ -24,7 +24,7 @@ def finished(tmp_path_factory):
             running.start(task, order)
         stopped = running.processes.pop("reader:0")
         try:
-            found = running.wait(120, failures_expected=True)
+            found = running.wait(LONGEST, failures_expected=True)
         finally:
             stopped.kill()
     assert found.exit_codes == {"chief:0": 0, "worker:0": 0, "worker:1": -9}, found.logs
@@ -93,7 +93,7 @@ def test_a_lost_task_is_taken_back(tmp_path):
         running.processes["worker:1"].wait()
         running.start(Task("worker", 1), order)
         new = running.processes["worker:1"].pid
-        found = running.wait(120)
+        found = running.wait(LONGEST)
     case, old = found.chief["remote_cases.returning"], found.chief["remote_cases.returning"]["pids"]
     reader, silent, killed = old["reader:0"], old["worker:0"], old["worker:1"]
     for when, computing in (
@@ -116,7 +116,7 @@ def test_variables_on_a_lost_task_are_lost_with_it(tmp_path):
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
-        found = running.wait(90, failures_expected=True)
+        found = running.wait(LONGEST, failures_expected=True)
     assert found.exit_codes == {"chief:0": 0, "worker:0": -9, "reader:0": 0, "reader:1": 0}, found.logs
     case = found.chief["remote_cases.leaving"]
     assert case["first"] == [2.0, 4.0]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import Running
+from conftest import LONGEST, Running
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.errors import TaskLost
 from tfdist.probing import why_silent
@@ -57,7 +57,7 @@ def test_serves_on_for_the_chief_when_told_to_end(tmp_path):
 
 def test_ends_when_the_chief_fails(tmp_path):
     with running(tmp_path, "failing") as started:
-        finished = started.wait(90, failures_expected=True)
+        finished = started.wait(LONGEST, failures_expected=True)
 
     assert finished.exit_codes == {"chief:0": 1, "worker:0": 0, "ps:0": 0}, finished.logs
 

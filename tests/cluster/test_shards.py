@@ -6,6 +6,7 @@ import pytest
 from conftest import run_cluster
 
 CASE = "shard_cases.trained"
+CASES = [CASE]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 from conftest import SETUPS
 
 ALL = list(SETUPS)
+CASES = ["smoke"]
 
 
 @pytest.mark.parametrize("strategy", ALL)

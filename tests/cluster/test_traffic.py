@@ -6,6 +6,7 @@ import pytest
 import traffic_cases
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
+CASES = ["traffic_cases.trained"]
 WEIGHTS = 4 * traffic_cases.INPUTS * traffic_cases.UNITS  # bytes
 # Of what is sent beside: the data, the calls, and the probes of a machine that may be slow.
 MORE = 1.2

@@ -51,7 +51,7 @@ def bench(environ, tmp_path):
             [sys.executable, "-m", "tfdist.bench", *map(str, words)],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=800,
             env={**environ, "TMPDIR": str(temporary)},
             cwd=work,
         )

@@ -30,7 +30,7 @@ def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path)
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
     try:
-        told = {role: process.communicate(timeout=240)[0] for role, process in running.items()}
+        told = {role: process.communicate(timeout=800)[0] for role, process in running.items()}
     finally:
         for process in running.values():
             process.kill()
@@ -54,7 +54,7 @@ def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path)
         f"--model_dir={tmp_path / 'models'}",
         *map(str, pictures),
     ]
-    client = subprocess.run(ask, capture_output=True, text=True, timeout=120)
+    client = subprocess.run(ask, capture_output=True, text=True, timeout=800)
     assert client.returncode == 0, client.stderr
     answers = [json.loads(line) for line in client.stdout.splitlines()]
     assert [(each["key"], each["picture"]) for each in answers] == [

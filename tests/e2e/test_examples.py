@@ -21,7 +21,7 @@ def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_
     command = [sys.executable, str(EXAMPLES / "keras_script.py")]
     if launcher:
         command = [sys.executable, "-m", "tfdist.launch", *launcher, f"--run_dir={tmp_path}", "--", *command]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     accuracy, used = re.search(r"accuracy (\d\.\d+) with (\w+)", run.stdout).groups()
     assert float(accuracy) > 0.85
@@ -32,7 +32,7 @@ def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_
 def test_an_ensemble_is_trained_member_by_member_on_different_tasks(tmp_path):
     script = [sys.executable, str(EXAMPLES / "ensemble.py")]
     launch = [sys.executable, "-m", "tfdist.launch", "--job=member=2", f"--run_dir={tmp_path}", "--"]
-    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=240)
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     alone, together = map(
         float, re.search(r"error: ([\d.]+) by one member, ([\d.]+) by 8", run.stdout).groups()
@@ -51,7 +51,7 @@ def test_the_curve_of_the_cluster_lies_on_that_of_one_process(name, job, tmp_pat
     if importlib.util.find_spec("matplotlib"):
         script += ["--plot", str(plot)]
     launch = [sys.executable, "-m", "tfdist.launch", job, f"--run_dir={tmp_path / 'run'}", "--"]
-    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=280)
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     found = re.search(
         r"the loss went from (\S+) to (\S+); the curves are (\S+) of their height apart", run.stdout
@@ -70,7 +70,7 @@ def test_the_curve_of_the_cluster_lies_on_that_of_one_process(name, job, tmp_pat
 @pytest.mark.slow
 def test_cifar10_alone_and_on_a_cluster_gives_two_tables_and_the_ratio():
     script = [sys.executable, str(EXAMPLES / "cifar10_cluster.py"), "--steps=20", "--every=10"]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = re.findall(r"^\| (\d+) \| (\d\.\d\d) \| (\d+) \|$", run.stdout, re.MULTILINE)
     assert [int(step) for step, _, _ in rows] == [10, 20, 10, 20]
@@ -89,7 +89,7 @@ def test_of_an_embedding_only_the_rows_of_the_batch_are_sent(tmp_path):
     rows = 200_000
     script = [sys.executable, str(EXAMPLES / "embedding.py"), f"--rows={rows}", "--steps=40"]
     launch = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--ps=2", f"--run_dir={tmp_path}", "--"]
-    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=290)
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     layer, embedding = run.stdout.split("an embedding")
     for said, shard in ((layer, "[512, 4096]"), (embedding, f"[{rows // 2}, 16]")):
@@ -108,7 +108,7 @@ def test_the_model_answers_on_a_phone_as_it_does_here():
         "--set=train.steps=40",
         "--set=evaluation.batches=4",
     ]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     size, of, same, apart = re.search(
         r"^([\d.]+) MB, run by \S+: [\d.]+% of (\d+) digits are right\n"
@@ -126,7 +126,7 @@ def test_the_model_answers_on_a_phone_as_it_does_here():
 def test_the_cost_of_communication_is_estimated_and_measured(tmp_path):
     script = [sys.executable, str(EXAMPLES / "communication_cost.py"), "--steps=20"]
     launch = [sys.executable, "-m", "tfdist.launch", "--workers=2", f"--run_dir={tmp_path}", "--"]
-    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=290)
+    run = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = re.findall(r"\| ([\w, ]+) \| ([\d.]+) \| (-?[\d.]+) \|$", run.stdout, re.MULTILINE)
     assert len(rows) == 3
@@ -141,7 +141,7 @@ def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp
     plot = tmp_path / "curves.png"
     if importlib.util.find_spec("matplotlib"):
         script += ["--plot", str(plot)]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     points = re.findall(r"([\d.]+) after ([\d.]+) s", run.stdout)
     assert len(points) == 4 * 10
@@ -159,7 +159,7 @@ def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp
 def test_a_run_whose_worker_and_ps_are_killed_ends_with_all_of_its_steps():
     options = ["--steps=200", "--set=data.batch_size=32", "--set=evaluation.batches=4"]
     script = [sys.executable, str(EXAMPLES / "recovery.py"), *options]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.findall(r"^killing (\S+), process \d+, after step (\d+)$", run.stdout, re.MULTILINE) == [
         ("worker:1", "50"),
@@ -182,7 +182,7 @@ def test_gradients_in_fewer_bits_are_fewer_bytes():
         "--set=evaluation.batches=4",
     ]
     script = [sys.executable, str(EXAMPLES / "exchange_dtypes.py"), *options]
-    run = subprocess.run(script, capture_output=True, text=True, timeout=290)
+    run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = re.findall(r"^\| (\w+) \| (\d+) by worker \| ([\d.]+)% \| ([\d.]+) \|$", run.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["float32", "int8"]

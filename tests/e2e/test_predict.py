@@ -29,7 +29,7 @@ def predict(*arguments, **environ):
         [sys.executable, "-m", "tfdist.predict", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         env={**os.environ, **environ},
     )
 
@@ -234,7 +234,7 @@ def test_what_the_page_shows_runs(run, inputs, cache, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
             env={**os.environ, "TFDIST_CACHE_DIR": cache},
         )
         assert process.returncode == 0, process.stderr

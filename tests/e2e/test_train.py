@@ -417,7 +417,7 @@ def _predict(folder, data, output, cache):
         [sys.executable, "-m", "tfdist.predict", *words],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         env={**os.environ, "TFDIST_CACHE_DIR": cache},
     )
 
@@ -521,7 +521,7 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
         for i in range(2)
     ]
     try:
-        ends = [(task.communicate(timeout=200)[1], task.returncode) for task in tasks]
+        ends = [(task.communicate(timeout=800)[1], task.returncode) for task in tasks]
     finally:
         for task in tasks:
             task.kill()

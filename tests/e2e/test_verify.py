@@ -34,7 +34,7 @@ def verify(environ, name, *arguments):
         str(CONFIGS / f"{name}.yaml"),
         "--set=data.name=digits",
     ]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280, env=environ)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=800, env=environ)
 
 
 OWN = ["--set=model.name=own_model:build", "--set=model.options={units: 32}"]

@@ -8,7 +8,7 @@ from setups import config
 from training import Training
 from wire import HOSTS, Wire, why_no_wire
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 

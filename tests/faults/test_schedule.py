@@ -8,7 +8,7 @@ from schedule import draw, endure
 from setups import PER_CALL, SETUPS, config
 from training import Training
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 SEED = 5
 ALONE = ("start", "torn", "checkpoint", "notice", "step", "last", "export")

@@ -10,7 +10,7 @@ from proofs import prove_exact, prove_nothing_left
 from setups import config
 from training import Training
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 MARK = "FAULTS_MARK"
 TORN = "torn"  # the file that marks a checkpoint as such, until it is replaced
-SECONDS = 180  # the hard limit of anything that is waited for
+SECONDS = 400  # the hard limit of anything that is waited for
 _SECONDS_TO_END = 20
 _BETWEEN_LOOKS = 0.002
 
