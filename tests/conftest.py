@@ -57,9 +57,10 @@ def _no_scheduler(_nothing_leaks, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """Give a folder for prepared data that all tests share: the digits are drawn once."""
-    return str(tmp_path_factory.mktemp("cache"))
+def cache(tmp_path_factory, worker_id):
+    """Give a folder for prepared data that all tests share, in all processes: the digits are drawn once."""
+    folder = tmp_path_factory.getbasetemp()
+    return str((folder if worker_id == "master" else folder.parent) / "cache")
 
 
 def _variables() -> dict[str, str]:
