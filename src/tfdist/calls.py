@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import Task
 
-__all__ = ["answer", "ask", "token"]
+__all__ = ["answer", "ask", "resolver_of", "token"]
 
 
 def token(name: str) -> str:
@@ -43,6 +43,13 @@ def ask(task: Task, name: str, dtype: Any, *inputs: Any) -> Any:
     # An operation fetches it, in which other threads of Python go on.
     with tf.device(here):
         return tf.identity(found).numpy()
+
+
+def resolver_of(strategy: Any) -> Any:
+    """Give what knows the tasks of a strategy's cluster, and this one; None for a process alone."""
+    # TensorFlow's ParameterServerStrategy has one, and does not give it.
+    resolver = strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
+    return resolver if resolver is not None and resolver.cluster_spec().as_dict() else None
 
 
 _held: dict[str, Any] = {}

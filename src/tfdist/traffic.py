@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from tfdist.addresses import split_address
-from tfdist.calls import answer, ask
+from tfdist.calls import answer, ask, resolver_of
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.connections import Connections
 
@@ -54,10 +54,9 @@ class Traffic:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Say whose traffic it is; a process alone has none."""
-        # TensorFlow's ParameterServerStrategy has a resolver, and does not give it.
-        resolver = strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
+        resolver = resolver_of(strategy)
         spec = {} if resolver is None else resolver.cluster_spec().as_dict()
-        self._task = Task(resolver.task_type, resolver.task_id) if resolver and spec else None
+        self._task = None if resolver is None else Task(resolver.task_type, resolver.task_id)
         self._connections = _connections(spec, self._task) if self._task else None
         mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         self._servers = [

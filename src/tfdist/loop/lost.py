@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdist.calls import resolver_of
 from tfdist.errors import TaskLost
 from tfdist.exchange import Broken
 from tfdist.farewell import withhold_farewell
@@ -111,7 +112,6 @@ def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def _addresses(strategy: tf.distribute.Strategy) -> dict[tuple[str, int], str]:
-    # TensorFlow's ParameterServerStrategy has one, and does not give it.
-    resolver = strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
+    resolver = resolver_of(strategy)
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()
     return {(job, index): address for job, known in spec.items() for index, address in enumerate(known)}
