@@ -43,7 +43,7 @@ OWN = ["--set=model.name=own_model:build", "--set=model.options={units: 32}"]
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        pytest.param("mirrored", ["--set=strategy.logical_devices=3", "--set=data.batch_size=96", "--numbers=float32", *OWN], marks=pytest.mark.slow),
+        pytest.param("mirrored", ["--set=strategy.logical_devices=3", "--set=data.batch_size=96", "--numbers=float32", *OWN], marks=[pytest.mark.slow, pytest.mark.again]),
         pytest.param("mwms2w", ["--steps=4"], marks=pytest.mark.slow),
         pytest.param("ps2w-sync", ["--steps=4"], marks=pytest.mark.slow),
     ],

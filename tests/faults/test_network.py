@@ -13,7 +13,7 @@ pytestmark = pytest.mark.faults
 CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 
 
-@pytest.fixture(scope="module", params=["tcp", "ring"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.again)])
 def workers(request, cache):
     """Give what makes a worker on each host, and the wire between; by an exchange of ours, or TensorFlow's."""
     communication = {"implementation": request.param}

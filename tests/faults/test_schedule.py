@@ -11,6 +11,7 @@ from training import Training
 pytestmark = pytest.mark.faults
 
 SEED = 5
+REPEATED = ("mirrored", "parameter_server_sync")  # a process alone, and a cluster in step, are others
 ALONE = ("start", "torn", "checkpoint", "notice", "step", "last", "export")
 TOGETHER = ("start", "step", "checkpoint", "torn", "notice", "start", "silence", "last", "export")
 
@@ -30,7 +31,10 @@ def straight(tmp_path_factory, cache):
     return run
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.again] if each in REPEATED else []) for each in SETUPS],
+)
 def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(
     name, straight, tmp_path, cache
 ):
