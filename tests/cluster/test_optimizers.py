@@ -82,7 +82,14 @@ def finished_slowly(tmp_path_factory):
 
 @pytest.mark.slow
 @only_keras_3
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker_mirrored", "parameter_server_sync"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("mirrored", marks=pytest.mark.again),
+        "multi_worker_mirrored",
+        "parameter_server_sync",
+    ],
+)
 def test_each_option_and_each_loss_is_that_of_one_process(strategy, finished_slowly, keras_each_alone):
     ours = finished_slowly(strategy)["shared_cases.each_alone"]
 
