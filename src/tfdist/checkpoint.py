@@ -94,9 +94,11 @@ def find_newest(folder: Path) -> Checkpoint | None:
 
 def list_steps(folder: Path) -> list[int]:
     """List the steps of the checkpoints in a folder, whole or not."""
-    if not folder.is_dir():
+    try:
+        names = [each.name for each in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(each.name) for each in folder.iterdir() if each.name.isascii() and each.name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def open_checkpoint(folder: Path) -> Checkpoint | str:

@@ -88,7 +88,10 @@ def _removed_unless_renamed(path: Path) -> Iterator[Path]:
 
 def _sync_folder(folder: Path) -> None:
     # A rename is on the disk when its folder is.
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # somebody has removed it since, and what was written with it
+        return
     try:
         os.fsync(descriptor)
     finally:

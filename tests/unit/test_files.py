@@ -40,6 +40,18 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     assert os.listdir(final) == []
 
 
+def test_a_folder_that_somebody_removes_right_after_is_no_error(tmp_path, monkeypatch):
+    opened = os.open
+
+    def removing(*arguments):
+        (tmp_path / "run").rename(tmp_path / "gone")
+        return opened(*arguments)
+
+    monkeypatch.setattr(os, "open", removing)
+    write_json(tmp_path / "run" / "report.json", {"a": 1})
+    assert os.listdir(tmp_path) == ["gone"]
+
+
 def test_removing_what_is_not_there_is_no_error(tmp_path):
     (tmp_path / "1").mkdir()
     remove_folder(tmp_path / "1")
