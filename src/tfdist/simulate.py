@@ -24,6 +24,7 @@ __all__ = ["main"]
 STRATEGIES = ("parameter_server", "parameter_server_sync", "multi_worker_mirrored")
 CHECKS = ("both", "published", "machine")
 _MOST_WORKERS = 1000
+_ROUNDS = 3  # of measuring this machine
 
 
 def main(
@@ -93,8 +94,9 @@ def _check(which: str) -> None:
             print(f"  {point}\n      {point.assumed}")
     if which in ("both", "machine"):
         has = f"{os.cpu_count()} cores; load before: {os.getloadavg()[0]:.1f}"
-        print(f"Against this machine ({has}), from what 1 worker takes beside a ps:", flush=True)
-        for prediction in check_machine():
+        print(f"Against this machine ({has}), from what 1 worker takes beside a ps;", end=" ")
+        print(f"median and range of {_ROUNDS} rounds:", flush=True)
+        for prediction in check_machine(rounds=_ROUNDS):
             print(f"  {prediction}", flush=True)
 
 

@@ -11,7 +11,7 @@ from tfdist.simulate import _counts
 from tfdist.simulation import advise, check_published, forecast
 from tfdist.simulation.draws import Draws
 from tfdist.simulation.events import Clock, Cores, Line, send
-from tfdist.simulation.machine import Measured, setup_of
+from tfdist.simulation.machine import Measured, Prediction, setup_of
 from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
 
 ALONE = 0.1  # seconds of a step
@@ -170,6 +170,13 @@ def test_a_measured_machine_gives_its_own_measurement_back(cores):
         assert forecast(made, 1).examples_per_second == pytest.approx(1280.0, rel=1e-3)
         work = worker + ps + chief
         assert forecast(made, 40).examples_per_second == pytest.approx(128 * cores / work, rel=0.05)
+
+
+def test_a_prediction_says_how_far_it_is_apart_round_by_round():
+    told = str(Prediction(2, [110.0, 100.0, 99.0], [100.0, 100.0, 110.0]))
+    assert told == (
+        "2 workers: measured 100 (100 to 110) examples/s, predicted 100 (99 to 110), apart +0 (-10 to +10) %"
+    )
 
 
 def test_numbers_of_workers_are_read():

@@ -1,8 +1,9 @@
 """Hold the simulation against this machine: from one worker beside a ps, predict two and three."""
 
 import os
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,27 +33,35 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Prediction(NamedTuple):
-    """Hold what was predicted for a number of workers, and measured."""
+    """Hold what was predicted for a number of workers, and measured, in each round."""
 
     workers: int
-    predicted: float
-    measured: float
+    predicted: list[float]
+    measured: list[float]
 
     def __str__(self) -> str:
-        apart = 100 * (self.predicted / self.measured - 1)
+        pairs = zip(self.predicted, self.measured, strict=True)
+        apart = [100 * (predicted / measured - 1) for predicted, measured in pairs]
         return (
-            f"{self.workers} workers: measured {self.measured:.0f} examples/s,"
-            f" predicted {self.predicted:.0f} ({apart:+.0f} %)"
+            f"{self.workers} workers: measured {_spread(self.measured)} examples/s,"
+            f" predicted {_spread(self.predicted)}, apart {_spread(apart, '+.0f')} %"
         )
 
 
-def check_machine(workers: Sequence[int] = (2, 3)) -> Iterator[Prediction]:
-    """Measure one worker beside a ps, predict more of them, and measure those too."""
-    setup = setup_of(_measured(1), cores=len(own_cores()))
-    for count in workers:
-        yield Prediction(
-            count, forecast(setup, count).examples_per_second, _measured(count).examples_per_second
-        )
+def check_machine(workers: Sequence[int] = (2, 3), rounds: int = 3) -> list[Prediction]:
+    """Measure one worker beside a ps, predict more of them, and measure those too; so many times in turn."""
+    found = [Prediction(count, [], []) for count in workers]
+    for _ in range(rounds):
+        setup = setup_of(_measured(1), cores=len(own_cores()))
+        for each in found:
+            each.predicted.append(forecast(setup, each.workers).examples_per_second)
+            each.measured.append(_measured(each.workers).examples_per_second)
+    return found
+
+
+def _spread(values: Sequence[float], form: str = ".0f") -> str:
+    """Give the median and the range."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def setup_of(one: Measured, *, cores: int) -> Setup:
