@@ -96,7 +96,7 @@ def _check(which: str) -> None:
         has = f"{os.cpu_count()} cores; load before: {os.getloadavg()[0]:.1f}"
         print(f"Against this machine ({has}), from what 1 worker takes beside a ps;", end=" ")
         print(f"median and range of {_ROUNDS} rounds:", flush=True)
-        for prediction in check_machine(rounds=_ROUNDS):
+        for prediction in check_machine(_ROUNDS):
             print(f"  {prediction}", flush=True)
 
 

@@ -14,7 +14,7 @@ from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError
 from tfdist.launcher import LaunchError, launch, own_cores
 
-__all__ = ["Trial", "try_out"]
+__all__ = ["Trial", "spread", "try_out"]
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # of a line of /proc/stat: user, nice, system, irq, softirq, steal
 _OURS = "tfdist: "
@@ -58,6 +58,13 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
             raise failure from error
         found = {each.stem: json.loads(each.read_text()) for each in sorted(folder.glob("*.json"))}
         return Trial(found, _Processors().others_since(begun))
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Write what several trials gave: the one in the middle, and between which they are."""
+    middle = sorted(values)[len(values) // 2]
+    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{middle:{form}}{around}"
 
 
 class _Processors:

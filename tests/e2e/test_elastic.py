@@ -133,7 +133,6 @@ def variables(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [

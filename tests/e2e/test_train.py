@@ -526,8 +526,7 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["ps2w", pytest.param("mwms2w", marks=AGAIN)])
+@pytest.mark.parametrize("name", ["ps2w", pytest.param("mwms2w", marks=pytest.mark.again)])
 @pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="TFDS_DATA_DIR names no folder with MNIST")
 def test_three_epochs_of_mnist_give_98_and_a_half_percent(name, tmp_path, cache):
     run = train(

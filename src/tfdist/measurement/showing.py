@@ -1,7 +1,7 @@
 """Show what was measured: tables for people, values for machines, and a plot."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from tfdist.measurement.scaling import Row, Scaling
 from tfdist.measurement.tuning import Tried, Tuning
 from tfdist.measurement.verdict import caveats, verdict
 from tfdist.plots import new_figure, save
+from tfdist.trial import spread
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def show_scaling(found: Scaling) -> None:
     for each in rows:
         is_cluster = each is not found.machine and not found.bench.is_one_process
         efficiency = f"{each.efficiency:.2f}" if is_cluster else ""
-        speeds = _spread(each.speeds, ".0f")
+        speeds = spread(each.speeds, ".0f")
         shares = [_share(each.parts, name) for name in NAMES]
         processors, sent = _middle(each.samples, "processors", 1e3), _middle(each.samples, "sent", 1e-6)
         table.add_row(
@@ -159,12 +160,6 @@ def _console() -> "Console":
     )
 
 
-def _spread(values: Sequence[float], form: str) -> str:
-    middle = sorted(values)[len(values) // 2]
-    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
-    return f"{middle:{form}}{around}"
-
-
 def _share(parts: Parts, name: str) -> str:
     value = getattr(parts, name)
     if value is None:
@@ -181,8 +176,8 @@ def _tried(each: Tried) -> tuple[str, ...]:
     if each.refused:
         return each.name, "", "", "", each.refused
     processors = _middle(each.samples, "processors", 1e3)
-    ratios = _spread(each.ratios, ".2f")
-    return each.name, _spread(each.speeds, ".0f"), ratios, processors, each.note
+    ratios = spread(each.ratios, ".2f")
+    return each.name, spread(each.speeds, ".0f"), ratios, processors, each.note
 
 
 def _tried_values(each: Tried) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Hold the simulation against this machine: from one worker beside a ps, predict two and three."""
 
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from tfdist.cluster import ClusterConfig
 from tfdist.launcher import own_cores
 from tfdist.simulation.forecasting import forecast
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
-from tfdist.trial import try_out
+from tfdist.trial import spread, try_out
 
 __all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
 
@@ -42,13 +41,14 @@ class Prediction(NamedTuple):
     def __str__(self) -> str:
         pairs = zip(self.predicted, self.measured, strict=True)
         apart = [100 * (predicted / measured - 1) for predicted, measured in pairs]
+        measured, predicted = spread(self.measured, ".0f"), spread(self.predicted, ".0f")
         return (
-            f"{self.workers} workers: measured {_spread(self.measured)} examples/s,"
-            f" predicted {_spread(self.predicted)}, apart {_spread(apart, '+.0f')} %"
+            f"{self.workers} workers: measured {measured} examples/s, predicted {predicted},"
+            f" apart {spread(apart, '+.0f')} %"
         )
 
 
-def check_machine(workers: Sequence[int] = (2, 3), rounds: int = 3) -> list[Prediction]:
+def check_machine(rounds: int, workers: Sequence[int] = (2, 3)) -> list[Prediction]:
     """Measure one worker beside a ps, predict more of them, and measure those too; so many times in turn."""
     found = [Prediction(count, [], []) for count in workers]
     for _ in range(rounds):
@@ -57,11 +57,6 @@ def check_machine(workers: Sequence[int] = (2, 3), rounds: int = 3) -> list[Pred
             each.predicted.append(forecast(setup, each.workers).examples_per_second)
             each.measured.append(_measured(each.workers).examples_per_second)
     return found
-
-
-def _spread(values: Sequence[float], form: str = ".0f") -> str:
-    """Give the median and the range."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def setup_of(one: Measured, *, cores: int) -> Setup:
