@@ -139,7 +139,7 @@ class Pool:
                     self._lose(end.task, self._why_lost(end.task, end.error))
                     waiting.appendleft(run.number)
             if time.monotonic() - asked >= _SECONDS_BETWEEN_QUESTIONS:
-                for task in self._silent(running):
+                for task in self._found_lost(running):
                     waiting.appendleft(running.pop(task).number)
                 asked = time.monotonic()
         return [values[number] for number in range(count)]
@@ -195,12 +195,16 @@ class Pool:
             time.sleep(0.1)
         return True
 
-    def _silent(self, running: Mapping[Task, _Run]) -> list[Task]:
-        """Find those that have been silent for too long; they are lost."""
+    def _found_lost(self, running: Mapping[Task, _Run]) -> list[Task]:
+        """Find those that are gone, or have been silent for too long; they are lost."""
         found = []
         for task, run in running.items():
-            if answers(self._addresses[task]):
+            answer = answers(self._addresses[task])
+            if answer:
                 run.seen = time.monotonic()
+            elif answer is False:  # TensorFlow may take its time to fail a call to a process that has ended
+                self._lose(task, "is gone")
+                found.append(task)
             elif time.monotonic() - run.seen > self._silence:
                 self._lose(task, f"has been silent for {self._silence:g} s")
                 found.append(task)
