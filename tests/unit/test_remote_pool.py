@@ -14,7 +14,7 @@ def test_a_task_is_gone_once_nobody_listens_though_its_call_has_not_failed():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # held, and not listened to: connections are refused
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        pool = Pool({Task("worker", 0): address}, 1e6, lambda tasks: None)
+        pool = Pool({Task("worker", 0): address}, 30.0, lambda tasks: None)
         released = threading.Event()
         try:
             with pytest.raises(TaskLost, match="no task is left: worker:0 is gone"):
