@@ -111,7 +111,7 @@ def test_the_model_answers_on_a_phone_as_it_does_here():
     run = subprocess.run(script, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     size, of, same, apart = re.search(
-        r"^([\d.]+) MB, run by \S+: [\d.]+% of (\d+) digits are right\n"
+        r"^([\d.]+) MB, run by ai_edge_litert\S+: [\d.]+% of (\d+) digits are right\n"
         r"(\d+) of the labels are those of the SavedModel, whose scores are at most (\S+) away",
         run.stdout,
         re.MULTILINE,
