@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
+from tfdist.loop.beginnings import Beginnings
 from tfdist.loop.executions import Totals
 from tfdist.loop.lost import is_lost_worker, named, silent_tasks
-from tfdist.loop.untuned import begin
 from tfdist.loop.workers import worker_index
 
 __all__ = ["CoordinatedRunner"]
@@ -42,7 +42,7 @@ class CoordinatedRunner:
         self._execute = tf.function(
             lambda iterator, steps: (worker_index(), *execution(iterator, steps)), autograph=False
         )
-        self._dataset = dataset
+        self._dataset, self._beginnings = dataset, Beginnings()
         self._iterator: Any = None
         self._since_begun = 0  # steps since the data were begun, maybe in an earlier epoch
         self._coordinator = coordinator
@@ -129,7 +129,7 @@ class CoordinatedRunner:
                 self._coordinator.join()
 
     def _begin_data(self) -> None:
-        self._iterator, self._since_begun = begin(self._dataset), 0
+        self._iterator, self._since_begun = self._beginnings.begin(self._dataset), 0
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers

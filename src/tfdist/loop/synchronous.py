@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.loop.beginnings import Beginnings
 from tfdist.loop.executions import Totals
-from tfdist.loop.untuned import begin
 
 __all__ = ["SynchronousRunner"]
 
@@ -22,7 +22,7 @@ class SynchronousRunner:
         self._execute = (
             execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
         )
-        self._dataset = dataset
+        self._dataset, self._beginnings = dataset, Beginnings()
         self._iterator: Any = None
         self._is_winding_up = False
         self.waited = 0.0
@@ -41,7 +41,7 @@ class SynchronousRunner:
         often as needed. Without, an epoch is the data set.
         """
         if steps is None or self._iterator is None:
-            self._iterator = begin(self._dataset)
+            self._iterator = self._beginnings.begin(self._dataset)
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
@@ -55,7 +55,7 @@ class SynchronousRunner:
                 continue
             if steps is None or (is_fresh and not ran):  # the data have ended, or there are none
                 return
-            self._iterator, is_fresh = begin(self._dataset), True
+            self._iterator, is_fresh = self._beginnings.begin(self._dataset), True
 
     def wind_up(self) -> None:
         """Let the epoch that is running end here: an execution is over before the next begins."""

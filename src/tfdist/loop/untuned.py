@@ -7,14 +7,9 @@ which holds Python's interpreter and with it everything in the process. Seen wit
 one to four of ten cases. Without the tuner, AUTOTUNE is one call in parallel for each core.
 """
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
-__all__ = ["begin", "untuned"]
+__all__ = ["untuned"]
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -26,20 +21,3 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
-
-
-def begin(dataset: Any) -> Any:
-    """Make an iterator of a distributed data set."""
-    with _untuned_devices():
-        return iter(dataset)
-
-
-@contextlib.contextmanager
-def _untuned_devices() -> Iterator[None]:
-    """Switch the autotuner off for the data set that TensorFlow puts on each device, which has no options."""
-    made = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *given: untuned(made(*given))
-    try:
-        yield
-    finally:
-        multi_device_iterator_ops._create_device_dataset = made
