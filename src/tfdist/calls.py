@@ -1,4 +1,4 @@
-"""Let tasks of a cluster call functions of Python in each other.
+"""Let tasks of a cluster call functions of Python in each other, and fetch what others hold.
 
 TensorFlow's PyFunc calls a function of Python in the process that runs it, which it finds by a token. The
 operation is made by one task, and run by another one: so the tokens are names that both of them know.
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import Task
 
-__all__ = ["answer", "ask", "resolver_of", "token"]
+__all__ = ["answer", "ask", "fetch", "resolver_of", "token"]
 
 
 def token(name: str) -> str:
@@ -37,12 +37,21 @@ def ask(task: Task, name: str, dtype: Any, *inputs: Any) -> Any:
 
     # Made here: to make it on a remote device is to hold all threads of Python up where that is silent.
     given = [tf.constant(each) for each in inputs]
-    here = tf.config.list_logical_devices("CPU")[0].name
     with tf.device(f"/job:{task.type}/replica:0/task:{task.index}/device:CPU:0"):
         [found] = tf.raw_ops.PyFunc(input=given, token=token(name), Tout=[dtype])
-    # An operation fetches it, in which other threads of Python go on.
-    with tf.device(here):
-        return tf.identity(found).numpy()
+    return fetch(found)
+
+
+def fetch(tensor: Any) -> Any:
+    """Give the value of a tensor, which may be another task's.
+
+    An operation fetches it, in which other threads of Python go on. Where `numpy()` fetches it, they do not,
+    and the other task keeps 2 kB of it for ever.
+    """
+    import tensorflow as tf
+
+    with tf.device(tf.config.list_logical_devices("CPU")[0].name):
+        return tf.identity(tensor).numpy()
 
 
 def resolver_of(strategy: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
+from tfdist.calls import fetch
 from tfdist.cluster import Task
 
 __all__ = ["Departures", "announce_departure"]
@@ -37,7 +38,6 @@ class Departures:
         """Say which servers are needed for going on."""
         self.are_due = False
         self._is_over = threading.Event()
-        self._here = tf.config.list_logical_devices("CPU")[0].name
         # A thread for each: an operation on a server that is silent does not return.
         self._threads = [
             threading.Thread(target=self._look_at, args=(task,), daemon=True) for task in servers
@@ -59,9 +59,7 @@ class Departures:
                 try:
                     with tf.device(f"/job:{server.type}/replica:0/task:{server.index}/device:CPU:0"):
                         found = tf.raw_ops.MatchingFiles(pattern=mark)
-                    # An operation fetches it, in which other threads of Python go on.
-                    with tf.device(self._here):
-                        is_due = int(tf.size(found)) > 0
+                    is_due = len(fetch(found)) > 0
                 except tf.errors.OpError as error:  # it is gone, which the training finds out by itself
                     _log.debug("%s cannot be asked: %s", server, error)
                     return

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.calls import fetch
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.errors import ConfigError, NotFinite
@@ -142,4 +143,5 @@ def _no_numbers(values: Mapping[str, Any]) -> list[str]:
         if value.dtype.is_floating:
             with tf.device(value.device):  # where it is: what the ps tasks hold is not sent for this
                 found[name] = tf.reduce_all(tf.math.is_finite(value))
-    return [name for name, is_finite in found.items() if not is_finite]
+    are_finite = fetch(tf.stack(list(found.values()))) if found else []
+    return [name for name, is_finite in zip(found, are_finite, strict=True) if not is_finite]

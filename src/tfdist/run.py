@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.calls import fetch
 from tfdist.cluster import ClusterConfig
 from tfdist.config import Config
 from tfdist.data import Data
@@ -194,7 +195,7 @@ class Run:
         self._pace.loss = logs.get("loss")
         if self._summaries is not None:
             logs["examples per second"] = self._pace.since_last_asked(self.step)
-            logs["learning rate"] = float(tf.convert_to_tensor(self._model.optimizer.learning_rate))
+            logs["learning rate"] = float(fetch(self._model.optimizer.learning_rate))
             times = way.times(counted)
             taken = {
                 f"milliseconds of a step/{task}": value

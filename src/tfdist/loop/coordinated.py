@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
@@ -69,7 +70,8 @@ class CoordinatedRunner:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
         with contextlib.closing(self.parts(steps, steps_per_execution)) as parts:
             for ran, added in parts:
-                totals = tuple(total + part for total, part in zip(totals, added, strict=True))
+                # As arrays: TensorFlow keeps a number of NumPy's that is also one of Python's for ever.
+                totals = tuple(total + np.asarray(part) for total, part in zip(totals, added, strict=True))
                 yield ran, totals
 
     def parts(self, steps: int | None, steps_per_execution: int) -> Generator[tuple[int, Any], None, None]:

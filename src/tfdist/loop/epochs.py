@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
-import tensorflow as tf
-
+from tfdist.calls import fetch
 from tfdist.loop.callbacks import count
 from tfdist.loop.session import Runner, Step
 
@@ -49,4 +48,4 @@ def _steps_per_execution(model: Any) -> int:
     """Give the number that the model is compiled with."""
     # Keras 2 hides it, in a variable.
     value = getattr(model, "steps_per_execution", None)
-    return int(tf.convert_to_tensor(model._steps_per_execution if value is None else value))
+    return int(fetch(model._steps_per_execution) if value is None else value)
