@@ -3,12 +3,10 @@
     python benchmarks/memory.py [--steps 20000] [STRATEGY ...]
 
 Every task is looked at from the outside, four times a second, while it trains through the real command, and
-evaluates and saves 500 times. The first half is left to what is taken once: traced functions, arenas of the
-allocator, and what TensorFlow takes for a data set's first iterators, of which an evaluation makes one: the
-first sixty of mirrored workers took 200 kB each, from the two hundredth on it was 2 kB. A line is then laid
-through the medians of ten spans of steps; with what it rises in 1000 steps comes the 95 % interval of that. A
-task grows where the whole interval is above {least:.0f} kB per 1000 steps; then the script ends with 1, but
-not with fewer than {enough} steps, for then all is a beginning.
+evaluates and saves 500 times. The first half is left to what is taken once: traced functions, and arenas of
+the allocator. A line is then laid through the medians of ten spans of steps; with what it rises in 1000 steps
+comes the 95 % interval of that. A task grows where the whole interval is above {least:.0f} kB per 1000 steps;
+then the script ends with 1, but not with fewer than {enough} steps, for then all is a beginning.
 """
 
 import argparse
