@@ -28,7 +28,7 @@ class Summaries:
         """Add a point to each of some curves."""
         with self._writing(name, step):
             for each, value in values.items():
-                summary.scalar(each, _tensor(np.float32(value)))
+                summary.scalar(each, np.float32(value))
 
     def answers(
         self, name: str, step: int, images: Any, labels: Any, answers: Any, classes: Sequence[str]
@@ -66,15 +66,11 @@ class Summaries:
     @contextlib.contextmanager
     def _writing(self, name: str, step: int) -> Iterator[None]:
         writer = self._writers[name]
-        # Under a strategy of remote devices, the file is still this process's own.
-        with tf.device("CPU:0"), writer.as_default(step=_tensor(np.int64(step))):
+        # Under a strategy of remote devices, the file is still this process's own. All numbers are NumPy's:
+        # TensorFlow keeps each of Python's that it makes a tensor of for ever, in a cache.
+        with tf.device("CPU:0"), writer.as_default(step=np.int64(step)):
             yield
         writer.flush()
-
-
-def _tensor(number: Any) -> tf.Tensor:
-    """Make a tensor of a number of NumPy's: TensorFlow keeps each of Python's for ever, in a cache."""
-    return tf.constant(number)
 
 
 def _matrix_picture(counts: Any) -> Any:

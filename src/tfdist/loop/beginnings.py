@@ -77,9 +77,7 @@ class _Functions(NamedTuple):
     last: Any
 
     @classmethod
-    def of(
-        cls, shard: int, source: tf.Tensor, types: tuple[Any, ...], shapes: tuple[Any, ...]
-    ) -> "_Functions":
+    def of(cls, shard: int, source: bytes, types: tuple[Any, ...], shapes: tuple[Any, ...]) -> "_Functions":
         """Trace them for the current device."""
         elements: dict[str, Any] = {"output_types": types, "output_shapes": shapes}
 

@@ -202,11 +202,9 @@ class Pool:
             answer = answers(self._addresses[task])
             if answer:
                 run.seen = time.monotonic()
-            elif answer is False:  # TensorFlow may take its time to fail a call to a process that has ended
-                self._lose(task, "is gone")
-                found.append(task)
-            elif time.monotonic() - run.seen > self._silence:
-                self._lose(task, f"has been silent for {self._silence:g} s")
+            elif answer is False or time.monotonic() - run.seen > self._silence:
+                # TensorFlow may take its time to fail a call to a process that has ended.
+                self._lose(task, "is gone" if answer is False else f"has been silent for {self._silence:g} s")
                 found.append(task)
         return found
 
