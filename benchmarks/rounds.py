@@ -1,29 +1,45 @@
 """Measure in rounds that nobody else disturbs, and say how far what was measured is apart."""
 
+import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-__all__ = ["others", "spread", "undisturbed"]
+__all__ = ["others", "spread", "told", "undisturbed"]
 
-_MOST_ROUNDS = 4  # for each that counts
+_MOST_TIMES = 8  # for each measurement that counts
 
 
 def undisturbed(
-    model: str, measure: Callable[[], list[dict[str, float]]], count: int, most_outside: float
+    model: str, measures: Sequence[Callable[[], dict[str, float]]], count: int, most_outside: float
 ) -> list[list[dict[str, float]]]:
-    """Measure all ways in turn, until so many rounds were without others in between."""
-    kept: list[list[dict[str, float]]] = []
-    for _ in range(_MOST_ROUNDS * count):
+    """Measure all ways in turn, so many times; at once again what had others in between."""
+    kept = []
+    for _ in range(count):
+        kept.append([_alone(measure, most_outside) for measure in measures])
+        speeds = " ".join(f"{each['examples']:.0f}" for each in kept[-1])
+        print(f"{model}: {speeds} examples/s", flush=True)
+    return kept
+
+
+def _alone(measure: Callable[[], dict[str, float]], most_outside: float) -> dict[str, float]:
+    for _ in range(_MOST_TIMES):
         found = measure()
-        outside = max(each["outside"] for each in found)
-        speeds = " ".join(f"{each['examples']:.0f}" for each in found)
-        print(f"{model}: {speeds} examples/s; others took {outside:.0%}", flush=True)
-        if outside <= most_outside:
-            kept.append(found)
-        if len(kept) == count:
-            return kept
-    sys.exit(f"only {len(kept)} of {_MOST_ROUNDS * count} rounds were undisturbed: end what else runs here")
+        if found["outside"] <= most_outside:
+            return found
+        print(f"others took {found['outside']:.0%} of a core: once more", flush=True)
+    sys.exit(f"disturbed {_MOST_TIMES} times in a row: end what else runs here")
+
+
+def told(folder: Path, batch: int) -> dict[str, float]:
+    """Give what worker 0 has seen, the examples of all a second, and how far the one most disturbed was."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("found-*.json"))]
+    return {
+        **found[0],
+        "outside": max(each["outside"] for each in found),
+        "examples": sum(batch / each["wall"] for each in found),
+    }
 
 
 def spread(values: Sequence[float], form: str) -> str:

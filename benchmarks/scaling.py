@@ -4,10 +4,10 @@
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared was
 measured within some minutes. Two workers train on twice the batch of one; what two cores can do at all is
-what two processes do that train each for itself. A round in which others kept a core busy is done again. What
-a worker sends in a step is counted at its socket, and in parentheses divided by the least that an all-reduce
-can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch and
-Horovod get environments of their own, and where that fails, the page says so.
+what two processes do that train each for itself. What is measured while others keep a core busy is measured
+again. What a worker sends in a step is counted at its socket, and in parentheses divided by the least that an
+all-reduce can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch
+and Horovod get environments of their own, and where that fails, the page says so.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 from environments import torch_in
 from horovod_peer import Horovod, HorovodError, install
 from results import put
-from rounds import others, spread, undisturbed
+from rounds import others, spread, told, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -68,22 +69,21 @@ OF_HOROVOD = (
 
 
 def run(way: Way, model: str, batch: int, steps: int, torch: str, horovod: Horovod) -> dict[str, float]:
-    """Train once; give what worker 0 has seen."""
+    """Train once; give what was seen."""
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
     is_torch = way.loop == "torch"
     script = PEERS / ("stepping_torch.py" if is_torch else "stepping.py")
     with tempfile.TemporaryDirectory(prefix="scaling-") as name:
         folder = Path(name)
         python = torch if is_torch else sys.executable
-        words = [python, str(script), json.dumps(order), str(folder / "found.json")]
+        words = [python, str(script), json.dumps(order), str(folder)]
         if way.loop == "horovod":
             horovod.run([str(PEERS / "stepping_horovod.py"), *words[2:]], way.workers, folder / "said")
         else:
             cluster = ClusterConfig.local(workers=way.workers)
             with (folder / "said").open("w") as said:
                 launch(cluster, words, run_dir=folder / "run", threads=1, pin=True, stream=said)
-        found: dict[str, float] = json.loads((folder / "found.json").read_text())
-    return {**found, "examples": way.workers * batch / found["wall"]}
+        return told(folder, batch)
 
 
 def rounds(
@@ -92,7 +92,7 @@ def rounds(
     """Run all ways in turn, so many times without others in between."""
     return undisturbed(
         model,
-        lambda: [run(way, model, flags.batch, flags.steps, torch, horovod) for way in ways],
+        [partial(run, way, model, flags.batch, flags.steps, torch, horovod) for way in ways],
         flags.rounds,
         flags.others,
     )

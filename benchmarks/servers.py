@@ -4,9 +4,9 @@
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared
 was measured within some minutes. What two cores can do at all is what two processes do that train each for
-itself. The ps and the chief have no core of their own. A round in which others kept a core busy is done
-again. CPU time is that of all tasks, for a batch of one worker; so are the bytes that the sockets of ps and
-workers have sent, and in parentheses divided by the least there is to send: the variables down and the
+itself. The ps and the chief have no core of their own. What is measured while others keep a core busy is
+measured again. CPU time is that of all tasks, for a batch of one worker; so are the bytes that the sockets of
+ps and workers have sent, and in parentheses divided by the least there is to send: the variables down and the
 gradients up, in as many bits. tf_keras has to be installed.
 """
 
@@ -18,12 +18,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from results import put
-from rounds import others, spread, undisturbed
+from rounds import others, spread, told, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -76,7 +77,7 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
     with tempfile.TemporaryDirectory(prefix="servers-") as name:
         folder = Path(name)
-        words = [sys.executable, str(script), json.dumps(order), str(folder / "found.json")]
+        words = [sys.executable, str(script), json.dumps(order), str(folder)]
         with (folder / "said").open("w") as said:
             launch(
                 ClusterConfig.local(**servers),
@@ -86,21 +87,18 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
                 pin=True,
                 stream=said,
             )
-        found: dict[str, float] = json.loads((folder / "found.json").read_text())
+        found = told(folder, way.batches * batch)
     if is_apart:
-        return {**found, "examples": WORKERS * batch / found["wall"]}
-    return {
-        **{name: value / way.batches for name, value in found.items()},
-        "outside": found["outside"],
-        "examples": way.batches * batch / found["wall"],
-    }
+        return found
+    whole = {name: found[name] for name in ("outside", "examples")}
+    return {**{name: value / way.batches for name, value in found.items()}, **whole}
 
 
 def rounds(model: str, ways: Sequence[Way], flags: Any) -> list[list[dict[str, float]]]:
     """Run all ways in turn, so many times without others in between."""
     return undisturbed(
         model,
-        lambda: [run(way, model, flags.batch, flags.steps) for way in ways],
+        [partial(run, way, model, flags.batch, flags.steps) for way in ways],
         flags.rounds,
         flags.most_outside,
     )

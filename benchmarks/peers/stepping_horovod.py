@@ -1,7 +1,7 @@
 """Train a model with Keras and Horovod on a core each, as `stepping.py` does with TensorFlow alone.
 
-    python stepping_horovod.py '{"model": "mnist_cnn", …}' FILE
-    horovodrun --gloo -np 2 python stepping_horovod.py '{"model": "mnist_cnn", …}' FILE
+    python stepping_horovod.py '{"model": "mnist_cnn", …}' FOLDER
+    horovodrun --gloo -np 2 python stepping_horovod.py '{"model": "mnist_cnn", …}' FOLDER
 
 It is what Horovod's guide for Keras writes.
 """
@@ -9,14 +9,14 @@ It is what Horovod's guide for Keras writes.
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from cores import tell
 from stepping import SHAPES, data, window
 
 
-def main(order: dict[str, Any]) -> tuple[dict[str, float], bool]:
-    """Train; give of one step what the window has seen, and whether this is the task that tells it."""
+def main(order: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Train; give this task's rank, and of one step what the window has seen."""
     rank = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))  # before TensorFlow has threads
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     import horovod.tensorflow.keras as hvd
@@ -44,10 +44,8 @@ def main(order: dict[str, Any]) -> tuple[dict[str, float], bool]:
         callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), seen],
         verbose=0,
     )
-    return seen.found, hvd.rank() == 0
+    return hvd.rank(), seen.found
 
 
 if __name__ == "__main__":
-    result, tells = main(json.loads(sys.argv[1]))
-    if tells:
-        Path(sys.argv[2]).write_text(json.dumps(result))
+    tell(sys.argv[2], *main(json.loads(sys.argv[1])))

@@ -1,6 +1,6 @@
 """Train a model on parameter servers for a number of steps, and say how fast it went: a task of a benchmark.
 
-    python stepping_servers.py '{"loop": "tfdist", "model": "mnist_cnn", …}' FILE
+    python stepping_servers.py '{"loop": "tfdist", "model": "mnist_cnn", …}' FOLDER
 
 The loop is tfdist's, or the fit of tf_keras as TensorFlow's guides write it. The chief measures: its clock,
 and the CPU time of all tasks, which are on one machine.
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cores import busy_seconds
+from cores import busy_seconds, tell
 from stepping import SHAPES, data
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -55,7 +55,7 @@ def window(keras: Any, bytes_sent: Any, steps: int, folder: Path) -> Any:
     return Window()
 
 
-def serve(cluster: Any, is_ours: bool, until: Path) -> None:
+def serve(cluster: Any, is_ours: bool, folder: Path) -> None:
     """Be a ps, or a worker, until the chief has written what it found."""
     import tensorflow as tf
 
@@ -67,11 +67,11 @@ def serve(cluster: Any, is_ours: bool, until: Path) -> None:
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
     task_type, index = cluster.task
     tf.distribute.Server(cluster.cluster_spec(), task_type, index, protocol="grpc", config=config)
-    while not until.exists():
+    while not list(folder.glob("found-*.json")):
         time.sleep(0.2)
 
 
-def main(order: dict[str, Any], found: Path) -> None:
+def main(order: dict[str, Any], folder: Path) -> None:
     """Train, or serve; the chief writes of one step seconds, each task's CPU seconds, and bytes sent."""
     is_ours = order["loop"] == "tfdist"
     if not is_ours:
@@ -82,10 +82,10 @@ def main(order: dict[str, Any], found: Path) -> None:
     from tfdist.models import build
 
     cluster = tfdist.ClusterConfig.from_environment()
-    (found.parent / f"{cluster.task or 'chief:0'}.pid").write_text(str(os.getpid()))
+    (folder / f"{cluster.task or 'chief:0'}.pid").write_text(str(os.getpid()))
     is_one = not order["strategy"]
     if not is_one and not cluster.is_chief:
-        serve(cluster, is_ours, found)
+        serve(cluster, is_ours, folder)
         return
     name, batch, steps = order["model"], order["batch"], order["steps"]
     bytes_sent: Any = lambda: 0  # noqa: E731
@@ -107,7 +107,7 @@ def main(order: dict[str, Any], found: Path) -> None:
             metrics=["accuracy"],
             steps_per_execution=order["steps_per_execution"],
         )
-    seen = window(tf.keras, bytes_sent, steps, found.parent)
+    seen = window(tf.keras, bytes_sent, steps, folder)
     common = {"epochs": 2, "steps_per_epoch": steps, "callbacks": [seen], "verbose": 0}
 
     def make(context: Any) -> Any:
@@ -119,7 +119,7 @@ def main(order: dict[str, Any], found: Path) -> None:
         model.fit(data(name, batch, 0), **common)
     else:
         model.fit(tf.keras.utils.experimental.DatasetCreator(make), **common)
-    found.write_text(json.dumps(seen.found))
+    tell(str(folder), 0, seen.found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train a model with PyTorch on one core, as `stepping.py` does with TensorFlow: alone, or with DDP and gloo.
 
-    python stepping_torch.py '{"model": "mnist_cnn", …}' FILE
+    python stepping_torch.py '{"model": "mnist_cnn", …}' FOLDER
 
 The model is that of `single_torch.py`, with its fast normalisation.
 """
@@ -8,11 +8,11 @@ The model is that of `single_torch.py`, with its fast normalisation.
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from cores import tell
 from single_torch import made
 from stepping import EXAMPLES, SHAPES, Stamp
 from torch import distributed
@@ -54,6 +54,4 @@ def main(order: dict[str, Any]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-        Path(sys.argv[2]).write_text(json.dumps(result))
+    tell(sys.argv[2], json.loads(os.environ["TF_CONFIG"])["task"]["index"], main(json.loads(sys.argv[1])))
