@@ -1,4 +1,4 @@
-"""Measure in rounds that nobody else disturbs, and say how far what was measured is apart."""
+"""Measure in rounds, keep what nobody else disturbed, and say how far that is apart."""
 
 import json
 import statistics
@@ -33,13 +33,26 @@ def _alone(measure: Callable[[], dict[str, float]], most_outside: float) -> dict
 
 
 def told(folder: Path, batch: int) -> dict[str, float]:
-    """Give what worker 0 has seen, the examples of all a second, and how far the one most disturbed was."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("found-*.json"))]
+    """Give what the tasks have seen in the half of their windows in which others disturbed them least.
+
+    Where several train, the examples are those of all a second; the rest is worker 0's.
+    """
+    tasks = [json.loads(path.read_text()) for path in sorted(folder.glob("found-*.json"))]
+    moments = sorted(zip(*tasks, strict=True), key=_outside)
+    kept = moments[: (len(moments) + 1) // 2]
+
+    def mean(rank: int, name: str) -> float:
+        return statistics.fmean(moment[rank][name] for moment in kept)
+
     return {
-        **found[0],
-        "outside": max(each["outside"] for each in found),
-        "examples": sum(batch / each["wall"] for each in found),
+        **{name: mean(0, name) for name in tasks[0][0]},
+        "outside": _outside(kept[-1]),
+        "examples": sum(batch / mean(rank, "wall") for rank in range(len(tasks))),
     }
+
+
+def _outside(moment: Sequence[dict[str, float]]) -> float:
+    return max(each["outside"] for each in moment)
 
 
 def spread(values: Sequence[float], form: str) -> str:

@@ -4,10 +4,11 @@
 
 Each round runs every way of training once, one after the other, with one thread each: so what is compared was
 measured within some minutes. Two workers train on twice the batch of one; what two cores can do at all is
-what two processes do that train each for itself. What is measured while others keep a core busy is measured
-again. What a worker sends in a step is counted at its socket, and in parentheses divided by the least that an
-all-reduce can send: 2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch
-and Horovod get environments of their own, and where that fails, the page says so.
+what two processes do that train each for itself. A run is measured in windows of ten steps, and the half that
+others disturbed least counts; where even there they kept a core busy, the run is done again. What a worker
+sends in a step is counted at its socket, and in parentheses divided by the least that an all-reduce can send:
+2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch and Horovod get
+environments of their own, and where that fails, the page says so.
 """
 
 import argparse
@@ -122,7 +123,7 @@ def horovod_of(place: Path, batch: int) -> Horovod:
         return horovod
     try:
         for way in OF_HOROVOD:
-            run(way, "mnist_cnn", batch, 2, "", horovod)
+            run(way, "mnist_cnn", batch, 10, "", horovod)
     except HorovodError as error:
         print(error, flush=True)
         return horovod._replace(problem="installed, but does not run here")

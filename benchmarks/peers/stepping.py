@@ -16,6 +16,8 @@ from cores import busy_seconds, tell
 
 SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
 EXAMPLES = 4096
+WARM_UP = 20  # steps
+WINDOW = 10
 
 
 def data(model: str, batch: int, seed: int) -> Any:
@@ -52,30 +54,35 @@ class Stamp(NamedTuple):
         return {"wall": wall / steps, "cpu": own / steps, "outside": max(0.0, (busy - own) / wall)}
 
 
-def window(keras: Any, strategy: Any, steps: int) -> Any:
-    """Make a callback that measures the second epoch."""
+def windows(keras: Any, strategy: Any, steps: int) -> Any:
+    """Make a callback that measures some steps at a time, so many in all, once they go fast."""
 
-    class Window(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        found: dict[str, float]
+    class Windows(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        _supports_tf_logs = True  # or tf_keras would look at the metrics after each step
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.begun, self.sent = Stamp.now(), self.bytes_sent()
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[dict[str, float]] = []
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch != 1:
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            done = batch + 1 - WARM_UP
+            if done % WINDOW or not 0 <= done <= steps:
                 return
-            sent = (self.bytes_sent() - self.sent) / steps
-            self.found = {**Stamp.now().since(self.begun, steps), "sent": sent}
+            now, sent = Stamp.now(), self.bytes_sent()
+            if done:
+                passed = (sent - self.sent) / WINDOW
+                self.found.append({**now.since(self.begun, WINDOW), "sent": passed})
+            self.begun, self.sent = now, sent
 
         def bytes_sent(self) -> int:
             ring = getattr(strategy, "ring", None)
             return ring.bytes_sent if ring else 0
 
-    return Window()
+    return Windows()
 
 
-def main(order: dict[str, Any]) -> dict[str, float]:
-    """Train; give of one step seconds, CPU seconds, bytes sent, and how busy others kept the core."""
+def main(order: dict[str, Any]) -> list[dict[str, float]]:
+    """Train; give of each window a step's seconds, CPU seconds and bytes, and what others had of the core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_ours = order["loop"] in ("tfdist", "apart")
     if not is_ours:
@@ -105,10 +112,10 @@ def main(order: dict[str, Any]) -> dict[str, float]:
             metrics=["accuracy"],
             steps_per_execution=order["steps_per_execution"],
         )
-    seen = window(tf.keras, strategy, steps)
-    # The other one must be there for all of the second.
-    epochs = 3 if order["loop"] == "apart" else 2
-    common = {"epochs": epochs, "steps_per_epoch": steps, "callbacks": [seen], "verbose": 0}
+    seen = windows(tf.keras, strategy, steps)
+    # Of two that are apart, the other one must be there until this one's last window ends.
+    more = WARM_UP if order["loop"] == "apart" else 0
+    common = {"steps_per_epoch": WARM_UP + steps + more, "callbacks": [seen], "verbose": 0}
     if is_ours:
         tfdist.fit(model, lambda context: data(name, batch, rank), strategy=strategy, **common)
     else:
@@ -116,7 +123,7 @@ def main(order: dict[str, Any]) -> dict[str, float]:
         model.fit(whole, **common)
     width = {"bfloat16": 2, "int8": 1}.get(order["dtype"], 4)
     least = 2 * (1 - 1 / strategy.num_replicas_in_sync) * width * model.count_params()
-    return {**seen.found, "least": least}
+    return [{**each, "least": least} for each in seen.found]
 
 
 if __name__ == "__main__":

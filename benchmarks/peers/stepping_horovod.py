@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 from cores import tell
-from stepping import SHAPES, data, window
+from stepping import SHAPES, WARM_UP, data, windows
 
 
-def main(order: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    """Train; give this task's rank, and of one step what the window has seen."""
+def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
+    """Train; give this task's rank, and what its windows have seen."""
     rank = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))  # before TensorFlow has threads
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     import horovod.tensorflow.keras as hvd
@@ -36,11 +36,10 @@ def main(order: dict[str, Any]) -> tuple[int, dict[str, float]]:
         metrics=["accuracy"],
         experimental_run_tf_function=False,
     )
-    seen = window(tf.keras, None, steps)
+    seen = windows(tf.keras, None, steps)
     model.fit(
         data(name, order["batch"], hvd.rank()),
-        epochs=2,
-        steps_per_epoch=steps,
+        steps_per_epoch=WARM_UP + steps,
         callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), seen],
         verbose=0,
     )

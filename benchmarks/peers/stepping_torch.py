@@ -8,20 +8,21 @@ The model is that of `single_torch.py`, with its fast normalisation.
 import json
 import os
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from cores import tell
 from single_torch import made
-from stepping import EXAMPLES, SHAPES, Stamp
+from stepping import EXAMPLES, SHAPES, WARM_UP, WINDOW, Stamp
 from torch import distributed
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(order: dict[str, Any]) -> dict[str, float]:
-    """Train; give of one step seconds, CPU seconds, and how busy others kept the core."""
+def main(order: dict[str, Any]) -> list[dict[str, float]]:
+    """Train; give a step's seconds, CPU seconds, and how busy others were on the core, by window."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     config = json.loads(os.environ["TF_CONFIG"])
@@ -45,12 +46,14 @@ def main(order: dict[str, Any]) -> dict[str, float]:
         loss.backward()
         optimizer.step()
 
-    for _ in range(order["steps"]):
+    for _ in range(WARM_UP):
         step()
-    begun = Stamp.now()
-    for _ in range(order["steps"]):
-        step()
-    return Stamp.now().since(begun, order["steps"])
+    stamps = [Stamp.now()]
+    for _ in range(order["steps"] // WINDOW):
+        for _ in range(WINDOW):
+            step()
+        stamps.append(Stamp.now())
+    return [now.since(begun, WINDOW) for begun, now in pairwise(stamps)]
 
 
 if __name__ == "__main__":
