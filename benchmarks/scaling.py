@@ -116,6 +116,17 @@ def table(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     return rows
 
 
+def beside_peers(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> str:
+    """Say how many times as fast as each peer's two workers ours were."""
+    ours = next(place for place, way in enumerate(ways) if way.implementation == "auto")
+    said = []
+    for place, way in enumerate(ways):
+        if way.workers > 1 and way.loop in ("keras", "torch", "horovod"):
+            ratios = [each[ours]["examples"] / each[place]["examples"] for each in kept]
+            said.append(f"{spread(ratios, '.2f')} times {way.title}")
+    return f"Two workers of tfdist were as fast as {', '.join(said)}."
+
+
 def horovod_of(place: Path, batch: int) -> Horovod:
     """Make an environment with Horovod, and take some steps with it: what was built may not run."""
     horovod = install(place)
@@ -164,6 +175,8 @@ def main() -> None:
                     f"| `{model}` | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
                     "|---|---|---|---|---|---|",
                     *rows,
+                    "",
+                    beside_peers(ways, kept),
                 ]
             )
             print(text, flush=True)
