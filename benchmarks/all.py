@@ -26,7 +26,7 @@ QUICK: dict[str, Sequence[str]] = {
     "memory": ["--steps", "200"],
     "recovery": ["--pairs", "1"],
     "scaling": ["--rounds", "1", "--steps", "20", "--others", "1"],
-    "servers": ["--rounds", "1", "--steps", "20", "--most_outside", "1"],
+    "servers": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "single": ["--rounds", "1", "--steps", "40", "--others", "1"],
     "soak": ["--seconds", "10"],
     "startup": ["--pairs", "1"],

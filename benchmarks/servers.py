@@ -100,7 +100,7 @@ def rounds(model: str, ways: Sequence[Way], flags: Any) -> list[list[dict[str, f
         model,
         [partial(run, way, model, flags.batch, flags.steps) for way in ways],
         flags.rounds,
-        flags.most_outside,
+        flags.others,
     )
 
 
@@ -142,7 +142,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--steps", type=int, default=200, help="of an epoch; the second is measured")
     parser.add_argument("--ways", nargs="*", type=int, default=range(len(WAYS)), help="the rows to measure")
-    parser.add_argument("--most_outside", type=float, default=MOST_OUTSIDE)
+    parser.add_argument(
+        "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
+    )
     parser.add_argument("--dry", action="store_true", help="leave the page as it is")
     flags: Any = parser.parse_args()
     ways = [WAYS[place] for place in flags.ways]
