@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 from pathlib import PurePosixPath
@@ -19,6 +20,10 @@ _SCHEDULERS = (
     "JOBSET_",
     "TFDIST_",
 )
+
+# A shell that starts pytest by & has it ignore SIGINT, and so all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _ByFile(LoadScopeScheduling):
