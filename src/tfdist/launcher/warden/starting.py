@@ -47,8 +47,9 @@ def become(cores: Sequence[int], warden: int, output: int) -> None:
     os.setsid()
     die_with_parent(warden)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores the first two, a shell's & or nohup the others
+    # Python ignores the first two, a shell's & or nohup the others.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if cores:
         os.sched_setaffinity(0, cores)
