@@ -134,7 +134,7 @@ def horovod_of(place: Path, batch: int) -> Horovod:
         return horovod
     try:
         for way in OF_HOROVOD:
-            run(way, "mnist_cnn", batch, 10, "", horovod)
+            run(way, "mnist_cnn", batch, 10, "", horovod)  # one window
     except HorovodError as error:
         print(error, flush=True)
         return horovod._replace(problem="installed, but does not run here")

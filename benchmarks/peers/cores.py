@@ -18,6 +18,6 @@ def busy_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def tell(folder: str, rank: int, found: Sequence[Mapping[str, float]]) -> None:
+def tell(folder: str | Path, rank: int, found: Sequence[Mapping[str, float]]) -> None:
     """Write this process's figures, window by window, where the benchmark reads those of all."""
     (Path(folder) / f"found-{rank}.json").write_text(json.dumps(found))

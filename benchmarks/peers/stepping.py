@@ -81,8 +81,8 @@ def windows(keras: Any, strategy: Any, steps: int) -> Any:
     return Windows()
 
 
-def main(order: dict[str, Any]) -> list[dict[str, float]]:
-    """Train; give of each window a step's seconds, CPU seconds and bytes, and what others had of the core."""
+def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
+    """Train; give the rank, and by window a step's seconds, CPU seconds, bytes, and what others had."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_ours = order["loop"] in ("tfdist", "apart")
     if not is_ours:
@@ -123,13 +123,12 @@ def main(order: dict[str, Any]) -> list[dict[str, float]]:
         model.fit(whole, **common)
     width = {"bfloat16": 2, "int8": 1}.get(order["dtype"], 4)
     least = 2 * (1 - 1 / strategy.num_replicas_in_sync) * width * model.count_params()
-    return [{**each, "least": least} for each in seen.found]
+    return rank, [{**each, "least": least} for each in seen.found]
 
 
 if __name__ == "__main__":
     order = json.loads(sys.argv[1])
-    rank = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
-    tell(sys.argv[2], rank, main(order))
+    tell(sys.argv[2], *main(order))
     if order["loop"] == "keras":
         # Two workers of TensorFlow's would wait a minute for each other before they end.
         os._exit(0)

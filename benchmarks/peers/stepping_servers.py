@@ -119,7 +119,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
         model.fit(data(name, batch, 0), **common)
     else:
         model.fit(tf.keras.utils.experimental.DatasetCreator(make), **common)
-    tell(str(folder), 0, [seen.found])
+    tell(folder, 0, [seen.found])
 
 
 if __name__ == "__main__":

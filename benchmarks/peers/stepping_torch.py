@@ -21,8 +21,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(order: dict[str, Any]) -> list[dict[str, float]]:
-    """Train; give a step's seconds, CPU seconds, and how busy others were on the core, by window."""
+def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
+    """Train; give the rank, and by window a step's seconds, CPU seconds, and what others had of the core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     config = json.loads(os.environ["TF_CONFIG"])
@@ -53,8 +53,8 @@ def main(order: dict[str, Any]) -> list[dict[str, float]]:
         for _ in range(WINDOW):
             step()
         stamps.append(Stamp.now())
-    return [now.since(begun, WINDOW) for begun, now in pairwise(stamps)]
+    return rank, [now.since(begun, WINDOW) for begun, now in pairwise(stamps)]
 
 
 if __name__ == "__main__":
-    tell(sys.argv[2], json.loads(os.environ["TF_CONFIG"])["task"]["index"], main(json.loads(sys.argv[1])))
+    tell(sys.argv[2], *main(json.loads(sys.argv[1])))
