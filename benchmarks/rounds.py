@@ -5,10 +5,23 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["others", "spread", "told", "undisturbed"]
+__all__ = ["alone", "others", "spread", "told", "undisturbed"]
 
 _MOST_TIMES = 8  # for each measurement that counts
+
+Found = TypeVar("Found")
+
+
+def alone(measure: Callable[[], Found], outside: Callable[[Found], float], most: float) -> Found:
+    """Measure until others had no more than so much of the cores in between."""
+    for _ in range(_MOST_TIMES):
+        found = measure()
+        if outside(found) <= most:
+            return found
+        print(f"others took {outside(found):.0%} of a core: once more", flush=True)
+    sys.exit(f"disturbed {_MOST_TIMES} times in a row: end what else runs here, or raise --others")
 
 
 def undisturbed(
@@ -17,19 +30,10 @@ def undisturbed(
     """Measure all ways in turn, so many times; at once again what had others in between."""
     kept = []
     for _ in range(count):
-        kept.append([_alone(measure, most_outside) for measure in measures])
+        kept.append([alone(measure, lambda found: found["outside"], most_outside) for measure in measures])
         speeds = " ".join(f"{each['examples']:.0f}" for each in kept[-1])
         print(f"{model}: {speeds} examples/s", flush=True)
     return kept
-
-
-def _alone(measure: Callable[[], dict[str, float]], most_outside: float) -> dict[str, float]:
-    for _ in range(_MOST_TIMES):
-        found = measure()
-        if found["outside"] <= most_outside:
-            return found
-        print(f"others took {found['outside']:.0%} of a core: once more", flush=True)
-    sys.exit(f"disturbed {_MOST_TIMES} times in a row: end what else runs here")
 
 
 def told(folder: Path, batch: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ Both sides train the same model with the same batch, optimizer and schedule on t
 each of two cores, and evaluate on all test images after every {every} steps; with the first evaluation that
 finds enough, they end. tf_keras's side is what TensorFlow's guides write: fit under
 MultiWorkerMirroredStrategy. The wall time is from the command on, imports and all: until the accuracy is
-known, and until all processes have ended with the model on the disk. The sides take turns; a pair in which
+known, and until all processes have ended with the model on the disk. The sides take turns; a run in which
 others kept a core busy is run again. tf_keras has to be installed.
 """
 
@@ -17,13 +17,14 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from results import put
+from rounds import alone
 from watching import ONE_THREAD, Run, watched
 
 from tfdist.cluster import ClusterConfig
@@ -33,7 +34,6 @@ PEER = Path(__file__).parent / "peers" / "to_accuracy.py"
 WORKERS = 2
 RECIPE = {"batch": 128, "rate": 0.05, "steps": 1404, "every": 117}
 MOST_OUTSIDE = 0.05  # of the cores' time
-TRIES = 4
 
 
 def ours(folder: Path, seed: int, until: float) -> Run:
@@ -81,17 +81,18 @@ def theirs(folder: Path, seed: int, until: float) -> Run:
 
 
 def pair(seed: int, flags: Any) -> tuple[Run, Run]:
-    """Run both sides with a seed, again where others were on the cores."""
-    for _ in range(TRIES):
-        runs = []
-        for side in (ours, theirs) if seed % 2 == 0 else (theirs, ours):
+    """Run both sides with a seed, each again where others were on the cores."""
+    runs = {}
+    for side in (ours, theirs) if seed % 2 == 0 else (theirs, ours):
+
+        def run(side: Callable[[Path, int, float], Run] = side) -> Run:
             with tempfile.TemporaryDirectory(prefix="to-accuracy-") as name:
-                runs.append(side(Path(name), seed, flags.accuracy))
-        us, them = runs if seed % 2 == 0 else runs[::-1]
-        print(f"seed {seed}: tfdist {us}, tf_keras {them}", flush=True)
-        if max(us.outside, them.outside) <= flags.others:
-            return us, them
-    sys.exit(f"others were on the cores in {TRIES} tries: end what else runs here, or raise --others")
+                found = side(Path(name), seed, flags.accuracy)
+            print(f"seed {seed}: {side.__name__} {found}", flush=True)
+            return found
+
+        runs[side] = alone(run, lambda found: found.outside, flags.others)
+    return runs[ours], runs[theirs]
 
 
 def table(pairs: Sequence[tuple[Run, Run]], accuracy: float) -> list[str]:
