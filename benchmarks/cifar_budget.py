@@ -9,18 +9,20 @@ and then evaluates, which is not counted. All takes about three times the budget
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from results import put
+from rounds import alone
 from watching import Run, watched
 
 from tfdist.data import open_data
@@ -81,16 +83,15 @@ def main() -> None:
     parser.add_argument("--others", type=float, default=MOST_OUTSIDE, help="share of the cores for others")
     flags: Any = parser.parse_args()
     found: dict[str, list[Run]] = {}
+    ways: dict[str, Callable[[int], Run]] = {
+        f"tfdist, {epochs} epochs": functools.partial(ours, epochs) for epochs in flags.epochs
+    }
+    ways["Keras's ResNet20, Keras 3 fit"] = functools.partial(theirs, flags.minutes)
     for seed in range(flags.runs):
-        sides = {f"tfdist, {epochs} epochs": ours(epochs, seed) for epochs in flags.epochs}
-        sides["Keras's ResNet20, Keras 3 fit"] = theirs(flags.minutes, seed)
-        for title, run in sides.items():
+        for title, way in ways.items():
+            run = alone(functools.partial(way, seed), lambda run: run.outside, flags.others)
             found.setdefault(title, []).append(run)
             print(f"{title}: {run}", flush=True)
-            if run.outside > flags.others:
-                sys.exit(
-                    f"others took {run.outside:.0%} of the cores: end what else runs here, or say --others"
-                )
     rows = [row(title, 256 if title.startswith("tfdist") else 32, runs) for title, runs in found.items()]
     head = (
         f"{flags.runs} run{'s' * (flags.runs > 1)} of each; minutes are of the whole command, imports,"

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import NamedTuple
 
 from environments import Torch, torch_in
 from results import put
+from rounds import alone, spread
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tfdist.data import open_data
@@ -32,7 +32,6 @@ from tfdist.data import open_data
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"
 _BATCH = 128
-_TRIES = 5
 _ALONE = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
@@ -139,16 +138,11 @@ def _row(name: str, runs: list[Run], ours: list[Run]) -> str:
     ]
     cells = [
         name,
-        _spread([_BATCH / run.wall for run in runs], "{:.0f}"),
-        _spread([1000 * run.cpu for run in runs], "{:.1f}"),
-        *("" if runs is ours else _spread(each, "{:.2f}") for each in ratios),
+        spread([_BATCH / run.wall for run in runs], ".0f"),
+        spread([1000 * run.cpu for run in runs], ".1f"),
+        *("" if runs is ours else spread(each, ".2f") for each in ratios),
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _spread(values: list[float], form: str) -> str:
-    middle, low, high = (form.format(each) for each in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
 
 
 def _measured(
@@ -163,19 +157,15 @@ def _measured(
     python: Path | str = sys.executable,
 ) -> Run:
     """Run one side, again where others were on the core."""
-    for _ in range(_TRIES):
+
+    def once() -> Run:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            if script:
-                asked = _asked(work, flags.steps, f"{name}/export") | {"options": options or {}, "fast": fast}
-                run = _peer([str(python), str(PEERS / script), json.dumps(asked)], flags)
-            else:
-                run = _tfdist(work, flags, Path(name), number)
-        if run.cpu >= (1 - flags.others) * run.wall:
-            return run
-        print(f"  again: of {run.wall:.4f} s a step only {run.cpu:.4f} s were its own", flush=True)
-    sys.exit(
-        f"core {flags.core} was not free in {_TRIES} runs; end what else runs there, or take another --core"
-    )
+            if not script:
+                return _tfdist(work, flags, Path(name), number)
+            asked = _asked(work, flags.steps, f"{name}/export") | {"options": options or {}, "fast": fast}
+            return _peer([str(python), str(PEERS / script), json.dumps(asked)], flags)
+
+    return alone(once, lambda run: 1 - run.cpu / run.wall, flags.others)
 
 
 def _asked(work: Work, steps: int, folder: str) -> dict:
