@@ -8,12 +8,15 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.loop.fused import fuse
+from tfdist.loop.fused import fuse, fuse_keras_2
 
 keras = tf.keras
 
-pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 keeps its own updates")
+IS_KERAS_2 = keras.__version__ < "3"
+of_keras_3 = pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 keeps its own updates, but for SGD")
+of_keras_2 = pytest.mark.skipif(not IS_KERAS_2, reason="this is Keras 3")
 
+WEIGHTS = 5  # of the model here
 SETTINGS = {
     "plain": {"global_clipnorm": 0.1},
     "momentum": {"momentum": 0.9, "clipnorm": 0.1, "weight_decay": 0.01},
@@ -50,13 +53,15 @@ def trained(name="SGD", dtype="float32", **settings):
         ]
     )
     optimizer = getattr(keras.optimizers, name)(**{"learning_rate": 0.3, **settings})
-    model.compile(optimizer, keras.losses.MeanSquaredError(), auto_scale_loss=False, jit_compile=False)
+    as_it_is = {} if IS_KERAS_2 else {"auto_scale_loss": False}
+    model.compile(optimizer, keras.losses.MeanSquaredError(), jit_compile=False, **as_it_is)
     chance = np.random.default_rng(5)
     x, y = chance.integers(0, 20, (24, 7)), chance.normal(0, 1, (24, 3))
     tfdist.fit(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), verbose=0)
     return [np.asarray(each) for each in (*model.get_weights(), *(v.numpy() for v in optimizer.variables))]
 
 
+@of_keras_3
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_gives_the_bits_of_keras(settings, monkeypatch):
     ours = trained(**settings)
@@ -73,6 +78,41 @@ def test_gives_the_bits_of_keras(settings, monkeypatch):
             np.testing.assert_array_equal(found, expected)
 
 
+@of_keras_2
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_keras_2_gets_its_bits(momentum, nesterov, monkeypatch):
+    settings = {"momentum": momentum, "nesterov": nesterov, "clipnorm": 0.1, "weight_decay": 0.01}
+    ours = trained(**settings)
+    monkeypatch.setattr("tfdist.loop.keras2.fuse_keras_2", lambda optimizer: None)
+    kerass = trained(**settings)
+    for found, expected in zip(ours[:WEIGHTS], kerass[:WEIGHTS], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@of_keras_2
+@pytest.mark.parametrize(
+    ("momentum", "of_slots"), [(0.0, []), (0.9, ["ResourceApplyKerasMomentum"])], ids=["plain", "momentum"]
+)
+def test_keras_2_adds_to_a_weight_nothing_that_it_reads_from_a_slot(momentum, of_slots):
+    optimizer = keras.optimizers.SGD(0.1, momentum=momentum)
+    variables = [tf.Variable(np.ones([4, 3], "float32")), tf.Variable(np.ones([4, 3], "float32"))]
+    optimizer.build(variables)
+    fuse_keras_2(optimizer)
+
+    @tf.function(autograph=False)
+    def update():
+        rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([2]), tf.constant([4, 3]))
+        sparse = [] if momentum else [(rows, variables[1])]
+        optimizer.apply_gradients([(tf.ones([4, 3]), variables[0]), *sparse])
+
+    graph = update.get_concrete_function().graph
+    slots = {id(inside) for outside, inside in graph.captures if outside is optimizer.momentums[0].handle}
+    users = [each.type for each in graph.get_operations() if slots & set(map(id, each.inputs))]
+    assert users == of_slots
+
+
+@of_keras_3
 @pytest.mark.parametrize(
     ("optimizer", "operation"),
     [
@@ -100,6 +140,7 @@ def own(kind):
     return type("Own", (kind,), {})
 
 
+@of_keras_3
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -112,4 +153,5 @@ def own(kind):
 )
 def test_leaves_others_alone(optimizer):
     fuse(optimizer)
+    fuse_keras_2(optimizer)
     assert "update_step" not in vars(optimizer)

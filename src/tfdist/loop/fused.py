@@ -1,4 +1,4 @@
-"""Let Keras 3's SGD and Adam change a weight in one operation, that does the same sums in the same order.
+"""Let Keras's SGD and Adam change a weight in one operation, that does the same sums in the same order.
 
 Keras computes an update in several operations, each of which goes over all weights. TensorFlow has one for
 SGD, with and without momentum, and one for Adam, which are atomic, too, where workers go each at their own
@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["fuse"]
+__all__ = ["fuse", "fuse_keras_2"]
 
 Update = Callable[[Any, Any, Any, Any], None]
 
 
 def fuse(optimizer: Any) -> None:
-    """Let the optimizer take TensorFlow's operation for each dense gradient, if it has one."""
+    """Let an optimizer of Keras 3 take TensorFlow's operation for each dense gradient, if it has one."""
     kind = type(optimizer)
     update = _UPDATES.get((kind.__module__, kind.__name__))  # a class derived from it may do something else
     if update is None or getattr(optimizer, "amsgrad", False):
@@ -32,6 +32,30 @@ def fuse(optimizer: Any) -> None:
             return
         rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
         update(optimizer, variable, rate, gradient)
+
+    optimizer.update_step = update_step
+
+
+def fuse_keras_2(optimizer: Any) -> None:
+    """Let SGD of Keras 2 add to a weight what this gradient makes, and nothing that another worker has made.
+
+    It writes each update into a slot, without momentum too, and adds to the weight what it reads from there.
+    Of two workers that go each at its own pace, both may read what one has written.
+    """
+    kind = type(optimizer)
+    if (kind.__module__, kind.__name__) not in _SGD_OF_KERAS_2:
+        return
+
+    def update_step(gradient: Any, variable: Any) -> None:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        if variable.dtype not in (tf.float32, tf.float64) or (is_sparse and optimizer.momentum):
+            kind.update_step(optimizer, gradient, variable)
+            return
+        rate = tf.cast(optimizer.learning_rate, variable.dtype)
+        if is_sparse:
+            variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
+        else:
+            _sgd(optimizer, variable, rate, gradient)
 
     optimizer.update_step = update_step
 
@@ -75,6 +99,8 @@ def _adam(optimizer: Any, variable: Any, rate: tf.Tensor, gradient: tf.Tensor) -
 
 
 def _slot(optimizer: Any, slots: Any, variable: Any) -> tf.Tensor:
+    if hasattr(optimizer, "_index_dict"):  # of Keras 2
+        return slots[optimizer._index_dict[optimizer._var_key(variable)]].handle
     return slots[optimizer._get_variable_index(variable)].value.handle
 
 
@@ -83,3 +109,7 @@ _UPDATES: dict[tuple[str, str], Update] = {
     ("keras.src.optimizers.adam", "Adam"): _adam,
     ("keras.src.optimizers.adamw", "AdamW"): _adam,
 }
+_SGD_OF_KERAS_2 = [
+    (module, "SGD")
+    for module in ("keras.optimizers.sgd", "keras.src.optimizers.sgd", "tf_keras.src.optimizers.sgd")
+]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import reductions
+from tfdist.loop.fused import fuse_keras_2
 from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
 from tfdist.loop.randomness import drawing_apart
@@ -36,6 +37,8 @@ class Keras2Step:
         self._forward = tf.autograph.to_graph(_forward)
         self._gauge = Gauge(strategy)
         _refuse_post(strategy)
+        if model.optimizer is not None:
+            fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
     def no_totals(self) -> tuple[tf.Tensor, ...]:
         """Give what is gauged alone: what is counted is in the metrics' own variables."""
