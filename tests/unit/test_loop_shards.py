@@ -12,6 +12,7 @@ from tfdist.errors import ConfigError
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.loop import fit, predict  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.loop.shards import read_by_rows  # noqa: E402
 from tfdist.strategy.shards import Cutter, Sharded  # noqa: E402
 
 keras = tf.keras
@@ -48,6 +49,37 @@ def test_rows_come_in_the_order_of_the_indices(indices):
     indices = np.array(indices, "int32")
 
     assert np.array_equal(tf.gather(variable, indices), table()[indices])
+
+
+def ancestors(operation):
+    """Give the operations that take part in what one gives, and itself."""
+    found = {operation}
+    for each in operation.inputs:
+        found |= ancestors(each.op)
+    return found
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reads for itself")
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_of_an_embedding_nothing_but_rows_is_read_or_cast(mirrored, policy):
+    make = tf.distribute.MirroredStrategy if mirrored else tf.distribute.OneDeviceStrategy
+    strategy = make(["CPU:0"] if mirrored else "CPU:0")
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), keras.layers.Embedding(997, 4, dtype=policy)]
+        )
+    read_by_rows(model.variables)
+
+    @tf.function(autograph=False)
+    def rows(ids):
+        return strategy.run(model, args=(ids,))
+
+    ids = tf.constant([[5, 0, 996]])
+    used = ancestors(rows.get_concrete_function(ids).graph.outputs[0].op)
+    assert not [each for one in used for each in one.outputs if each.shape.rank and each.shape[0] == 997]
+    expected = model.get_weights()[0][[5, 0, 996]].astype("float32" if policy == "float32" else "float16")
+    assert np.array_equal(strategy.experimental_local_results(rows(ids))[0][0], expected)
 
 
 @pytest.mark.parametrize("value", [3.0, [1.0, 2.0]])

@@ -5,6 +5,7 @@ one for each shard, to make its slots beside it. What it does has to be the same
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,10 +56,25 @@ def read_by_rows(variables: Sequence[Any]) -> None:
     """Let `tf.gather` read the rows that it needs from where they are.
 
     It does so for what has a `sparse_read`, as TensorFlow's variables have; those of Keras 3 have none, and a
-    whole embedding would be sent to each worker in each step.
+    whole embedding would be sent to each worker in each step, or copied.
     """
     for each in variables:
-        each.sparse_read = lambda indices, name=None, each=each: tf.gather(each.value, indices, name=name)
+        each.sparse_read = functools.partial(_rows, each)
+
+
+def _rows(variable: Any, indices: Any, name: str | None = None) -> Any:
+    """Read rows of a variable of Keras 3, and let it cast these, where it would cast the whole first."""
+    is_cast, variable._autocast = (
+        getattr(variable, "_autocast", True),
+        False,
+    )  # the first ones of Keras 3 have none
+    try:
+        whole = variable.value
+    finally:
+        variable._autocast = is_cast
+    if isinstance(whole, tf.distribute.DistributedValues):
+        whole = whole._get()  # of what is mirrored, a replica's own copy alone can be read by rows
+    return variable._maybe_autocast(tf.gather(whole, indices, name=name))
 
 
 def check_parts(model: Any) -> None:
