@@ -123,7 +123,7 @@ def plot(found: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     columns = 4
     figure, axes = pyplot.subplots(
@@ -136,6 +136,14 @@ def plot(found: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> None:
         axis.loglog(sizes, costs, "o-")
         axis.loglog(sizes, [costs[-1] * each / sizes[-1] for each in sizes], ":", color="grey")
         axis.set(xlabel=series.what, ylabel="CPU ms a step", title=series.strategy)
+        if sizes[-1] < 10:  # too few for powers of ten
+            axis.set_xticks(sizes, [str(each) for each in sizes])
+            axis.xaxis.set_minor_locator(ticker.NullLocator())
+        axis.set_ylim(min(costs) / 3, 2 * max(costs))
+        if max(costs) < 30 * min(costs):
+            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     figure.savefig(PLOT, dpi=80, metadata={"Software": ""})
 
 
@@ -167,7 +175,8 @@ def main() -> None:
         spread = f"{middle:.2f} ({exponents[0]:.2f} to {exponents[-1]:.2f})"
         rows.append(f"| {series.what} | `{series.strategy}` | {points} | {whose} | {spread} |")
     head = (
-        f"Median of {flags.rounds} rounds; exponents of the {OF_FIT} largest sizes, median and range;"
+        f"{flags.rounds} round{'s' * (flags.rounds > 1)}, median; exponents of the {OF_FIT} largest sizes,"
+        f" median and range;"
         f" {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
         f" {metadata.version('tensorflow')}."
     )
