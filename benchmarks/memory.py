@@ -134,15 +134,15 @@ def main() -> None:
     parser.add_argument("strategies", nargs="*", default=list(CLUSTERS), metavar="STRATEGY")
     parser.add_argument("--steps", type=int, default=20_000)
     flags: Any = parser.parse_args()
-    rows, growing = [], []
+    growing = []
     for name in flags.strategies:
         with tempfile.TemporaryDirectory(prefix="memory-") as folder:
             seen = watched(name, flags.steps, Path(folder))
+        rows = []
         for task, points in sorted(seen.items()):
             found = growth(points, flags.steps)
             growing += [f"{task} of {name}"] * found.is_sure
             cells = [
-                f"`{name}`",
                 task,
                 f"{found.first:.1f} MB",
                 f"{found.last:.1f} MB",
@@ -150,15 +150,13 @@ def main() -> None:
                 "yes" if found.is_sure else "no",
             ]
             rows.append(f"| {' | '.join(cells)} |")
-            print(rows[-1], flush=True)
-    head = (
-        f"{flags.steps} steps of 8 examples of a linear model, one in each call of the graph, with an"
-        f" evaluation and a checkpoint every {max(2, flags.steps // TIMES)}; {os.cpu_count()} cores, Python"
-        f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}. It grows where all of"
-        f" the 95 % interval is above {LEAST:.0f} kB per 1000 steps."
-    )
-    columns = "| strategy | task | half-way | at the end | in 1000 steps | grows |"
-    put("memory", "\n".join([head, "", columns, "|---|---|---|---|---|---|", *rows]))
+            print(name, rows[-1], flush=True)
+        head = (
+            f"{flags.steps} steps; {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
+            f" {metadata.version('tensorflow')}."
+        )
+        columns = f"| `{name}` | half-way | at the end | in 1000 steps | grows |"
+        put(f"memory {name}", "\n".join([head, "", columns, "|---|---|---|---|---|", *rows]))
     if growing and flags.steps >= ENOUGH:
         sys.exit(f"{', '.join(growing)}: resident size grows with the steps")
 

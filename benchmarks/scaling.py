@@ -87,18 +87,6 @@ def run(way: Way, model: str, batch: int, steps: int, torch: str, horovod: Horov
         return told(folder, batch)
 
 
-def rounds(
-    model: str, ways: Sequence[Way], flags: Any, torch: str, horovod: Horovod
-) -> list[list[dict[str, float]]]:
-    """Run all ways in turn, so many times without others in between."""
-    return undisturbed(
-        model,
-        [partial(run, way, model, flags.batch, flags.steps, torch, horovod) for way in ways],
-        flags.rounds,
-        flags.others,
-    )
-
-
 def table(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
     rows = []
@@ -161,7 +149,10 @@ def main() -> None:
         horovod = horovod_of(place / "horovod", flags.batch)
         ways = (*WAYS, *(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
-            kept = rounds(model, ways, flags, torch.python, horovod)
+            measures = [
+                partial(run, way, model, flags.batch, flags.steps, torch.python, horovod) for way in ways
+            ]
+            kept = undisturbed(model, measures, flags.rounds, flags.others)
             rows = table(ways, kept)
             rows += [f"| Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
             text = "\n".join(

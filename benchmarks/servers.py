@@ -94,16 +94,6 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     return {**{name: value / way.batches for name, value in found.items()}, **whole}
 
 
-def rounds(model: str, ways: Sequence[Way], flags: Any) -> list[list[dict[str, float]]]:
-    """Run all ways in turn, so many times without others in between."""
-    return undisturbed(
-        model,
-        [partial(run, way, model, flags.batch, flags.steps) for way in ways],
-        flags.rounds,
-        flags.others,
-    )
-
-
 def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
     """Make a model's rows."""
 
@@ -149,7 +139,8 @@ def main() -> None:
     flags: Any = parser.parse_args()
     ways = [WAYS[place] for place in flags.ways]
     for model in flags.models:
-        kept = rounds(model, ways, flags)
+        measures = [partial(run, way, model, flags.batch, flags.steps) for way in ways]
+        kept = undisturbed(model, measures, flags.rounds, flags.others)
         rows = table(model, ways, kept)
         text = "\n".join(
             [
