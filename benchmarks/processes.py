@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Taken", "busy_seconds", "marked", "new_mark", "own_mark"]
+__all__ = ["Taken", "busy_seconds", "marked", "new_mark", "own_mark", "own_seconds"]
 
 _MARK = "TFDIST_BENCHMARK"
 
@@ -55,3 +55,9 @@ def busy_seconds() -> float:
     line = Path("/proc/stat").read_text().split("\n", 1)[0]
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, line.split()[1:])
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    """Say how long the cores have worked for this process, and for what it started that has ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

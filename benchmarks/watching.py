@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from processes import busy_seconds
+from processes import busy_seconds, own_seconds
 
 __all__ = ["ONE_THREAD", "Run", "watched"]
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 def watched(commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, str]], until: float) -> Run:
     """Start the commands, the first of which prints lines of JSON or of tfdist's log; watch them end."""
-    begun, busy, own = time.monotonic(), busy_seconds(), _own_seconds()
+    begun, busy, own = time.monotonic(), busy_seconds(), own_seconds()
     processes = [
         subprocess.Popen(
             words,
@@ -65,14 +65,9 @@ def watched(commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, s
     if any(each.wait() for each in processes):
         sys.exit(f"{' '.join(commands[0])} failed:\n{''.join(said[-30:])}")
     whole = time.monotonic() - begun
-    cpu = _own_seconds() - own
+    cpu = own_seconds() - own
     outside = (busy_seconds() - busy - cpu) / (whole * (os.cpu_count() or 1))
     return Run(reached, whole, cpu, steps, accuracy, max(0.0, outside))
-
-
-def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _evaluation(line: str) -> tuple[int, float] | None:

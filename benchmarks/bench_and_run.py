@@ -1,0 +1,115 @@
+"""Hold what `tfdist bench` says of a config against the speed at which the same config then trains.
+
+    python benchmarks/bench_and_run.py [--rounds 5] [--steps 300] [CONFIG ...]
+
+Both in turns, as a user would type them. Of the bench it is the row with as many workers as the config has;
+of the run the median of the curve that TensorBoard shows, a point every 50 steps, without the first two. The
+bench binds workers to cores, so the run does that here too (`launch.pin`). What others disturb is done again.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from processes import busy_seconds, own_seconds
+from results import put
+from rounds import alone, spread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow import make_ndarray
+
+from tfdist.config import read_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NAMES = ("mwms2w", "ps2w", "ps2w-sync", "cifar10-mwms2w")
+MOST_OUTSIDE = 0.1  # of a core's time
+APART = 50  # steps from point to point of the curve
+
+
+class Pair(NamedTuple):
+    """Hold what the bench has said, in examples a second, and what came of it."""
+
+    said: float
+    ran: float
+    outside: float
+
+
+def pair(config: str, workers: int, steps: int) -> Pair:
+    """Have both once."""
+    begun, busy, own = os.times().elapsed, busy_seconds(), own_seconds()
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        file, run = folder / "found.json", folder / "run"
+        _type("bench", config, f"--workers={workers}", "--rounds=1", f"--steps={steps}", f"--json={file}")
+        [said] = (
+            row["examples_per_second"]
+            for row in json.loads(file.read_text())["rows"]
+            if row["workers"] == workers and not row["name"].startswith("one process")
+        )
+        changes = {"train.steps": 2 * APART + steps, "summaries.every": APART, "launch.pin": "true"}
+        _type(
+            "train", config, f"--run_dir={run}", *(f"--set={key}={value}" for key, value in changes.items())
+        )
+        events = EventAccumulator(str(run / "summaries" / "train"), size_guidance={"tensors": 0})
+        events.Reload()
+        points = events.Tensors("examples per second")
+        ran = np.median([make_ndarray(each.tensor_proto) for each in points if each.step > 2 * APART])
+    outside = (busy_seconds() - busy - (own_seconds() - own)) / (os.times().elapsed - begun)
+    return Pair(said, float(ran), max(0.0, outside))
+
+
+def _type(verb: str, config: str, *words: str) -> None:
+    command = [sys.executable, "-m", f"tfdist.{verb}", "--config", config, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
+
+
+def main() -> None:
+    """Read the flags, measure in turns, and put the table into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("configs", nargs="*", default=[str(CONFIGS / f"{name}.yaml") for name in NAMES])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
+    )
+    flags: Any = parser.parse_args()
+    rows = []
+    for config in flags.configs:
+        workers = len(read_config(config, []).find_cluster().worker)
+        measure = functools.partial(pair, config, workers, flags.steps)
+        pairs = []
+        for _ in range(flags.rounds):
+            pairs.append(alone(measure, lambda found: found.outside, flags.others))
+            print(f"{config}: {pairs[-1]}", flush=True)
+        cells = [
+            f"`{Path(config).name}`",
+            spread([each.said for each in pairs], ".0f"),
+            spread([each.ran for each in pairs], ".0f"),
+            spread([each.said / each.ran for each in pairs], ".2f"),
+            f"{max(each.outside for each in pairs):.0%}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    head = (
+        f"Median and range of {flags.rounds} pairs, in turns; {flags.steps} steps; {os.cpu_count()} cores,"
+        f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}."
+    )
+    columns = "| config | bench, examples/s | run, examples/s | bench / run | others, of a core |"
+    text = "\n".join([head, "", columns, "|---|---|---|---|---|", *rows])
+    print(text)
+    put("bench and run", text)
+
+
+if __name__ == "__main__":
+    main()
