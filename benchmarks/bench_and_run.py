@@ -15,12 +15,13 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from processes import busy_seconds, own_seconds
+from processes import outside_seconds
 from results import put
 from rounds import alone, spread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -44,7 +45,7 @@ class Pair(NamedTuple):
 
 def pair(config: str, workers: int, steps: int) -> Pair:
     """Have both once."""
-    begun, busy, own = os.times().elapsed, busy_seconds(), own_seconds()
+    begun, before = time.monotonic(), outside_seconds()
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         file, run = folder / "found.json", folder / "run"
@@ -62,7 +63,7 @@ def pair(config: str, workers: int, steps: int) -> Pair:
         events.Reload()
         points = events.Tensors("examples per second")
         ran = np.median([make_ndarray(each.tensor_proto) for each in points if each.step > 2 * APART])
-    outside = (busy_seconds() - busy - (own_seconds() - own)) / (os.times().elapsed - begun)
+    outside = (outside_seconds() - before) / (time.monotonic() - begun)
     return Pair(said, float(ran), max(0.0, outside))
 
 

@@ -176,8 +176,7 @@ def main() -> None:
         rows.append(f"| {series.what} | `{series.strategy}` | {points} | {whose} | {spread} |")
     head = (
         f"{flags.rounds} round{'s' * (flags.rounds > 1)}, median; exponents of the {OF_FIT} largest sizes,"
-        f" median and range;"
-        f" {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
+        f" median and range; {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
         f" {metadata.version('tensorflow')}."
     )
     columns = "| size | strategy | CPU ms of a step | of tasks | exponent |"

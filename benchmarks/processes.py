@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Taken", "busy_seconds", "marked", "new_mark", "own_mark", "own_seconds"]
+__all__ = ["Taken", "busy_seconds", "marked", "new_mark", "outside_seconds", "own_mark", "own_seconds"]
 
 _MARK = "TFDIST_BENCHMARK"
 
@@ -61,3 +61,8 @@ def own_seconds() -> float:
     """Say how long the cores have worked for this process, and for what it started that has ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def outside_seconds() -> float:
+    """Say how long they have worked for others."""
+    return busy_seconds() - own_seconds()

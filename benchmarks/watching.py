@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from processes import busy_seconds, own_seconds
+from processes import outside_seconds, own_seconds
 
 __all__ = ["ONE_THREAD", "Run", "watched"]
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 def watched(commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, str]], until: float) -> Run:
     """Start the commands, the first of which prints lines of JSON or of tfdist's log; watch them end."""
-    begun, busy, own = time.monotonic(), busy_seconds(), own_seconds()
+    begun, before, own = time.monotonic(), outside_seconds(), own_seconds()
     processes = [
         subprocess.Popen(
             words,
@@ -66,7 +66,7 @@ def watched(commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, s
         sys.exit(f"{' '.join(commands[0])} failed:\n{''.join(said[-30:])}")
     whole = time.monotonic() - begun
     cpu = own_seconds() - own
-    outside = (busy_seconds() - busy - cpu) / (whole * (os.cpu_count() or 1))
+    outside = (outside_seconds() - before) / (whole * (os.cpu_count() or 1))
     return Run(reached, whole, cpu, steps, accuracy, max(0.0, outside))
 
 

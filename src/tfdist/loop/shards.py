@@ -64,10 +64,8 @@ def read_by_rows(variables: Sequence[Any]) -> None:
 
 def _rows(variable: Any, indices: Any, name: str | None = None) -> Any:
     """Read rows of a variable of Keras 3, and let it cast these, where it would cast the whole first."""
-    is_cast, variable._autocast = (
-        getattr(variable, "_autocast", True),
-        False,
-    )  # the first ones of Keras 3 have none
+    is_cast = getattr(variable, "_autocast", True)  # the first ones of Keras 3 have none
+    variable._autocast = False
     try:
         whole = variable.value
     finally:
