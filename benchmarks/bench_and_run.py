@@ -3,8 +3,8 @@
     python benchmarks/bench_and_run.py [--rounds 5] [--steps 300] [CONFIG ...]
 
 Both in turns, as a user would type them. Of the bench it is the row with as many workers as the config has;
-of the run the median of the curve that TensorBoard shows, a point every 50 steps, without the first two. The
-bench binds workers to cores, so the run does that here too (`launch.pin`). What others disturb is done again.
+of the run the steps after the first hundred, by the times of the points that TensorBoard shows. The bench
+binds workers to cores, so the run does that here too (`launch.pin`). What others disturb is done again.
 """
 
 import argparse
@@ -20,12 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from processes import outside_seconds
 from results import put
 from rounds import alone, spread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorflow import make_ndarray
 
 from tfdist.config import read_config
 
@@ -43,7 +41,7 @@ class Pair(NamedTuple):
     outside: float
 
 
-def pair(config: str, workers: int, steps: int) -> Pair:
+def pair(config: str, workers: int, batch: int, steps: int) -> Pair:
     """Have both once."""
     begun, before = time.monotonic(), outside_seconds()
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
@@ -55,16 +53,24 @@ def pair(config: str, workers: int, steps: int) -> Pair:
             for row in json.loads(file.read_text())["rows"]
             if row["workers"] == workers and not row["name"].startswith("one process")
         )
-        changes = {"train.steps": 2 * APART + steps, "summaries.every": APART, "launch.pin": "true"}
+        total = 2 * APART + steps
+        changes = {
+            "train.steps": total,
+            "summaries.every": APART,
+            "evaluation.every": total,  # the end, as that of what is saved
+            "checkpoint.every": total,
+            "launch.pin": "true",
+        }
         _type(
             "train", config, f"--run_dir={run}", *(f"--set={key}={value}" for key, value in changes.items())
         )
         events = EventAccumulator(str(run / "summaries" / "train"), size_guidance={"tensors": 0})
         events.Reload()
-        points = events.Tensors("examples per second")
-        ran = np.median([make_ndarray(each.tensor_proto) for each in points if each.step > 2 * APART])
+        # Answers of asynchronous workers come some at once: from point to point the speed goes up and down.
+        points = [each for each in events.Tensors("examples per second") if each.step >= 2 * APART]
+        ran = (points[-1].step - points[0].step) / (points[-1].wall_time - points[0].wall_time)
     outside = (outside_seconds() - before) / (time.monotonic() - begun)
-    return Pair(said, float(ran), max(0.0, outside))
+    return Pair(said, ran * batch, max(0.0, outside))
 
 
 def _type(verb: str, config: str, *words: str) -> None:
@@ -88,8 +94,9 @@ def main() -> None:
     flags: Any = parser.parse_args()
     rows = []
     for config in flags.configs:
-        workers = len(read_config(config, []).find_cluster().worker)
-        measure = functools.partial(pair, config, workers, flags.steps)
+        read = read_config(config, [])
+        workers, batch = len(read.find_cluster().worker), read.data.batch_size
+        measure = functools.partial(pair, config, workers, batch, flags.steps)
         pairs = []
         for _ in range(flags.rounds):
             pairs.append(alone(measure, lambda found: found.outside, flags.others))
