@@ -108,7 +108,7 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         128
     )
     augment: Annotated[
-        Literal["none", "shift", "crop_flip", "cifar10_2016"],
+        Literal["none", "shift", "shift_flip", "crop_flip", "cifar10_2016"],
         Meta(description="How training images are altered at random."),
     ] = "none"
     image_size: Annotated[

@@ -61,7 +61,7 @@ def test_every_example_comes_once_in_every_epoch_over_all_shards(digits, batch, 
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-@pytest.mark.parametrize("augment", ["none", "shift", "crop_flip"])
+@pytest.mark.parametrize("augment", ["none", "shift", "shift_flip", "crop_flip"])
 def test_shards_of_a_batch_are_the_batch_of_one_process(digits, augment):
     whole, whole_labels = taken(digits.train(30, seed=5, augment=augment), 7)
     for index in range(3):
@@ -71,15 +71,16 @@ def test_shards_of_a_batch_are_the_batch_of_one_process(digits, augment):
             np.testing.assert_array_equal(labels[step], whole_labels[step][10 * index : 10 * index + 10])
 
 
+@pytest.mark.parametrize(("augment", "most"), [("crop_flip", 4), ("shift_flip", 2)])
 @pytest.mark.parametrize("shape", [(32, 32, 3), (9, 5, 2)])
-def test_crops_reach_over_the_edges_as_into_mirrors(shape):
+def test_crops_reach_over_the_edges_as_into_mirrors(shape, augment, most):
     images = np.random.default_rng(0).integers(0, 256, (64, *shape)).astype(np.uint8)
     drawn = np.array(draws(tf.constant(0, tf.int64), 64, 3))
     drawn[:2, :3] = [[0, 0, 0], [0.999, 0.999, 0.999]]  # the corners
-    padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], mode="reflect")
-    found = AUGMENTATIONS["crop_flip"](tf.constant(images), tf.constant(drawn)).numpy()
+    padded = np.pad(images, [(0, 0), (most, most), (most, most), (0, 0)], mode="reflect")
+    found = AUGMENTATIONS[augment](tf.constant(images), tf.constant(drawn)).numpy()
     for image, of_padded, (row, column, flip) in zip(found, padded, drawn[:, :3], strict=True):
-        top, left = int(row * np.float32(9)), int(column * np.float32(9))
+        top, left = (int(each * np.float32(2 * most + 1)) for each in (row, column))
         expected = of_padded[top : top + shape[0], left : left + shape[1]]
         np.testing.assert_array_equal(image, expected[:, ::-1] if flip < 0.5 else expected)
 

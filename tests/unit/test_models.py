@@ -13,8 +13,10 @@ from tfdist.models import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,
+    Passing,
     Rescale,
     Standardize,
+    Waves,
     build,
 )
 
@@ -233,7 +235,13 @@ def test_batch_normalization_is_one_operation_where_it_can_be():
 
 @pytest.mark.parametrize(
     "layer",
-    [CenterCrop(3, 4), Rescale(0.5), Standardize(), LocalResponseNormalization(3, alpha=0.1, fused=False)],
+    [
+        CenterCrop(3, 4),
+        Rescale(0.5),
+        Standardize(),
+        Waves(2),
+        LocalResponseNormalization(3, alpha=0.1, fused=False),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_a_layer_can_be_made_again(layer):
@@ -241,6 +249,34 @@ def test_a_layer_can_be_made_again(layer):
     again = type(layer).from_config(layer.get_config())
     np.testing.assert_array_equal(again(x), layer(x))
     assert tuple(layer.compute_output_shape(x.shape)) == tuple(layer(x).shape)
+
+
+def test_waves_tell_all_of_the_square_around_a_pixel():
+    x = RANDOM.normal(0, 3, (2, 6, 7, 3)).astype("float32")
+    waves = Waves()(x).numpy()
+    assert waves.shape == (2, 6, 7, 27)
+    # They turn the square's 27 numbers, and lose none: all have the length that they had.
+    np.testing.assert_allclose(
+        np.sum(waves[:, 3, 4] ** 2, -1), np.sum(x[:, 2:5, 3:6] ** 2, (1, 2, 3)), rtol=1e-5
+    )
+    plain = Waves()(np.full((1, 3, 3, 3), 2, "float32")).numpy()[0, 1, 1]
+    np.testing.assert_allclose(plain, [2 * 27**0.5, *[0] * 26], atol=1e-5)
+    slope = np.zeros((1, 3, 3, 3), "float32") + np.array([-1, 0, 1], "float32")[:, None, None]
+    [rising] = np.flatnonzero(np.abs(Waves()(slope).numpy()[0, 1, 1]) > 1e-5)
+    assert rising == 9  # the second wave of the rows, the first of the columns and of the channels
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(4, 4), (4, 6), (6, 4)])
+def test_a_convolution_that_begins_by_passing_its_input_on(channels, wanted):
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.Conv2D(wanted, 3, padding="same", use_bias=False, kernel_initializer=Passing())
+    x = RANDOM.normal(0, 1, (2, 5, 5, channels)).astype("float32")
+    y, same = layer(x).numpy(), min(channels, wanted)
+    np.testing.assert_array_equal(y[..., :same], x[..., :same])
+    for k in range(same, wanted):
+        assert np.std(layer.kernel.numpy()[..., k]) == pytest.approx((2 / (9 * channels)) ** 0.5, rel=0.5)
+    again = type(layer).from_config(layer.get_config())
+    np.testing.assert_array_equal(again(x)[..., :same], x[..., :same])
 
 
 def test_preprocessing_is_exact_in_16_bits(half):

@@ -27,6 +27,12 @@ def draws(first: Any, batch: int, seed: int) -> Any:
     return tf.slice(tf.concat(pages, axis=0), tf.stack([first % _PAGE, 0]), [batch, _DRAWS])
 
 
+def _shift_flip(images: Any, drawn: Any) -> Any:
+    """Move by up to 2 pixels, over mirrored ones, and mirror half of the images."""
+    _, height, width, _ = images.shape
+    return _cut(images, height, width, drawn, flip=True, mirrored=2)
+
+
 def _crop_flip(images: Any, drawn: Any) -> Any:
     """Pad by 4 mirrored pixels, cut out the original size somewhere, mirror half of the images."""
     _, height, width, _ = images.shape
@@ -78,6 +84,7 @@ def _inside(places: Any, size: int) -> Any:
 AUGMENTATIONS: dict[str, Callable[[Any, Any], Any] | None] = {
     "none": None,
     "shift": _shift,
+    "shift_flip": _shift_flip,
     "crop_flip": _crop_flip,
     "cifar10_2016": _cifar10_2016,
 }

@@ -74,7 +74,7 @@ class Data:
             batch: examples in each batch of this shard.
             shard: (index, count): which part of each global batch, of how many.
             seed: decides order and augmentation.
-            augment: none, shift, crop_flip or cifar10_2016.
+            augment: none, shift, shift_flip, crop_flip or cifar10_2016.
             skip_steps: begin at this step; it costs no time.
         """
         from tfdist.data.pipeline import train_batches
@@ -98,7 +98,7 @@ class Data:
             parts: where in the step's examples each part starts and ends.
             of: how many examples a step has.
             seed: decides order and augmentation, as for `train`.
-            augment: none, shift, crop_flip or cifar10_2016.
+            augment: none, shift, shift_flip, crop_flip or cifar10_2016.
             skip_steps: begin at this step; it costs no time.
             without: leave these steps out: the next one takes the place of each.
         """

@@ -5,15 +5,19 @@ from tfdist.models.layers import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,
+    Passing,
     Rescale,
     Standardize,
+    Waves,
 )
 
 __all__ = [
     "BatchNormalization",
     "CenterCrop",
     "LocalResponseNormalization",
+    "Passing",
     "Rescale",
     "Standardize",
+    "Waves",
     "build",
 ]

@@ -14,8 +14,10 @@ from tfdist.models.layers import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,
+    Passing,
     Rescale,
     Standardize,
+    Waves,
     exact_dtype,
 )
 
@@ -150,7 +152,8 @@ def fast_resnet(
     """Build a residual network that learns small images in few epochs, and costs a CPU little.
 
     What is wide is computed on few pixels: each of three stages halves them before it normalises. A CPU does
-    convolutions of many channels at its full speed, and what goes over the pixels at that of its memory.
+    convolutions of many channels at its full speed, and what goes over the pixels at that of its memory. It
+    sees waves in place of pixels, and begins as a network that lets them through.
 
     Args:
         image_shape: height, width and channels of the images.
@@ -163,14 +166,16 @@ def fast_resnet(
 
     def convolution(x: Any, channels: int) -> Any:
         return layers.Conv2D(
-            channels, 3, padding="same", use_bias=False, kernel_initializer="he_normal", **options
+            channels, 3, padding="same", use_bias=False, kernel_initializer=Passing(), **options
         )(x)
 
     def activated(x: Any) -> Any:
         return layers.ReLU()(BatchNormalization(momentum=0.9)(x))
 
     inputs = keras.Input(image_shape)
-    x = layers.ReLU()(convolution(Standardize()(inputs), width // 2))
+    # What is weak in photographs is not to be taken for nothing.
+    x = BatchNormalization(momentum=0.9, epsilon=5e-4)(Waves()(Standardize()(inputs)))
+    x = layers.ReLU()(layers.Conv2D(width // 2, 1, kernel_initializer="he_normal", **options)(x))
     for stage in range(3):
         channels = width * 2**stage
         x = activated(layers.MaxPooling2D()(convolution(x, channels)))

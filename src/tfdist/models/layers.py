@@ -1,4 +1,4 @@
-"""Give the layers that Keras lacks: preprocessing inside the model, and normalisations made for CPUs."""
+"""Give what Keras lacks: preprocessing inside the model, normalisations made for CPUs, first kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,10 @@ __all__ = [
     "BatchNormalization",
     "CenterCrop",
     "LocalResponseNormalization",
+    "Passing",
     "Rescale",
     "Standardize",
+    "Waves",
     "exact_dtype",
 ]
 
@@ -86,6 +88,69 @@ class Standardize(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Give the shape of the images."""
         return input_shape
+
+
+@_register
+class Waves(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Say of each pixel how strong every wave is in the square around it, channels included.
+
+    The waves are cosines, and of photographs nearly the principal components. Normalised one by one they tell
+    all that the pixels do, without what neighbours and channels have in common, which hides the rest.
+
+    Args:
+        size: The side of the square; there are size x size x channels waves.
+        **options: go to the Keras layer.
+    """
+
+    def __init__(self, size: int = 3, **options: Any) -> None:
+        super().__init__(**{"dtype": exact_dtype(), **options})
+        self.size = size
+
+    def call(self, images: Any) -> Any:
+        """Transform."""
+        images = tf.cast(images, self.compute_dtype)
+        side, channels = _cosines(self.size), _cosines(images.shape[-1])
+        kernel = np.einsum("ai,bj,ck->ijkabc", side, side, channels).reshape(
+            *2 * [self.size], len(channels), -1
+        )
+        return tf.nn.conv2d(images, tf.constant(kernel, images.dtype), strides=1, padding="SAME")
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Give the shape of the images, with the waves for channels."""
+        return (*input_shape[:-1], self.size**2 * input_shape[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this layer again."""
+        return {**super().get_config(), "size": self.size}
+
+
+def _cosines(count: int) -> Any:
+    """Give the orthonormal waves over so many places, the slowest first: [wave, place]."""
+    waves, places = np.arange(count)[:, None], np.arange(count)
+    values = np.cos(np.pi * waves * (places + 0.5) / count)
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+@_register
+class Passing(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Begin a convolution with a kernel that lets its input through, and as He and others where it widens."""
+
+    def __init__(self) -> None:
+        self._others = keras.initializers.HeNormal()
+
+    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
+        """Give the kernel."""
+        *sizes, channels, wanted = shape
+        through = np.zeros(shape, "float32")
+        same = range(min(channels, wanted))
+        diagonal = (*(size // 2 for size in sizes), same, same)
+        through[diagonal] = 1
+        others = tf.convert_to_tensor(self._others(shape, dtype))
+        return tf.where(np.arange(wanted) < len(same), tf.cast(through, others.dtype), others)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments that make this again: none."""
+        return {}
 
 
 @_register
