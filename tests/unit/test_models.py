@@ -56,9 +56,11 @@ def pixels(count, shape):
     return RANDOM.integers(0, 256, (count, *shape)).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_gives_the_same_logits_after_saving_and_loading(name, number_type, tmp_path):
-    model = build(name, SHAPES[name], 10)
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in SHAPES), ("fast_resnet", {"asks_twice": True})]
+)
+def test_gives_the_same_logits_after_saving_and_loading(name, options, number_type, tmp_path):
+    model = build(name, SHAPES[name], 10, **options)
     images = pixels(4, SHAPES[name])
     logits = model(images, training=False)
     assert (logits.shape, logits.dtype.name) == ((4, 10), number_type)
@@ -264,6 +266,20 @@ def test_waves_tell_all_of_the_square_around_a_pixel():
     slope = np.zeros((1, 3, 3, 3), "float32") + np.array([-1, 0, 1], "float32")[:, None, None]
     [rising] = np.flatnonzero(np.abs(Waves()(slope).numpy()[0, 1, 1]) > 1e-5)
     assert rising == 9  # the second wave of the rows, the first of the columns and of the channels
+
+
+def test_an_image_and_its_mirror_image_get_one_answer():
+    options = {"image_shape": (8, 8, 3), "classes": 3, "width": 8}
+    once, twice = build("fast_resnet", **options), build("fast_resnet", asks_twice=True, **options)
+    for weights in once.weights:  # as if it was trained: no two directions alike
+        weights.assign(RANDOM.uniform(0.2, 1, weights.shape))
+    twice.set_weights(once.get_weights())
+    images = pixels(5, (8, 8, 3))
+    answers = [once(each, training=False).numpy() for each in (images, images[:, :, ::-1])]
+    assert np.min(np.abs(answers[0] - answers[1])) > 1e-3
+    np.testing.assert_allclose(twice(images, training=False), np.mean(answers, axis=0), rtol=1e-4)
+    np.testing.assert_array_equal(twice.predict(images, verbose=0).shape, (5, 3))
+    np.testing.assert_allclose(twice(images, training=True), once(images, training=True), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("channels", "wanted"), [(4, 4), (4, 6), (6, 4)])

@@ -10,10 +10,12 @@ __all__ = [
     "BatchNormalization",
     "CenterCrop",
     "LocalResponseNormalization",
+    "MeanWithMirrored",
     "Passing",
     "Rescale",
     "Standardize",
     "Waves",
+    "WithMirrored",
     "exact_dtype",
 ]
 
@@ -129,6 +131,32 @@ def _cosines(count: int) -> Any:
     waves, places = np.arange(count)[:, None], np.arange(count)
     values = np.cos(np.pi * waves * (places + 0.5) / count)
     return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+@_register
+class WithMirrored(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Let the mirror images follow the images of a batch, except in training."""
+
+    def call(self, images: Any, training: Any = None) -> Any:
+        """Add them."""
+        return images if training else tf.concat([images, tf.reverse(images, [2])], axis=0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Give the shape of the images: how many there are is left open."""
+        return (None, *input_shape[1:])
+
+
+@_register
+class MeanWithMirrored(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """Give for each image the mean of what was found for it and for its mirror image, except in training."""
+
+    def call(self, found: Any, training: Any = None) -> Any:
+        """Take the means."""
+        return found if training else tf.reduce_mean(tf.reshape(found, [2, -1, *found.shape[1:]]), axis=0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Give the shape of what was found."""
+        return (None, *input_shape[1:])
 
 
 @_register
