@@ -475,8 +475,8 @@ def test_a_substitute_is_said_first_and_last(tmp_path, cache):
         ("model: {name: mnist_cn}\ndata: {name: digits}", [], "model: there is no 'mnist_cn'"),
         ("data: {name: nosuchset}", [], "nosuchset"),
         ("cluster: {worker: ['127.0.0.1:1', '127.0.0.1:2']}", [], "{path}:1: cluster: gives addresses, but not which of them"),
-        ("cluster: {worker: 2}\nstrategy: {name: parameter_server}", [], "worker:"),
-        ("cluster: {worker: 2}\nstrategy: {device: gpu}", [], "worker:"),
+        ("cluster: {worker: 2}\nstrategy: {name: parameter_server}\ndata: {name: digits}", [], "worker:"),
+        ("cluster: {worker: 2}\nstrategy: {device: gpu}\ndata: {name: digits}", [], "worker:"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_said_and_status_2(tmp_path, cache, monkeypatch, text, arguments, message):
