@@ -9,16 +9,13 @@ to end.
 
 import argparse
 import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from results import put
+from results import machine, put, spread, table
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = [
@@ -42,21 +39,18 @@ def reached(config: Path, epochs: str, seed: int) -> dict:
         return json.loads(Path(folder, "report.json").read_text()) | {"seconds": time.monotonic() - begun}
 
 
-def row(wanted: str, runs: int) -> tuple[str, dict]:
+def row(wanted: str, runs: int) -> list[str]:
     """Run a config some times and make a table's row of it."""
     name, _, epochs = wanted.partition(":")
     config = Path(name)
     reports = [reached(config, epochs, seed) for seed in range(runs)]
-    accuracies = sorted(100 * report["test_accuracy"] for report in reports)
-    seconds = sorted(report["seconds"] for report in reports)
-    cells = [
+    return [
         f"`configs/{config.name}`",
         reports[0]["data"],
         str(reports[0]["config"]["train"]["epochs"]),
-        f"{statistics.median(accuracies):.2f} % ({accuracies[0]:.2f} to {accuracies[-1]:.2f})",
-        f"{statistics.median(seconds):.0f} s ({seconds[0]:.0f} to {seconds[-1]:.0f})",
+        spread([100 * report["test_accuracy"] for report in reports], ".2f", " %"),
+        spread([report["seconds"] for report in reports], ".0f", " s"),
     ]
-    return f"| {' | '.join(cells)} |", reports[0]["versions"]
 
 
 def main() -> None:
@@ -67,19 +61,9 @@ def main() -> None:
     parser.add_argument("configs", nargs="*", default=[f"{ROOT}/configs/{each}" for each in DEFAULT])
     parser.add_argument("--runs", type=int, default=3)
     flags = parser.parse_args()
-    rows, versions = zip(*(row(each, flags.runs) for each in flags.configs), strict=True)
-    text = "\n".join(
-        [
-            f"Median and range of {flags.runs} runs with seeds of their own; {os.cpu_count()} cores,"
-            f" Python {platform.python_version()}, TensorFlow {versions[0]['tensorflow']}.",
-            "",
-            "| config | data | epochs | test accuracy | wall time |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-    print(text)
-    put("accuracy", text)
+    rows = [row(each, flags.runs) for each in flags.configs]
+    head = f"Median and range of {flags.runs} runs with seeds of their own; {machine()}."
+    put("accuracy", head, table(("config", "data", "epochs", "test accuracy", "wall time"), rows))
 
 
 if __name__ == "__main__":

@@ -10,19 +10,16 @@ binds workers to cores, so the run does that here too (`launch.pin`). What other
 import argparse
 import functools
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from processes import outside_seconds
-from results import put
-from rounds import alone, spread
+from results import machine, put, spread, table
+from rounds import alone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfdist.config import read_config
@@ -108,15 +105,10 @@ def main() -> None:
             spread([each.said / each.ran for each in pairs], ".2f"),
             f"{max(each.outside for each in pairs):.0%}",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
-    head = (
-        f"Median and range of {flags.rounds} pairs, in turns; {flags.steps} steps; {os.cpu_count()} cores,"
-        f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}."
-    )
-    columns = "| config | bench, examples/s | run, examples/s | bench / run | others, of a core |"
-    text = "\n".join([head, "", columns, "|---|---|---|---|---|", *rows])
-    print(text)
-    put("bench and run", text)
+        rows.append(cells)
+    head = f"Median and range of {flags.rounds} pairs, in turns; {flags.steps} steps; {machine()}."
+    columns = ("config", "bench, examples/s", "run, examples/s", "bench / run", "others, of a core")
+    put("bench and run", head, table(columns, rows))
 
 
 if __name__ == "__main__":

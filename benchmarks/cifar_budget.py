@@ -13,16 +13,13 @@ import argparse
 import functools
 import json
 import os
-import platform
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from results import put
+from results import machine, put, spread, table
 from watching import Run, watched
 
 from tfdist.data import open_data
@@ -54,14 +51,9 @@ def theirs(minutes: float, seed: int) -> Run:
     return watched([[sys.executable, str(PEER), json.dumps(order)]], [environ], until=1.0)
 
 
-def row(title: str, examples: int, runs: Sequence[Run]) -> str:
+def row(title: str, examples: int, runs: Sequence[Run]) -> list[str]:
     """Make a row of the page's table."""
-
-    def spread(values: Sequence[float], form: str) -> str:
-        low, middle, high = (f"{f(values):{form}}" for f in (min, statistics.median, max))
-        return middle if len(values) == 1 else f"{middle} ({low} to {high})"
-
-    cells = [
+    return [
         title,
         spread([each.steps * examples / 50_000 for each in runs], ".1f"),
         spread([each.accuracy for each in runs], ".2%"),
@@ -69,7 +61,6 @@ def row(title: str, examples: int, runs: Sequence[Run]) -> str:
         spread([each.cpu / 60 for each in runs], ".1f"),
         f"{max(each.outside for each in runs):.0%}",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -94,13 +85,10 @@ def main() -> None:
     rows = [row(title, 256 if title.startswith("tfdist") else 32, runs) for title, runs in found.items()]
     head = (
         f"{flags.runs} run{'s' * (flags.runs > 1)} of each; minutes are of the whole command, imports,"
-        f" evaluations and export included; {os.cpu_count()} cores, Python {platform.python_version()},"
-        f" TensorFlow {metadata.version('tensorflow')}, Keras {metadata.version('keras')}."
+        f" evaluations and export included; {machine('keras')}."
     )
-    columns = "| | epochs | test accuracy | minutes | CPU minutes | others |"
-    text = "\n".join([head, "", columns, "|---|---|---|---|---|---|", *rows])
-    print(text)
-    put("cifar budget", text)
+    columns = ("", "epochs", "test accuracy", "minutes", "CPU minutes", "others")
+    put("cifar budget", head, table(columns, rows))
 
 
 if __name__ == "__main__":

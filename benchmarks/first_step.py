@@ -10,18 +10,16 @@ the tasks begin and when all of them serve is told by what they say. The table g
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from results import put
+from results import machine, put, spread, table
 
 PEER = Path(__file__).parent / "peers" / "first_step.py"
 _LIMIT = 120.0
@@ -111,34 +109,22 @@ def main() -> None:
             print(f"{measured[-1][0].step:.2f} s, {measured[-1][1]:.2f} s", flush=True)
     measured = measured[1:]  # the first has drawn the data, and read the files from the disk
     starts = [start for start, _, _ in measured]
-    ratios = sorted(start.step / alone for start, alone, _ in measured)
+    ratios = [start.step / alone for start, alone, _ in measured]
     bare = statistics.median(size for *_, size in measured)
     begin, serve, step = (
         statistics.median(getattr(each, name) for each in starts) for name in ("begin", "serve", "step")
     )
-    rows = [
-        f"| `{task}` | {(size := statistics.median(each.sizes[task] for each in starts)) / 1e6:.0f} MB |"
-        f" {size / bare:.2f} |"
-        for task in sorted(starts[0].sizes)
-    ]
-    text = "\n".join(
-        [
-            f"Median and range of {pairs} pairs, taken in turns; {os.cpu_count()} cores,"
-            f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}.",
-            "",
-            f"Chief, two workers and a ps: {step:.1f} s; one process:"
-            f" {statistics.median(alone for _, alone, _ in measured):.1f} s; ratio"
-            f" {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}). The tasks began after"
-            f" {begin:.1f} s, forked from a process that has loaded TensorFlow, and all served after"
-            f" {serve:.1f} s.",
-            "",
-            f"| task, after the first step | resident | of a bare import ({bare / 1e6:.0f} MB) |",
-            "|---|---|---|",
-            *rows,
-        ]
+    sizes = {task: statistics.median(each.sizes[task] for each in starts) for task in sorted(starts[0].sizes)}
+    head = f"Median and range of {pairs} pairs, taken in turns; {machine()}."
+    told = (
+        f"Chief, two workers and a ps: {step:.1f} s; one process:"
+        f" {statistics.median(alone for _, alone, _ in measured):.1f} s; ratio {spread(ratios, '.2f')}. The"
+        f" tasks began after {begin:.1f} s, forked from a process that has loaded TensorFlow, and all served"
+        f" after {serve:.1f} s."
     )
-    print(text)
-    put("first step", text)
+    columns = ("task, after the first step", "resident", f"of a bare import ({bare / 1e6:.0f} MB)")
+    rows = [(f"`{task}`", f"{size / 1e6:.0f} MB", f"{size / bare:.2f}") for task, size in sizes.items()]
+    put("first step", head, told, table(columns, rows))
 
 
 if __name__ == "__main__":

@@ -12,19 +12,17 @@ With matplotlib there is a plot, docs/growth.png.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from processes import new_mark
-from results import RESULTS, put
+from results import RESULTS, machine, put, spread, table
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -166,26 +164,22 @@ def main() -> None:
             rounds.append([cost(series, size) for size in sizes])
             print(name, " ".join(f"{each:.1f}" for each in rounds[-1]), flush=True)
         costs = [statistics.median(each) for each in zip(*rounds, strict=True)]
-        exponents = sorted(exponent(sizes, each) for each in rounds)
-        middle = statistics.median(exponents)
+        exponents = [exponent(sizes, each) for each in rounds]
         found[name] = (sizes, costs)
-        too_fast += [name] * (middle > ALLOWED)
+        too_fast += [name] * (statistics.median(exponents) > ALLOWED)
         points = "; ".join(f"{size:,}: {each:.1f}" for size, each in zip(sizes, costs, strict=True))
         whose = "a worker's" if series.is_per_worker else "all"
-        spread = f"{middle:.2f} ({exponents[0]:.2f} to {exponents[-1]:.2f})"
-        rows.append(f"| {series.what} | `{series.strategy}` | {points} | {whose} | {spread} |")
+        rows.append([series.what, f"`{series.strategy}`", points, whose, spread(exponents, ".2f")])
     head = (
         f"{flags.rounds} round{'s' * (flags.rounds > 1)}, median; exponents of the {OF_FIT} largest sizes,"
-        f" median and range; {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
-        f" {metadata.version('tensorflow')}."
+        f" median and range; {machine()}."
     )
-    columns = "| size | strategy | CPU ms of a step | of tasks | exponent |"
-    lines = [head, "", columns, "|---|---|---|---|---|", *rows]
+    columns = ("size", "strategy", "CPU ms of a step", "of tasks", "exponent")
+    parts = [head, table(columns, rows)]
     if util.find_spec("matplotlib"):
         plot(found)
-        lines += ["", f"![CPU time of a step over size; dotted: linear]({PLOT.name})"]
-    print("\n".join(lines))
-    put("growth", "\n".join(lines))
+        parts += [f"![CPU time of a step over size; dotted: linear]({PLOT.name})"]
+    put("growth", *parts)
     if too_fast:
         sys.exit(f"grows faster than linearly: {', '.join(too_fast)}")
 

@@ -13,20 +13,18 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from processes import marked, new_mark
-from results import put
+from results import machine, put, table
 
 PEERS = Path(__file__).parent / "peers"
 CLUSTERS: dict[str, dict[str, int]] = {
@@ -122,8 +120,8 @@ def growth(seen: Sequence[tuple[int, int]], steps: int) -> Growth:
         points.append([statistics.median(each) for each in zip(*within, strict=True)])
     x, y = np.array(points).T / [[1000], [1000]]  # thousands of steps, kB
     line, residuals, *_ = np.polyfit(x, y, 1, full=True)
-    spread = float(residuals[0]) if len(residuals) else 0.0
-    error = T_OF_SPANS * (spread / (SPANS - 2) / np.sum((x - x.mean()) ** 2)) ** 0.5
+    left = float(residuals[0]) if len(residuals) else 0.0
+    error = T_OF_SPANS * (left / (SPANS - 2) / np.sum((x - x.mean()) ** 2)) ** 0.5
     return Growth(y[0] / 1000, y[-1] / 1000, float(line[0]), float(error))
 
 
@@ -149,14 +147,9 @@ def main() -> None:
                 f"{found.slope:+.1f} ± {found.error:.1f} kB",
                 "yes" if found.is_sure else "no",
             ]
-            rows.append(f"| {' | '.join(cells)} |")
-            print(name, rows[-1], flush=True)
-        head = (
-            f"{flags.steps} steps; {os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
-            f" {metadata.version('tensorflow')}."
-        )
-        columns = f"| `{name}` | half-way | at the end | in 1000 steps | grows |"
-        put(f"memory {name}", "\n".join([head, "", columns, "|---|---|---|---|---|", *rows]))
+            rows.append(cells)
+        columns = (f"`{name}`", "half-way", "at the end", "in 1000 steps", "grows")
+        put(f"memory {name}", f"{flags.steps} steps; {machine()}.", table(columns, rows))
     if growing and flags.steps >= ENOUGH:
         sys.exit(f"{', '.join(growing)}: resident size grows with the steps")
 

@@ -12,20 +12,17 @@ The two sides take turns. tf_keras has to be installed.
 import argparse
 import contextlib
 import os
-import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from results import put
+from results import machine, put, spread, table
 
 from tfdist.cluster import ClusterConfig
 
@@ -75,19 +72,12 @@ def main() -> None:
                 theirs.append(_lost_by_tf_keras(loss, data, place / "tf_keras"))
                 print(f"{loss.what} of {loss.strategy}: {ours[-1]}, {theirs[-1]}", flush=True)
             rows.append(_row(loss, ours, theirs))
-    text = "\n".join(
-        [
-            f"Median and range of {pairs} pairs, taken in turns; {os.cpu_count()} cores,"
-            f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')},"
-            f" tf_keras {metadata.version('tf_keras')}. A checkpoint every {_EVERY} steps.",
-            "",
-            "| lost | strategy | tfdist | tf_keras, BackupAndRestore | tf_keras / tfdist |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
+    head = (
+        f"Median and range of {pairs} pairs, taken in turns; {machine('tf_keras')}. A checkpoint every"
+        f" {_EVERY} steps."
     )
-    print(text)
-    put("recovery", text)
+    columns = ("lost", "strategy", "tfdist", "tf_keras, BackupAndRestore", "tf_keras / tfdist")
+    put("recovery", head, table(columns, rows))
 
 
 def _data(folder: Path) -> Path:
@@ -196,19 +186,18 @@ def _until(condition: Callable[[], bool], what: str) -> Iterator[None]:
         time.sleep(_BETWEEN_LOOKS)
 
 
-def _row(loss: Loss, ours: list[float | None], theirs: list[float | None]) -> str:
+def _row(loss: Loss, ours: list[float | None], theirs: list[float | None]) -> list[str]:
     both = [(our, their) for our, their in zip(ours, theirs, strict=True) if our and their]
-    ratios = sorted(their / our for our, their in both)
-    ratio = f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})" if ratios else ""
-    return f"| {loss.what} | `{loss.strategy}` | {_spread(ours)} | {_spread(theirs)} | {ratio} |"
+    ratio = spread([their / our for our, their in both], ".1f") if both else ""
+    return [loss.what, f"`{loss.strategy}`", _recovered(ours), _recovered(theirs), ratio]
 
 
-def _spread(seconds: list[float | None]) -> str:
-    known = sorted(each for each in seconds if each is not None)
+def _recovered(seconds: list[float | None]) -> str:
+    known = [each for each in seconds if each is not None]
     never = (
         f"{len(seconds) - len(known)} of {len(seconds)} not within {_LIMIT:g} s" if None in seconds else ""
     )
-    told = f"{statistics.median(known):.1f} s ({known[0]:.1f} to {known[-1]:.1f})" if known else ""
+    told = spread(known, ".1f", " s") if known else ""
     return "; ".join(filter(None, [told, never]))
 
 

@@ -1,16 +1,43 @@
-"""Put the tables that the benchmarks make into docs/results.md."""
+"""Write what the benchmarks find, and on which machine, in tables and into docs/results.md."""
 
+import os
+import platform
 import re
+import statistics
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
-__all__ = ["put"]
+__all__ = ["RESULTS", "machine", "put", "spread", "table"]
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
 
 
-def put(name: str, text: str) -> None:
-    """Put a text into the page, between the marks that bear its name."""
+def machine(*packages: str) -> str:
+    """Say on what was measured: the cores, and the versions of Python, TensorFlow and further packages."""
+    versions = [f"{each} {metadata.version(each)}" for each in packages]
+    told = [f"Python {platform.python_version()}", f"TensorFlow {metadata.version('tensorflow')}", *versions]
+    return f"{os.cpu_count()} cores, {', '.join(told)}"
+
+
+def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+    """Give the median and, of several, the range."""
+    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{unit}{around}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Make a table of Markdown; a row that is too short is filled up."""
+    lines = [columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)]
+    head, *rest = [f"| {' | '.join(each)} |" for each in lines]
+    return "\n".join([head, "|" + "---|" * len(columns), *rest])
+
+
+def put(name: str, *parts: str) -> None:
+    """Print parts of text, and put them into the page, between the marks that bear the name."""
+    text = "\n\n".join(parts)
+    print(text, flush=True)
     page = RESULTS.read_text()
     marks = (f"<!-- {name} -->\n", f"<!-- end of {name} -->\n")
     pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])

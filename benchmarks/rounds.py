@@ -1,4 +1,4 @@
-"""Measure in rounds, keep what nobody else disturbed, and say how far that is apart."""
+"""Measure in rounds, and keep what nobody else disturbed."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["alone", "others", "spread", "told", "undisturbed"]
+__all__ = ["alone", "others", "told", "undisturbed"]
 
 _MOST_TIMES = 8  # for each measurement that counts
 
@@ -57,11 +57,6 @@ def told(folder: Path, batch: int) -> dict[str, float]:
 
 def _outside(moment: Sequence[dict[str, float]]) -> float:
     return max(each["outside"] for each in moment)
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Give the median and the range."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def others(kept: Sequence[Sequence[dict[str, float]]]) -> str:

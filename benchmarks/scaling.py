@@ -13,20 +13,17 @@ environments of their own, and where that fails, the page says so.
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from environments import torch_in
 from horovod_peer import Horovod, HorovodError, install
-from results import put
-from rounds import others, spread, told, undisturbed
+from results import machine, put, spread, table
+from rounds import others, told, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -87,7 +84,7 @@ def run(way: Way, model: str, batch: int, steps: int, torch: str, horovod: Horov
         return told(folder, batch)
 
 
-def table(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
+def rows_of(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[list[str]]:
     """Make a model's rows."""
     rows = []
     for place, way in enumerate(ways):
@@ -99,8 +96,7 @@ def table(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
         if way.implementation == "auto":
             wire = "in memory"
         spreads = spread(speeds, ".0f"), spread(ratios, ".2f"), spread(cpu, ".1f")
-        cells = [way.title, str(way.workers), *spreads, wire]
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append([way.title, str(way.workers), *spreads, wire])
     return rows
 
 
@@ -153,25 +149,15 @@ def main() -> None:
                 partial(run, way, model, flags.batch, flags.steps, torch.python, horovod) for way in ways
             ]
             kept = undisturbed(model, measures, flags.rounds, flags.others)
-            rows = table(ways, kept)
-            rows += [f"| Horovod, {horovod.problem} | | | | | |"] * bool(horovod.problem)
-            text = "\n".join(
-                [
-                    f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker,"
-                    f" SGD with momentum; {os.cpu_count()} cores, one for each worker, Python"
-                    f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
-                    f" {metadata.version('tf_keras')}, PyTorch {torch.version or torch.problem}."
-                    f" {others(kept)}",
-                    "",
-                    f"| `{model}` | workers | examples/s | of tfdist alone | CPU ms a step | MB sent |",
-                    "|---|---|---|---|---|---|",
-                    *rows,
-                    "",
-                    beside_peers(ways, kept),
-                ]
+            rows = rows_of(ways, kept)
+            rows += [[f"Horovod, {horovod.problem}"]] * bool(horovod.problem)
+            head = (
+                f"Median and range of {flags.rounds} rounds; {flags.batch} examples a step and worker, SGD"
+                f" with momentum; a core for each worker; {machine('tf_keras')}, PyTorch"
+                f" {torch.version or torch.problem}. {others(kept)}"
             )
-            print(text, flush=True)
-            put(f"scaling {model}", text)
+            columns = (f"`{model}`", "workers", "examples/s", "of tfdist alone", "CPU ms a step", "MB sent")
+            put(f"scaling {model}", head, table(columns, rows), beside_peers(ways, kept))
 
 
 if __name__ == "__main__":

@@ -12,19 +12,16 @@ gradients up, in as many bits. tf_keras has to be installed.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from results import put
-from rounds import others, spread, told, undisturbed
+from results import machine, put, spread, table
+from rounds import others, told, undisturbed
 
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
@@ -94,7 +91,7 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     return {**{name: value / way.batches for name, value in found.items()}, **whole}
 
 
-def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[str]:
+def rows_of(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[list[str]]:
     """Make a model's rows."""
 
     def middle(place: int, name: str) -> float:
@@ -118,7 +115,7 @@ def table(model: str, ways: Sequence[Way], kept: list[list[dict[str, float]]]) -
             cpu if way.strategy else f"{middle(place, 'cpu'):.1f}",
             "in memory" if way.implementation == "auto" else wire if sent and least else "",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     return rows
 
 
@@ -135,29 +132,25 @@ def main() -> None:
     parser.add_argument(
         "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
     )
-    parser.add_argument("--dry", action="store_true", help="leave the page as it is")
     flags: Any = parser.parse_args()
     ways = [WAYS[place] for place in flags.ways]
     for model in flags.models:
         measures = [partial(run, way, model, flags.batch, flags.steps) for way in ways]
         kept = undisturbed(model, measures, flags.rounds, flags.others)
-        rows = table(model, ways, kept)
-        text = "\n".join(
-            [
-                f"Median and range of {flags.rounds} rounds; {flags.batch} examples a batch, SGD with"
-                f" momentum, 10 steps in a graph call; {os.cpu_count()} cores, Python"
-                f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
-                f" {metadata.version('tf_keras')}. CPU time is of chief + ps + workers. {others(kept)}",
-                "",
-                f"| `{model}` | examples/s | of tfdist alone | of tf_keras's servers | CPU ms a batch"
-                " | MB sent |",
-                "|---|---|---|---|---|---|",
-                *rows,
-            ]
+        head = (
+            f"Median and range of {flags.rounds} rounds; {flags.batch} examples a batch, SGD with momentum,"
+            f" 10 steps in a graph call; {machine('tf_keras')}. CPU time is of chief + ps + workers."
+            f" {others(kept)}"
         )
-        print(text, flush=True)
-        if not flags.dry:
-            put(f"servers {model}", text)
+        columns = (
+            f"`{model}`",
+            "examples/s",
+            "of tfdist alone",
+            "of tf_keras's servers",
+            "CPU ms a batch",
+            "MB sent",
+        )
+        put(f"servers {model}", head, table(columns, rows_of(model, ways, kept)))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ import argparse
 import functools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from environments import Torch, torch_in
-from results import put
-from rounds import alone, spread
+from results import machine, put, spread, table
+from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tfdist.data import open_data
@@ -92,17 +90,14 @@ def main() -> None:
         torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:
             if work.name in flags.works:
-                text = "\n".join([_head(flags, torch), "", _part(work, flags, Path(name), torch)])
-                print(text, flush=True)
-                put(f"single {work.name}", text)
+                put(f"single {work.name}", _head(flags, torch), _part(work, flags, Path(name), torch))
 
 
 def _head(flags: argparse.Namespace, torch: Torch) -> str:
     return (
         f"Median and range of {flags.rounds} rounds, in turns; {flags.steps} steps of {_BATCH}, the last"
-        f" three quarters of which are counted; one of {os.cpu_count()} cores, Python"
-        f" {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, Keras"
-        f" {metadata.version('keras')}, PyTorch {torch.version or torch.problem}."
+        f" three quarters of which are counted; one of {machine('keras')}, PyTorch"
+        f" {torch.version or torch.problem}."
     )
 
 
@@ -126,23 +121,22 @@ def _part(work: Work, flags: argparse.Namespace, folder: Path, torch: Torch) -> 
             found[name].append(run(number=number))
             print(f"{work.model}, {work.optimizer}, {name}: {found[name][-1]}", flush=True)
     rows = [_row(name, runs, found["tfdist"]) for name, runs in found.items()]
-    head = [f"`{work.model}`, {work.optimizer}", "examples/s", "CPU ms a step", "ratio", "whole"]
-    return "\n".join([f"| {' | '.join(head)} |", "|---|---|---|---|---|", *rows])
+    columns = (f"`{work.model}`, {work.optimizer}", "examples/s", "CPU ms a step", "ratio", "whole")
+    return table(columns, rows)
 
 
-def _row(name: str, runs: list[Run], ours: list[Run]) -> str:
+def _row(name: str, runs: list[Run], ours: list[Run]) -> list[str]:
     pairs = list(zip(ours, runs, strict=True))
     ratios = [
         [theirs.wall / our.wall for our, theirs in pairs],
         [them.whole / us.whole for us, them in pairs],
     ]
-    cells = [
+    return [
         name,
         spread([_BATCH / run.wall for run in runs], ".0f"),
         spread([1000 * run.cpu for run in runs], ".1f"),
         *("" if runs is ours else spread(each, ".2f") for each in ratios),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _measured(

@@ -10,18 +10,15 @@ docs/results.md.
 
 import argparse
 import itertools
-import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from results import put
+from results import machine, put, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
@@ -60,9 +57,17 @@ def main() -> None:
                 break
             found[name].append(run(name, flags.seed + number, flags.steps, Path(folder), str(number)))
             print(f"{name}: {_HITS} faults, all recovered from", flush=True)
-    text = table(found, flags.seed, flags.steps)
-    print(text)
-    put("soak", text)
+    head = f"Runs of {flags.steps} steps with a checkpoint every {EVERY}; seed {flags.seed}; {machine()}."
+    columns = (
+        "strategy",
+        "runs",
+        "faults",
+        "recovered from",
+        "steps lost a fault, and most in a run",
+        "until a newer checkpoint, median",
+        "worst",
+    )
+    put("soak", head, table(columns, rows_of(found)))
 
 
 def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> Run:
@@ -79,8 +84,8 @@ def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> Run:
     return Run(hits, training.report()["steps_lost"])
 
 
-def table(found: dict[str, list[Run]], seed: int, steps: int) -> str:
-    """Make the page's part: a row for each strategy."""
+def rows_of(found: dict[str, list[Run]]) -> list[list[str]]:
+    """Make a row for each strategy."""
     rows = []
     for name, runs in found.items():
         hits = [hit for run in runs for hit in run.hits]
@@ -96,18 +101,8 @@ def table(found: dict[str, list[Run]], seed: int, steps: int) -> str:
             f"{statistics.median(seconds):.1f} s",
             f"{max(seconds):.1f} s (n = {len(seconds)})",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(
-        [
-            f"Runs of {steps} steps with a checkpoint every {EVERY}; seed {seed}; {os.cpu_count()} cores,"
-            f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}.",
-            "",
-            "| strategy | runs | faults | recovered from | steps lost a fault, and most in a run |"
-            " until a newer checkpoint, median | worst |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+        rows.append(cells)
+    return rows
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ python benchmarks/startup.py [--pairs 5]
 """
 
 import argparse
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from results import machine, spread
 
 
 def seconds(command: list[str]) -> float:
@@ -33,15 +32,10 @@ def main() -> None:
         bare = [sys.executable, "-c", "import tensorflow"]
         seconds(plan), seconds(bare)  # files into the page cache
         measured = [(seconds(plan), seconds(bare)) for _ in range(pairs)]
-    version = subprocess.run(
-        [sys.executable, "-c", "import tensorflow as tf; print(tf.__version__)"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
-    ratios = sorted(bare / plan for plan, bare in measured)
-    print(f"Python {platform.python_version()}, TensorFlow {version}, {os.cpu_count()} cores, n = {pairs}")
-    print(f"tfdist plan        median {statistics.median(plan for plan, _ in measured):.2f} s")
-    print(f"import tensorflow  median {statistics.median(bare for _, bare in measured):.2f} s")
-    print(f"ratio              median {statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})")
+    print(f"Median and range of {pairs} pairs, in turns; {machine()}.")
+    print(f"tfdist plan        {spread([plan for plan, _ in measured], '.2f', ' s')}")
+    print(f"import tensorflow  {spread([bare for _, bare in measured], '.2f', ' s')}")
+    print(f"ratio              {spread([bare / plan for plan, bare in measured], '.1f')}")
 
 
 if __name__ == "__main__":

@@ -13,17 +13,14 @@ others kept a core busy is run again. tf_keras has to be installed.
 import argparse
 import json
 import os
-import platform
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
-from results import put
+from results import machine, put, spread, table
 from rounds import alone
 from watching import ONE_THREAD, Run, watched
 
@@ -95,13 +92,8 @@ def pair(seed: int, flags: Any) -> tuple[Run, Run]:
     return runs[ours], runs[theirs]
 
 
-def table(pairs: Sequence[tuple[Run, Run]], accuracy: float) -> list[str]:
-    """Make the page's rows: a line for each side, and the ratios."""
-
-    def spread(values: Sequence[float], form: str, unit: str = "") -> str:
-        low, middle, high = (f"{f(values):{form}}" for f in (min, statistics.median, max))
-        return f"{middle}{unit} ({low} to {high})"
-
+def rows_of(pairs: Sequence[tuple[Run, Run]]) -> list[list[str]]:
+    """Make a row for each side, and one of the ratios."""
     rows = []
     for title, runs in zip(("tfdist", "tf_keras fit"), zip(*pairs, strict=True), strict=True):
         reached = [each.reached for each in runs if each.reached is not None]
@@ -112,14 +104,13 @@ def table(pairs: Sequence[tuple[Run, Run]], accuracy: float) -> list[str]:
             spread(reached, ".1f", " s") if reached else "never",
             spread([each.whole for each in runs], ".1f", " s"),
         ]
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     both = [(us, them) for us, them in pairs if us.reached and them.reached]
     if both:
         until = spread([us.reached / them.reached for us, them in both], ".2f")
         whole = spread([us.whole / them.whole for us, them in both], ".2f")
-        rows.append(f"| tfdist / tf_keras | | | {until} | {whole} |")
-    head = f"| | came to {accuracy:.1%} | steps | until it was known | whole command |"
-    return [head, "|---|---|---|---|---|", *rows]
+        rows.append(["tfdist / tf_keras", "", "", until, whole])
+    return rows
 
 
 def main() -> None:
@@ -134,13 +125,10 @@ def main() -> None:
     head = (
         f"Median and range of {flags.seeds} seeds, in turns; MNIST, `mnist_cnn`, {RECIPE['batch']} examples a"
         f" step, SGD with momentum, {RECIPE['rate']} falling by a cosine over {RECIPE['steps']} steps, and an"
-        f" evaluation every {RECIPE['every']}; {os.cpu_count()} cores, one for each of {WORKERS} workers,"
-        f" Python {platform.python_version()}, TensorFlow {metadata.version('tensorflow')}, tf_keras"
-        f" {metadata.version('tf_keras')}."
+        f" evaluation every {RECIPE['every']}; a core for each of {WORKERS} workers; {machine('tf_keras')}."
     )
-    text = "\n".join([head, "", *table(pairs, flags.accuracy)])
-    print(text)
-    put("to accuracy", text)
+    columns = ("", f"came to {flags.accuracy:.1%}", "steps", "until it was known", "whole command")
+    put("to accuracy", head, table(columns, rows_of(pairs)))
     if any(us.reached is None for us, _ in pairs):
         sys.exit(f"tfdist has not come to {flags.accuracy:.1%} with each of the seeds")
 
