@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from results import machine, put, spread, table
 
@@ -29,14 +30,15 @@ DEFAULT = [
 ]
 
 
-def reached(config: Path, epochs: str, seed: int) -> dict:
+def reached(config: Path, epochs: str, seed: int) -> dict[str, Any]:
     """Run a config once; give its report, with the seconds of the whole command."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--config", str(config), "--run_dir", folder, f"--set=train.seed={seed}"]
         words += ["--set=data.if_unavailable=fail"] + [f"--set=train.epochs={epochs}"] * bool(epochs)
         begun = time.monotonic()
         subprocess.run([sys.executable, "-m", "tfdist.train", *words], check=True, stdout=subprocess.DEVNULL)
-        return json.loads(Path(folder, "report.json").read_text()) | {"seconds": time.monotonic() - begun}
+        report: dict[str, Any] = json.loads(Path(folder, "report.json").read_text())
+        return report | {"seconds": time.monotonic() - begun}
 
 
 def row(wanted: str, runs: int) -> list[str]:

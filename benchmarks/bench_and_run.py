@@ -92,7 +92,7 @@ def main() -> None:
     rows = []
     for config in flags.configs:
         read = read_config(config, [])
-        workers, batch = len(read.find_cluster().worker), read.data.batch_size
+        workers, batch = read.find_cluster().size("worker"), read.config.data.batch_size
         measure = functools.partial(pair, config, workers, batch, flags.steps)
         pairs = []
         for _ in range(flags.rounds):

@@ -39,7 +39,7 @@ class Series(NamedTuple):
     what: str
     strategy: str
     sizes: Sequence[int]
-    cluster: Callable[[int], Mapping[str, int]]
+    cluster: Callable[[int], Mapping[str, Any]]
     model: str
     weight: Callable[[int], int]  # MB of variables, or rows
     is_per_worker: bool = False
@@ -62,11 +62,11 @@ def _same(size: int) -> int:
     return size
 
 
-def _bytes(strategy: str, cluster: Callable[[int], Mapping[str, int]]) -> Series:
+def _bytes(strategy: str, cluster: Callable[[int], Mapping[str, Any]]) -> Series:
     return Series("MB of variables", strategy, _MEGABYTES, cluster, "dense", _same)
 
 
-def _rows(strategy: str, cluster: Callable[[int], Mapping[str, int]]) -> Series:
+def _rows(strategy: str, cluster: Callable[[int], Mapping[str, Any]]) -> Series:
     return Series("embedding rows", strategy, _ROWS, cluster, "embedding", _same)
 
 
@@ -107,8 +107,8 @@ def cost(series: Series, size: int) -> float:
         words = [sys.executable, str(PEER), json.dumps(order), str(folder / "found.json")]
         with (folder / "said").open("w") as said:
             launch(cluster, words, run_dir=folder / "run", threads=1, env=new_mark(), stream=said)
-        found = json.loads((folder / "found.json").read_text())
-    return 1000 * found["cpu"] / (len(cluster.worker) if series.is_per_worker else 1)
+        cpu = float(json.loads((folder / "found.json").read_text())["cpu"])
+    return 1000 * cpu / (len(cluster.worker) if series.is_per_worker else 1)
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:

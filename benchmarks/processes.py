@@ -33,7 +33,7 @@ def own_mark() -> dict[str, str]:
 def marked(mark: Mapping[str, str]) -> dict[str, Taken]:
     """Give what each process of a run has taken, by its task, or by its number where it has none."""
     [pair] = (f"{name}={value}".encode() for name, value in mark.items())
-    found = {}
+    found: dict[str, Taken] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
             pairs = (entry / "environ").read_bytes().split(b"\0")

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from results import machine, put, spread, table
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 
     what: str
     strategy: str
-    shape: dict[str, int]
+    shape: dict[str, Any]
     victim: str
 
 
@@ -84,9 +84,11 @@ def _data(folder: Path) -> Path:
     chance = np.random.default_rng(0)
     file = folder / "data.npz"
     splits = {"train": 10_000, "test": 100}
-    images = {f"x_{name}": chance.integers(0, 256, (n, 28, 28, 1), np.uint8) for name, n in splits.items()}
-    labels = {f"y_{name}": chance.integers(0, 10, n).astype(np.int64) for name, n in splits.items()}
-    np.savez(file, **images, **labels)
+    arrays: dict[str, Any] = {}
+    for name, count in splits.items():
+        arrays[f"x_{name}"] = chance.integers(0, 256, (count, 28, 28, 1), np.uint8)
+        arrays[f"y_{name}"] = chance.integers(0, 10, count).astype(np.int64)
+    np.savez(file, **arrays)
     return file
 
 

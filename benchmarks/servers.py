@@ -69,7 +69,7 @@ WAYS = (
 def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
     """Train once; give what the chief has seen."""
     is_apart = way.loop == "apart"
-    servers = {"workers": WORKERS if way.strategy or is_apart else 1, "ps": 1 if way.strategy else 0}
+    workers = WORKERS if way.strategy or is_apart else 1
     script = PEERS / ("stepping.py" if is_apart else "stepping_servers.py")
     order = {**way._asdict(), "model": model, "batch": batch, "steps": steps}
     with tempfile.TemporaryDirectory(prefix="servers-") as name:
@@ -77,7 +77,7 @@ def run(way: Way, model: str, batch: int, steps: int) -> dict[str, float]:
         words = [sys.executable, str(script), json.dumps(order), str(folder)]
         with (folder / "said").open("w") as said:
             launch(
-                ClusterConfig.local(**servers),
+                ClusterConfig.local(workers=workers, ps=1 if way.strategy else 0),
                 words,
                 run_dir=folder / "run",
                 threads=1,

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from environments import Torch, torch_in
 from results import machine, put, spread, table
@@ -146,7 +146,7 @@ def _measured(
     *,
     number: int,
     script: str = "",
-    options: dict | None = None,
+    options: dict[str, Any] | None = None,
     fast: bool = True,
     python: Path | str = sys.executable,
 ) -> Run:
@@ -162,7 +162,7 @@ def _measured(
     return alone(once, lambda run: 1 - run.cpu / run.wall, flags.others)
 
 
-def _asked(work: Work, steps: int, folder: str) -> dict:
+def _asked(work: Work, steps: int, folder: str) -> dict[str, Any]:
     data = open_data(*_data(work))
     prepared = data.prepared
     files = {
@@ -179,7 +179,7 @@ def _data(work: Work) -> tuple[str, ...]:
     return ("cifar10",) if work.model == "cifar10_cnn" else ("mnist",)
 
 
-def _started(words: list[str], core: int, out: int = subprocess.DEVNULL) -> subprocess.Popen:
+def _started(words: list[str], core: int, out: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     environ = {**os.environ, **_ALONE}
     process = subprocess.Popen(words, env=environ, stdout=out, stderr=subprocess.DEVNULL, text=True)
     os.sched_setaffinity(process.pid, {core})  # before it has threads, which inherit it

@@ -105,10 +105,13 @@ def rows_of(pairs: Sequence[tuple[Run, Run]]) -> list[list[str]]:
             spread([each.whole for each in runs], ".1f", " s"),
         ]
         rows.append(cells)
-    both = [(us, them) for us, them in pairs if us.reached and them.reached]
+    both = [
+        (us.reached / them.reached, us.whole / them.whole)
+        for us, them in pairs
+        if us.reached and them.reached
+    ]
     if both:
-        until = spread([us.reached / them.reached for us, them in both], ".2f")
-        whole = spread([us.whole / them.whole for us, them in both], ".2f")
+        until, whole = (spread(each, ".2f") for each in zip(*both, strict=True))
         rows.append(["tfdist / tf_keras", "", "", until, whole])
     return rows
 
