@@ -56,19 +56,19 @@ def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool)
         check_plotting()
     forecasts: dict[str, list[Forecast]] = {}
     for strategy in STRATEGIES:
-        print(f"{strategy}{', as the file says' if strategy == setup.strategy else ''}\n{_HEAD}")
+        print(f"{strategy}{', as the file says' if strategy == setup.strategy else ''}\n{_HEAD}", flush=True)
         forecasts[strategy] = []
         for count in counts:
             found = forecast(replace(setup, strategy=strategy), count)
             forecasts[strategy].append(found)
-            print(_row(found))
+            print(_row(found), flush=True)
         print()
     if plot:
         draw(forecasts, Path(plot))
         print(f"drawn in {plot}")
     if advise:
         most = counts[-1]
-        print(f"With {most} workers of {setup.strategy}, by itself each would bring:")
+        print(f"With {most} workers of {setup.strategy}, by itself each would bring:", flush=True)
         changes = advice(setup, most)
         for change in changes:
             print(f"  {change.gain:+7.0%}  {change.what}")

@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from tfdist.errors import ConfigError
+from tfdist.launcher import own_cores
 from tfdist.simulate import _counts
 from tfdist.simulation import advise, check_published, forecast
 from tfdist.simulation.draws import Draws
 from tfdist.simulation.events import Clock, Cores, Line, send
-from tfdist.simulation.machine import Measured, Prediction, setup_of
+from tfdist.simulation.machine import Measured, Prediction, check_machine, setup_of
 from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
 
 ALONE = 0.1  # seconds of a step
@@ -172,10 +173,22 @@ def test_a_measured_machine_gives_its_own_measurement_back(cores):
         assert forecast(made, 40).examples_per_second == pytest.approx(128 * cores / work, rel=0.05)
 
 
+@pytest.mark.slow
+def test_real_workers_are_measured_and_predicted():
+    [found] = check_machine(1, workers=(2,))
+    assert found.workers == 2
+    [predicted], [measured], [cores] = found.predicted, found.measured, found.cores
+    assert predicted > 0
+    assert measured > 0
+    # The processors' time is counted in hundredths of a second.
+    assert 0 < cores <= 1.05 * len(own_cores())
+
+
 def test_a_prediction_says_how_far_it_is_apart_round_by_round():
-    told = str(Prediction(2, [110.0, 100.0, 99.0], [100.0, 100.0, 110.0]))
+    told = str(Prediction(2, [110.0, 100.0, 99.0], [100.0, 100.0, 110.0], [1.9, 1.8, 1.75]))
     assert told == (
-        "2 workers: measured 100 (100 to 110) examples/s, predicted 100 (99 to 110), apart +0 (-10 to +10) %"
+        "2 workers: measured 100 (100 to 110) examples/s, predicted 100 (99 to 110), apart +0 (-10 to +10) %;"
+        " 1.80 (1.75 to 1.90) cores were busy"
     )
 
 

@@ -16,6 +16,7 @@ from tfdist.trial import spread, try_out
 __all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
 
 _LATENCIES_OF_A_STEP = 4  # asking for the variables, having them, sending gradients, hearing that they are in
+_STEPS = 100  # of each simulated worker: with few workers the first and last ones weigh
 _BESIDE_THE_PROCESSOR = 1e12  # bytes per second: what copying takes is in the processors' time
 
 
@@ -30,6 +31,11 @@ class Measured(msgspec.Struct, frozen=True):
     batch_size: int
     bytes: float
 
+    @property
+    def cores(self) -> float:
+        """Say how many cores all tasks together kept busy."""
+        return (self.worker + self.ps + self.chief) / self.seconds
+
 
 class Prediction(NamedTuple):
     """Hold what was predicted for a number of workers, and measured, in each round."""
@@ -37,6 +43,7 @@ class Prediction(NamedTuple):
     workers: int
     predicted: list[float]
     measured: list[float]
+    cores: list[float]
 
     def __str__(self) -> str:
         pairs = zip(self.predicted, self.measured, strict=True)
@@ -44,18 +51,20 @@ class Prediction(NamedTuple):
         measured, predicted = spread(self.measured, ".0f"), spread(self.predicted, ".0f")
         return (
             f"{self.workers} workers: measured {measured} examples/s, predicted {predicted},"
-            f" apart {spread(apart, '+.0f')} %"
+            f" apart {spread(apart, '+.0f')} %; {spread(self.cores, '.2f')} cores were busy"
         )
 
 
 def check_machine(rounds: int, workers: Sequence[int] = (2, 3)) -> list[Prediction]:
     """Measure one worker beside a ps, predict more of them, and measure those too; so many times in turn."""
-    found = [Prediction(count, [], []) for count in workers]
+    found = [Prediction(count, [], [], []) for count in workers]
     for _ in range(rounds):
         setup = setup_of(_measured(1), cores=len(own_cores()))
         for each in found:
-            each.predicted.append(forecast(setup, each.workers).examples_per_second)
-            each.measured.append(_measured(each.workers).examples_per_second)
+            each.predicted.append(forecast(setup, each.workers, steps=_STEPS).examples_per_second)
+            measured = _measured(each.workers)
+            each.measured.append(measured.examples_per_second)
+            each.cores.append(measured.cores)
     return found
 
 
