@@ -9,16 +9,23 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["RESULTS", "machine", "put", "spread", "table"]
+__all__ = ["RESULTS", "machine", "processor", "put", "spread", "table"]
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
 
 
 def machine(*packages: str) -> str:
-    """Say on what was measured: the cores, and the versions of Python, TensorFlow and further packages."""
+    """Say on what was measured: processor, Python, TensorFlow and further packages."""
     versions = [f"{each} {metadata.version(each)}" for each in packages]
     told = [f"Python {platform.python_version()}", f"TensorFlow {metadata.version('tensorflow')}", *versions]
-    return f"{os.cpu_count()} cores, {', '.join(told)}"
+    return f"{os.cpu_count()} cores ({processor()}), {', '.join(told)}"
+
+
+def processor() -> str:
+    """Name the processor; what it is called differs from one operating system to the next."""
+    told = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)$", told.read_text(), re.MULTILINE) if told.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

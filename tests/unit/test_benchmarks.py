@@ -60,9 +60,17 @@ def test_a_short_row_is_filled_up() -> None:
 def test_the_machine_is_this_one() -> None:
     told = results.machine("numpy")
     assert told == (
-        f"{os.cpu_count()} cores, Python {platform.python_version()}, TensorFlow"
+        f"{os.cpu_count()} cores ({results.processor()}), Python {platform.python_version()}, TensorFlow"
         f" {metadata.version('tensorflow')}, numpy {metadata.version('numpy')}"
     )
+
+
+def test_the_processor_is_named() -> None:
+    name = results.processor()
+    assert name == name.strip() != ""
+    told = Path("/proc/cpuinfo")
+    if told.exists() and "model name" in told.read_text():
+        assert f": {name}\n" in told.read_text()
 
 
 def test_every_mark_of_the_page_has_its_end_and_a_benchmark_that_writes_it() -> None:
