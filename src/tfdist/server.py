@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.addresses import port_taken
+from tfdist.allocation import keep_memory
 from tfdist.awaiting import await_servers
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.departures import announce_departure
@@ -64,6 +65,8 @@ def serve(
     _check_task(cluster)
     if cluster.task is not None and cluster.task.type == "ps":
         device, memory_growth = "cpu", None  # it computes nothing, and would take all of a GPU's memory
+    else:
+        keep_memory()
     check_device(device, memory_growth=memory_growth)
     with telling_traffic(cluster), _posting(cluster):
         server = _start(cluster, server_config(device, memory_growth=memory_growth))

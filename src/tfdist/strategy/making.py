@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import tensorflow as tf
 
+from tfdist.allocation import keep_memory
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import Device, check_device, configure_devices, device_kind, threads_to_wait
 from tfdist.environments import ROLES
@@ -145,6 +146,7 @@ def make_strategy(
         intra_op_threads=intra_op_threads,
         inter_op_threads=inter_op_threads,
     )
+    keep_memory()
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
     secret = shared_secret(cluster, name, options)
