@@ -329,6 +329,15 @@ def test_what_is_tried_can_be_said_in_a_config_and_changes_it(bench, strategy, t
     assert {each.key for each in found if not each.keeps} >= {"strategy.precision", "data.batch_size"}
 
 
+@pytest.mark.parametrize(("said", "values"), [(None, ["1", "0"]), ("1", ["0"]), ("0", ["1"])])
+def test_onednn_is_tried_both_ways_unless_it_is_said(bench, monkeypatch, said, values):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", said)
+    found = levers(bench(), ["TF_ENABLE_ONEDNN_OPTS"])
+    assert [each.env["TF_ENABLE_ONEDNN_OPTS"] for each in found] == values
+
+
 def test_only_what_is_named_is_tried(bench):
     made = bench()
     assert {each.key for each in levers(made, ["train", "launch.pin"])} == {

@@ -1,5 +1,6 @@
 """List what may make a config train faster on this machine, and by what a user would ask for it."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ __all__ = ["Lever", "levers"]
 _STEPS_PER_EXECUTION = (1, 10, 50)
 _BYTES_PER_PACK = (1 << 20, 4 << 20)
 _MIRRORED = "multi_worker_mirrored"
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ def _of_processors(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
         if sys.platform == "linux" and not section.pin:
             yield Lever("launch.pin", ("launch.pin=true",))
     if not is_on_gpus:
-        yield Lever(
-            "TF_ENABLE_ONEDNN_OPTS", env={"TF_ENABLE_ONEDNN_OPTS": "0"}, note="without oneDNN: other rounding"
-        )
+        # Where nobody says it, TensorFlow has it on or off by the processor, and the wrong way round on some.
+        for value, word in (("1", "with"), ("0", "without")):
+            if os.environ.get(_ONEDNN) != value:
+                yield Lever(_ONEDNN, env={_ONEDNN: value}, note=f"{word} oneDNN: other rounding")
 
 
 def _of_exchange(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
