@@ -70,6 +70,8 @@ def show_tuning(found: Tuning) -> None:
         ("the same mathematics", found.same),
         ("changes what is computed: for you to decide", found.other),
     ):
+        if not group:  # with --only, maybe
+            continue
         table = Table(box=SIMPLE)
         table.add_column(title, no_wrap=True)
         for name in ("examples/s", "times the config as it is", "CPU ms", ""):
