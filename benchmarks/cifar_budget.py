@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from results import machine, put, spread, table
+from rounds import same_kernels
 from watching import Run, watched
 
 from tfdist.data import open_data
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[7, 24])
     parser.add_argument("--runs", type=int, default=1)
     flags: Any = parser.parse_args()
+    same_kernels()
     found: dict[str, list[Run]] = {}
     ways: dict[str, Callable[[int], Run]] = {
         f"tfdist, {epochs} epochs": functools.partial(ours, epochs) for epochs in flags.epochs

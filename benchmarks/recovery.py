@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from results import machine, put, spread, table
+from rounds import same_kernels
 
 from tfdist.cluster import ClusterConfig
 
@@ -60,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
+    same_kernels()
     rows = []
     with tempfile.TemporaryDirectory(prefix="recovery-") as name:
         folder = Path(name)

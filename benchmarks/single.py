@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from environments import Torch, torch_in
 from results import machine, put, spread, table
-from rounds import alone
+from rounds import alone, same_kernels
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tfdist.data import open_data
@@ -86,6 +86,7 @@ def main() -> None:
         "--works", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
     flags = parser.parse_args()
+    same_kernels()
     with tempfile.TemporaryDirectory(prefix="single-") as name:
         torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:

@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tfdist import onednn
+
 _SCHEDULERS = (
     "TF_CONFIG",
     "CLUSTER_SPEC",
@@ -24,6 +26,11 @@ _SCHEDULERS = (
 # A shell that starts pytest by & has it ignore SIGINT, and so all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# As the commands do: what they compute is compared with what is computed here.
+for _name, _value in onednn.variables().items():
+    os.environ.setdefault(_name, _value)
 
 
 class _ByFile(LoadScopeScheduling):

@@ -17,6 +17,7 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
+from tfdist import onednn
 from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["run"]
@@ -51,7 +52,8 @@ def _call(main: Callable[..., int | None], takes_command: bool, loads: str | Non
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logging.getLogger("tfdist").setLevel(logging.INFO)
     # And its C++: errors, unless the user wants more.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2", **onednn.variables()}.items():
+        os.environ.setdefault(name, value)
     arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
     if takes_command:
         arguments["command"] = rest[1:]

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TextIO
 
+from tfdist import onednn
 from tfdist.addresses import split_address
 from tfdist.cluster import ClusterConfig, Task
 from tfdist.environments import ROLES
@@ -122,7 +123,7 @@ def launch(
                 own[progress.VARIABLE] = progress.address(reporter)
             forced = width if threads else {}
             given = {**_inherited(), "TMPDIR": scratch, **shares[task].visible(), **forced, **(env or {})}
-            environment = {**width, **_FOR_PYTHON, **given, **own}
+            environment = {**width, **onednn.variables(), **_FOR_PYTHON, **given, **own}
             of_it = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
             tasks.append({**of_it, "alone": task.type in alone})
         plan = {

@@ -99,7 +99,7 @@ def _of_processors(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
         if sys.platform == "linux" and not section.pin:
             yield Lever("launch.pin", ("launch.pin=true",))
     if not is_on_gpus:
-        # Where nobody says it, TensorFlow has it on or off by the processor, and the wrong way round on some.
+        # Where nobody says it, it is on or off by the kind of processor, and the wrong way round on some.
         for value, word in (("1", "with"), ("0", "without")):
             if os.environ.get(_ONEDNN) != value:
                 yield Lever(_ONEDNN, env={_ONEDNN: value}, note=f"{word} oneDNN: other rounding")
