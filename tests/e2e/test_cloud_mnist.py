@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cloud_mnist"
 def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path):
     cluster = ClusterConfig.local(workers=1, ps=1)
     addresses = {"master": list(cluster.chief), "worker": list(cluster.worker), "ps": list(cluster.ps)}
-    flags = ["--max_steps=12", "--checkpoint=6", "--batch_size=16"]
+    flags = ["--max_steps=12", "--checkpoint=6", "--batch_size=100"]
     flags += [f"--log_dir={tmp_path / 'logs'}", f"--model_dir={tmp_path / 'models'}"]
     running = {}
     for role in addresses:
