@@ -106,6 +106,10 @@ def read_yaml(data: bytes, name: str) -> Document:
         value = _Builder(yaml.parse(text, Loader=_Loader), name, places).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if mark and "nesting depth" in (error.problem or ""):
+            # libyaml reads ahead, and from 0.2.6 on stops at a depth of its own before it hands on the first
+            # level that is too deep here, which is in what comes before.
+            return read_yaml(text[: mark.index].encode(), name)
         place = name if mark is None else f"{name}:{mark.line + 1}:{mark.column + 1}"
         raise ConfigError(place, f"malformed YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:

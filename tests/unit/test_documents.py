@@ -1,5 +1,3 @@
-import re
-
 import msgspec
 import pytest
 
@@ -74,7 +72,7 @@ def test_places_are_the_lines_of_the_file():
         (b"a: \xff\n", "x.yaml: is not UTF-8: byte 4 is 0xff"),
         (b"a: \x00\n", "x.yaml: malformed YAML"),
         (b"a: 1e999\n", "x.yaml:1:4: the number '1e999' is too large"),
-        (b"a: " + b"[" * 900, "x.yaml:1:36: nested too deeply. At most 32 levels"),
+        (b"a: " + b"[" * 100_000, "x.yaml:1:36: nested too deeply. At most 32 levels"),
         (b"x" * 10_000_000, "x.yaml: expected at most 256 KiB, received more"),
     ],
 )
@@ -83,16 +81,6 @@ def test_what_is_no_config_is_one_line_with_its_place(data, message):
         read_yaml(data, "x.yaml")
     assert str(caught.value).startswith(message)
     assert str(caught.value).isprintable()
-
-
-def test_what_libyaml_itself_holds_too_deep_is_one_line_with_its_place():
-    with pytest.raises(ConfigError) as caught:
-        read_yaml(b"a: " + b"[" * 100_000, "x.yaml")
-    # libyaml 0.2.6 reads ahead and stops at 1000 levels; those before hand on each level.
-    assert re.fullmatch(
-        r"x\.yaml:1:(36: nested too deeply\. At most 32 levels|\d+: malformed YAML: .*nesting depth)",
-        str(caught.value),
-    )
 
 
 def test_a_bomb_of_aliases_is_refused_at_its_first_anchor():
