@@ -1,26 +1,17 @@
 """Measure in rounds, and keep what nobody else disturbed."""
 
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tfdist import onednn
-
-__all__ = ["alone", "others", "same_kernels", "told", "undisturbed"]
+__all__ = ["alone", "others", "told", "undisturbed"]
 
 _MOST_TIMES = 8  # for each measurement that counts
 
 Found = TypeVar("Found")
-
-
-def same_kernels() -> None:
-    """Have all sides compute with oneDNN where tfdist does by itself: the ratios would be those of oneDNN."""
-    for name, value in onednn.variables().items():
-        os.environ.setdefault(name, value)
 
 
 def alone(measure: Callable[[], Found], outside: Callable[[Found], float], most: float) -> Found:

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 from environments import torch_in
 from horovod_peer import Horovod, HorovodError, install
 from results import machine, put, spread, table
-from rounds import others, same_kernels, told, undisturbed
+from rounds import others, told, undisturbed
 
+from tfdist import onednn
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
@@ -139,7 +140,7 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
     flags: Any = parser.parse_args()
-    same_kernels()
+    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
     with tempfile.TemporaryDirectory(prefix="scaling-peers-") as made:
         place = flags.peers or Path(made)
         torch = torch_in(place / "torch")

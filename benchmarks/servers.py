@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from results import machine, put, spread, table
-from rounds import others, same_kernels, told, undisturbed
+from rounds import others, told, undisturbed
 
+from tfdist import onednn
 from tfdist.cluster import ClusterConfig
 from tfdist.launcher import launch
 
@@ -133,7 +134,7 @@ def main() -> None:
         "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
     )
     flags: Any = parser.parse_args()
-    same_kernels()
+    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
     ways = [WAYS[place] for place in flags.ways]
     for model in flags.models:
         measures = [partial(run, way, model, flags.batch, flags.steps) for way in ways]

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from environments import Torch, torch_in
 from results import machine, put, spread, table
-from rounds import alone, same_kernels
+from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from tfdist import onednn
 from tfdist.data import open_data
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +87,7 @@ def main() -> None:
         "--works", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
     flags = parser.parse_args()
-    same_kernels()
+    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
     with tempfile.TemporaryDirectory(prefix="single-") as name:
         torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:

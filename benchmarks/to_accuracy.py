@@ -21,9 +21,10 @@ from typing import Any
 
 import yaml
 from results import machine, put, spread, table
-from rounds import alone, same_kernels
+from rounds import alone
 from watching import ONE_THREAD, Run, watched
 
+from tfdist import onednn
 from tfdist.cluster import ClusterConfig
 from tfdist.data import open_data
 
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, default=0.99)
     parser.add_argument("--others", type=float, default=MOST_OUTSIDE, help="share of the cores for others")
     flags: Any = parser.parse_args()
-    same_kernels()
+    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
     pairs = [pair(seed, flags) for seed in range(flags.seeds)]
     head = (
         f"Median and range of {flags.seeds} seeds, in turns; MNIST, `mnist_cnn`, {RECIPE['batch']} examples a"

@@ -29,8 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # As the commands do: what they compute is compared with what is computed here.
-for _name, _value in onednn.variables().items():
-    os.environ.setdefault(_name, _value)
+onednn.ask_for()
 
 
 class _ByFile(LoadScopeScheduling):

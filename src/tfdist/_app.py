@@ -52,8 +52,8 @@ def _call(main: Callable[..., int | None], takes_command: bool, loads: str | Non
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logging.getLogger("tfdist").setLevel(logging.INFO)
     # And its C++: errors, unless the user wants more.
-    for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2", **onednn.variables()}.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    onednn.ask_for()
     arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
     if takes_command:
         arguments["command"] = rest[1:]

@@ -5,13 +5,20 @@ newer ones. With AVX2 alone training was 1.5 to 1.8 times as fast with it (docs/
 is read while TensorFlow is imported: afterwards it is too late.
 """
 
+import os
 import platform
 import sys
 from pathlib import Path
 
-__all__ = ["variables"]
+__all__ = ["ask_for", "variables"]
 
 _ENOUGH = {"avx2", "fma"}
+
+
+def ask_for() -> None:
+    """Ask for it in this process, and those that it starts, unless the user has said something."""
+    for name, value in variables().items():
+        os.environ.setdefault(name, value)
 
 
 def variables(of_processor: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
