@@ -27,7 +27,6 @@ def seen(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     return {
         "exchanges": len(nodes),
         "hints": sorted({node.attr["communication_hint"].s.decode() for node in nodes}),
-        "timeouts": sorted({node.attr["timeout_seconds"].f for node in nodes}),
         "threads": [
             tf.config.threading.get_intra_op_parallelism_threads(),
             tf.config.threading.get_inter_op_parallelism_threads(),

@@ -58,8 +58,13 @@ def _check_sums(found):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
-def test_several_replicas_of_a_worker_are_added_up_first(tmp_path, keras_itself):
-    options = {"communication": {"implementation": "tcp"}, "logical_devices": 2}
+@pytest.mark.parametrize(
+    "communication",
+    [{"implementation": "tcp"}, {"implementation": "ring", "timeout": 60}],  # the latter is TensorFlow's
+    ids=["tcp", "ring"],
+)
+def test_several_replicas_of_a_worker_are_added_up_together(tmp_path, keras_itself, communication):
+    options = {"communication": communication, "logical_devices": 2}
     cases = ["counting", "equivalent_clipped"]
     finished = run_cluster(tmp_path, "multi_worker_mirrored", cases, workers=2, options=options)
 

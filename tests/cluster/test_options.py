@@ -36,7 +36,6 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     assert finished.results["worker:0"]["option_cases.seen"] == {
         "exchanges": 3,  # of 4096 bytes each
         "hints": ["ring"],
-        "timeouts": [TIMEOUT],
         "threads": [2, 7],
         "compute_dtype": "bfloat16",
         "variable_dtype": "float32",
@@ -51,5 +50,4 @@ def test_what_is_not_said_is_left_to_tensorflow(tmp_path):
     found = finished.chief["option_cases.seen"]
     assert found["exchanges"] == 1
     assert found["hints"] == ["auto"]
-    assert found["timeouts"] == [0.0]
     assert found["computed_in"] == "float32"

@@ -26,12 +26,14 @@ _OWN = {
 
 
 def collectives_of(options: Mapping[str, Any]) -> tf.distribute.experimental.CommunicationOptions:
-    """Give what TensorFlow's collectives are to do, which is all where there is no ring."""
+    """Give what TensorFlow's collectives are to do, which is all where there is no ring.
+
+    Not its `timeout_seconds`: see TimeLimit.
+    """
     implementations = tf.distribute.experimental.CommunicationImplementation
     implementation = options["communication.implementation"] or "auto"
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options["communication.bytes_per_pack"] or 0,
-        timeout_seconds=options["communication.timeout"],
         implementation=implementations["AUTO" if implementation == "tcp" else implementation.upper()],
     )
 
@@ -78,7 +80,6 @@ def exchange_over_ring(
         strategy.exchange_over_ring(
             cluster,
             secret,
-            timeout=options["communication.timeout"],
             wire_type=wire_type,
             # Who asks for TCP wants the bytes on the wire, on one machine too.
             may_share=options["communication.implementation"] != "tcp",

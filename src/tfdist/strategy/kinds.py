@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.cluster import ClusterConfig
 from tfdist.exchange import Ring, join_ring
 from tfdist.strategy.posting import Posting
-from tfdist.strategy.reducing import RingAllReduce
+from tfdist.strategy.reducing import LimitedAllReduce, RingAllReduce, TimeLimit
 from tfdist.strategy.shards import Cutter
 
 __all__ = ["Mirrored", "MultiWorkerMirrored", "ParameterServer", "SynchronousParameterServer"]
@@ -66,14 +66,27 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
     ring: Ring | None = None
 
-    def exchange_over_ring(
+    def __init__(
         self,
-        cluster: ClusterConfig,
-        secret: bytes,
-        *,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        options: tf.distribute.experimental.CommunicationOptions,
         timeout: float | None,
-        wire_type: str,
-        may_share: bool,
+    ) -> None:
+        """Train with the others of the cluster.
+
+        Args:
+            resolver: Of the cluster and this task.
+            options: What TensorFlow's collectives are to do.
+            timeout: Seconds that an exchange may take; any number where None.
+        """
+        super().__init__(resolver, options)
+        self._timeout = timeout
+        self._limit = None if timeout is None else TimeLimit(timeout)
+        if self._limit:
+            self._exchange_by(lambda replaced: LimitedAllReduce(replaced, self._limit))
+
+    def exchange_over_ring(
+        self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool
     ) -> None:
         """Add up over a ring of TCP connections from here on; all workers have to call it.
 
@@ -85,9 +98,8 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             found: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
             return found
 
-        ring = join_ring(cluster, secret, add_up, timeout=timeout, may_share=may_share)
-        for name in ("_cross_device_ops", "_host_cross_device_ops"):
-            setattr(self.extended, name, RingAllReduce(getattr(self.extended, name), ring, wire_type))
+        ring = join_ring(cluster, secret, add_up, timeout=self._timeout, may_share=may_share)
+        self._exchange_by(lambda replaced: RingAllReduce(replaced, ring, wire_type, self._limit))
         self.ring = ring
 
     def add_gradients_up(self, gradients: Sequence[Any], share: Any) -> list[Any]:
@@ -98,6 +110,10 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
     def scope(self) -> Any:
         """Enter the strategy, with such variables."""
         return _Entered(super().scope(), _aggregating)
+
+    def _exchange_by(self, put_in_place: Callable[[Any], Any]) -> None:
+        for name in ("_cross_device_ops", "_host_cross_device_ops"):
+            setattr(self.extended, name, put_in_place(getattr(self.extended, name)))
 
 
 class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]

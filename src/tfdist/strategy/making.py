@@ -288,7 +288,9 @@ def _make(
         reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None
         return Mirrored(devices, reduction)
     if name == "multi_worker_mirrored":
-        return MultiWorkerMirrored(cluster.resolver(), collectives_of(options))
+        return MultiWorkerMirrored(
+            cluster.resolver(), collectives_of(options), options["communication.timeout"]
+        )
     cutter = _cutter(cluster, options)
     if name == "parameter_server":
         made = ParameterServer(cluster, cutter)

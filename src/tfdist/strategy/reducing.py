@@ -1,27 +1,60 @@
-"""Let TensorFlow's mirrored workers add up over a ring what they would add up by its own collectives."""
+"""Let TensorFlow's mirrored workers add up over a ring what they would add up by its own collectives.
+
+And end those that take too long.
+"""
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, distribute_utils, values
+from tensorflow.python.eager import context
 
 from tfdist.exchange import Fusion, Narrowing, Ring, Whole
 
-__all__ = ["RingAllReduce"]
+__all__ = ["LimitedAllReduce", "RingAllReduce", "TimeLimit"]
 
 
-class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
-    """Add dense tensors up over a ring, and leave sparse ones to TensorFlow.
+class TimeLimit:
+    """Ends TensorFlow's collectives for good when one takes longer than some seconds.
+
+    What TensorFlow's own option for it (`timeout_seconds`) ends is the step, while calls of it are still on
+    their way; one that comes back later can crash the process. This ends the calls, and they end the step.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.end()  # one whose step failed has no end of its own, and a process has one exchange at a time
+        self._timer = threading.Timer(self._seconds, self._end_collectives)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """Count no longer."""
+        if self._timer:
+            self._timer.cancel()
+
+    def _end_collectives(self) -> None:
+        took = f"one took longer than communication.timeout ({self._seconds:g} s)"
+        context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, took)
+
+
+class LimitedAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
+    """TensorFlow's collectives, for which there may be a limit of time.
 
     MultiWorkerMirroredStrategy wants a CollectiveAllReduce, and hands it the values of all of this process's
     replicas at once.
     """
 
-    def __init__(self, replaced: Any, ring: Ring, wire_type: str = "float32") -> None:
-        """Take the place of TensorFlow's; gradients of 32 bits travel as a type that may be narrower."""
+    def __init__(self, replaced: Any, limit: TimeLimit | None) -> None:
+        """Take the place of TensorFlow's."""
         super().__init__(
             replaced._devices,
             replaced._group_size,
@@ -29,6 +62,39 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
             replaced._collective_keys,
             replaced._canonicalize_devices,
         )
+        self._limit = limit
+
+    def _all_reduce_per_replica_values(
+        self, reduce_op: tf.distribute.ReduceOp, per_replica_values: Sequence[Any], options: Any
+    ) -> list[Any]:
+        reduce = super()._all_reduce_per_replica_values
+        return self._in_time(per_replica_values, lambda: reduce(reduce_op, per_replica_values, options))
+
+    def _batch_all_gather(self, per_replica_values: Sequence[Any], axis: Any, options: Any) -> list[Any]:
+        gather = super()._batch_all_gather
+        return self._in_time(per_replica_values, lambda: gather(per_replica_values, axis, options))
+
+    def _in_time(self, per_replica_values: Sequence[Any], exchange: Callable[[], list[Any]]) -> list[Any]:
+        if self._limit is None:
+            return exchange()
+        # The time runs when all that goes out is computed, and while what comes in does not.
+        with tf.control_dependencies(_tensors(per_replica_values)):
+            begun = _effect(self._limit.begin)
+        with tf.control_dependencies(begun):
+            found = exchange()
+        with tf.control_dependencies(_tensors(found)):
+            _effect(self._limit.end)
+        return found
+
+
+class RingAllReduce(LimitedAllReduce):
+    """Add dense tensors up over a ring, and leave sparse ones to TensorFlow."""
+
+    def __init__(
+        self, replaced: Any, ring: Ring, wire_type: str = "float32", limit: TimeLimit | None = None
+    ) -> None:
+        """Take the place of TensorFlow's; gradients of 32 bits travel as a type that may be narrower."""
+        super().__init__(replaced, limit)
         self._ring = ring
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
         self._wire_type = wire_type
@@ -112,6 +178,20 @@ class RingAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]
 
 def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:
     return tuple(value.values) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+
+
+def _tensors(per_replica_values: Sequence[Any]) -> list[tf.Tensor]:
+    of_replicas = [part for each in per_replica_values for part in _of_replicas(each)]
+    return tf.nest.flatten(of_replicas, expand_composites=True)  # type: ignore[no-any-return]
+
+
+def _effect(call: Callable[[], None]) -> list[tf.Operation]:
+    """Call Python, now or whenever the graph comes by."""
+    if tf.executing_eagerly():
+        call()
+        return []
+    with tf.device("/device:CPU:0"):
+        return [tf.numpy_function(call, [], [])]
 
 
 def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
