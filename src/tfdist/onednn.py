@@ -5,6 +5,7 @@ newer ones. With AVX2 alone training was 1.5 to 1.8 times as fast with it (docs/
 is read while TensorFlow is imported: afterwards it is too late.
 """
 
+import importlib.metadata
 import os
 import platform
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 __all__ = ["ask_for", "variables"]
 
 _ENOUGH = {"avx2", "fma"}
+# Up to 2.14, oneDNN ended the process, or failed, at products and convolutions in bfloat16 with AVX2 alone.
+_SINCE = (2, 15)
 
 
 def ask_for() -> None:
@@ -27,7 +30,7 @@ def variables(of_processor: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     Args:
         of_processor: What the system says of its processors.
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() != "x86_64" or _tensorflow() < _SINCE:
         return {}
     try:
         with of_processor.open() as lines:
@@ -35,3 +38,14 @@ def variables(of_processor: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     except OSError:  # a container may hide it
         return {}
     return {"TF_ENABLE_ONEDNN_OPTS": "1"} if _ENOUGH.issubset(flags) else {}
+
+
+def _tensorflow() -> tuple[int, ...]:
+    """Give the version that is installed, and nothing where it goes by another name."""
+    for name in ("tensorflow", "tensorflow-cpu"):
+        try:
+            major, minor, *_ = importlib.metadata.version(name).split(".")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return int(major), int(minor)
+    return ()

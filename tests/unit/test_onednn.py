@@ -1,5 +1,6 @@
 """oneDNN is on where the processor has what it needs, unless the user says otherwise."""
 
+import importlib.metadata
 import io
 import os
 import platform
@@ -16,7 +17,22 @@ NAME = "TF_ENABLE_ONEDNN_OPTS"
 LINUX = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="is for Linux on x86 processors"
 )
-HERE = pytest.mark.skipif(not onednn.variables(), reason="this processor has no AVX2")
+HERE = pytest.mark.skipif(not onednn.variables(), reason="this processor or TensorFlow is too old for it")
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+    """Have a version of TensorFlow installed, or none."""
+
+    def have(name, version):
+        def installed(asked):
+            if asked != name:
+                raise importlib.metadata.PackageNotFoundError(asked)
+            return version
+
+        monkeypatch.setattr(importlib.metadata, "version", installed)
+
+    return have
 
 
 @LINUX
@@ -30,10 +46,29 @@ HERE = pytest.mark.skipif(not onednn.variables(), reason="this processor has no 
         ("", {}),
     ],
 )
-def test_a_processor_must_have_both(tmp_path, flags, found):
+def test_a_processor_must_have_both(tmp_path, tensorflow, flags, found):
+    tensorflow("tensorflow", "2.15.0.post1")
     says = tmp_path / "cpuinfo"
     says.write_text(f"processor\t: 0\nmodel name\t: avx2 fma\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
     assert onednn.variables(says) == found
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("name", "version", "is_asked_for"),
+    [
+        ("tensorflow", "2.14.1", False),
+        ("tensorflow", "2.15.0", True),
+        ("tensorflow", "3.0.0rc1", True),
+        ("tensorflow-cpu", "2.21.0", True),
+        ("tensorflow-cpu", "2.12.1", False),
+        ("tensorflow-of-my-own", "2.21.0", False),
+    ],
+)
+def test_a_tensorflow_that_fails_with_it_is_left_alone(tmp_path, tensorflow, name, version, is_asked_for):
+    tensorflow(name, version)
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 fma\n")
+    assert bool(onednn.variables(tmp_path / "cpuinfo")) == is_asked_for
 
 
 def test_a_system_that_says_nothing_is_left_alone(tmp_path):
