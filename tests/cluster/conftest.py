@@ -192,7 +192,7 @@ IN_STEP_ONLY = [
 ONLY_ON = {
     "mirrored": ["own_cases.steps", "own_cases.steps_by_keras"],
     "multi_worker_mirrored": ["callback_cases.stopping"],
-    "parameter_server": ["own_cases.refused"],
+    "parameter_server": ["own_cases.refused", "traffic_cases.evaluated"],
     "parameter_server_sync": ["own_cases.refused", "shard_cases.trained"],
 }
 

@@ -6,8 +6,9 @@ import pytest
 import traffic_cases
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
-CASES = ["traffic_cases.trained"]
+CASES = ["traffic_cases.trained", "traffic_cases.evaluated"]
 WEIGHTS = 4 * traffic_cases.INPUTS * traffic_cases.UNITS  # bytes
+SQUARE = 4 * traffic_cases.UNITS**2
 # Of what is sent beside: the data, the calls, and the probes of a machine that may be slow.
 MORE = 1.2
 
@@ -23,6 +24,16 @@ def test_a_ps_sends_variables_and_a_worker_gradients(finished):
     assert WEIGHTS < sent["ps:0"] < MORE * WEIGHTS
     assert WEIGHTS < sent["worker:0"] + sent["worker:1"] < MORE * WEIGHTS
     assert sent["chief:0"] < (MORE - 1) * WEIGHTS
+
+
+@pytest.mark.skipif(traffic_cases.keras.__version__ < "3", reason="Keras 2 reads variables where they are")
+def test_a_worker_fetches_once_what_stands_still_in_many_tests(finished):
+    found = finished("parameter_server").chief["traffic_cases.evaluated"]
+    # Two workers, each of which tests five batches in a call, and of the embedding needs a row in each.
+    assert 2 * SQUARE < found["sent"]["ps:0"] < MORE * 2 * SQUARE
+    first, again, of_others = found["losses"]
+    assert again == first
+    assert of_others != first
 
 
 def test_in_a_step_together_every_worker_has_the_variables_sent(finished):

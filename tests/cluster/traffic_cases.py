@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.loop import fit
+from tfdist.loop import evaluate, fit
 from tfdist.traffic import Traffic
 
 keras = tf.keras
@@ -24,3 +24,22 @@ def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     with Traffic(strategy) as traffic:
         fit(model, data, strategy=strategy, epochs=1, steps_per_epoch=STEPS, verbose=0)
     return {task: sent / STEPS for task, sent in traffic.bytes_sent.items()}
+
+
+def evaluated(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """A square layer and an embedding that is as large, many batches in a call of the graph."""
+    number, word = keras.Input((UNITS,)), keras.Input((1,), dtype="int32")
+    x, words = np.ones([STEPS, UNITS], "float32"), np.zeros([STEPS, 1], "int32")
+    with strategy.scope():
+        embedded = keras.layers.Flatten()(keras.layers.Embedding(UNITS, UNITS)(word))
+        layer = keras.layers.Dense(UNITS, use_bias=False)
+        outputs = keras.layers.Dense(1)(layer(keras.layers.Add()([number, embedded])))
+        model = keras.Model([number, word], outputs)
+        model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=STEPS)
+    data = tf.data.Dataset.from_tensor_slices(((x, words), x[:, :1])).batch(1)
+    first = evaluate(model, data, strategy=strategy)
+    with Traffic(strategy) as traffic:
+        again = evaluate(model, data, strategy=strategy)
+    layer.kernel.assign(layer.kernel + 1.0)
+    of_others = evaluate(model, data, strategy=strategy)
+    return {"sent": traffic.bytes_sent, "losses": [each["loss"] for each in (first, again, of_others)]}

@@ -5,6 +5,7 @@ by racing reads and writes (Keras 3's `assign_add` is a read, an add and a write
 found is put together before any variable changes.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, we
 from tfdist.loop.randomness import Randomness
 from tfdist.loop.shards import parts_of, read_by_rows
 from tfdist.loop.sharing import Shared, batch_size, shared_mean, unpacked
+from tfdist.loop.standing import Standing, read_whole
 from tfdist.loop.updating import Updating
 from tfdist.loop.weighing import losses_of_one_process, recorded_divisors, weight_of
 
@@ -127,11 +129,31 @@ class Keras3Step:
             write(tf.cast(value, variable.dtype))
         return tuple(sums)
 
-    def test(self, batch: Any) -> tuple[tf.Tensor, ...]:
-        """Test on a batch, each replica on its part; give what it adds to the totals."""
+    def test(self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> tuple[tf.Tensor, ...]:
+        """Test on a batch, each replica on its part; give what it adds to the totals.
+
+        Variables may have come before.
+        """
+        test_on_part = functools.partial(self._test_on_part, came=came)
         with losses_of_one_process(self._keras), self._randomness.drawing():
-            sums = self._strategy.run(self._test_on_part, args=(batch,))
+            sums = self._strategy.run(test_on_part, args=(batch,))
         return tuple(self._strategy.experimental_local_results(each)[0] for each in sums)
+
+    def standing(self, spec: Any) -> Standing | None:
+        """Give what a worker at its own pace can fetch from its servers once for many tests, if it is one.
+
+        (Where replicas are in step, the chief runs the graph that loops over the batches, and all that is
+        fetched for the loop would go through it.)
+
+        Args:
+            spec: Of a batch.
+        """
+        if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+            return None
+        variables = [each for each in self._model.variables if not self._randomness.owns(each)]
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            tested = functools.partial(self._strategy.run, lambda batch: self._tested(batch).sums)
+            return Standing(read_whole(variables, lambda batch: tested(args=(batch,)), spec))
 
     # -- in replica context --
 
@@ -145,8 +167,8 @@ class Keras3Step:
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
         return self._gradients(data, scale).gradients
 
-    def _test_on_part(self, data: Any) -> list[tf.Tensor]:
-        return self._counted(self._shared(self._tested, data))
+    def _test_on_part(self, data: Any, came: Sequence[tuple[Any, tf.Tensor]]) -> list[tf.Tensor]:
+        return self._counted(self._shared(lambda batch: self._tested(batch, came), data))
 
     def _shared(self, compute: Callable[[Any], _Part], data: Any, crossed: Crossed | None = None) -> Shared:
         x, _, _ = unpacked(data)
@@ -195,8 +217,9 @@ class Keras3Step:
         ]
         return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
-    def _tested(self, data: Any) -> _Part:
-        with self._scope(self._randomness.snapshot()) as scope, self._randomness.unseeded_from_here():
+    def _tested(self, data: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> _Part:
+        seeds = self._randomness.snapshot()
+        with self._scope(seeds, came) as scope, self._randomness.unseeded_from_here():
             losses = self._forward(data, training=False)
             return _Part([], [], losses.weight, [], self._sums(scope, losses, data))
 

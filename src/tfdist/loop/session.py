@@ -145,8 +145,14 @@ class Session:
             own = OwnStep(self._model, self._cluster.strategy, name, spec, stops_at_failure=stops)
             return own, SynchronousRunner(own.execution, dataset, eagerly=True)  # it makes its own graphs
         step = self._keras_step
-        run = step.train if name == "train_step" else step.test
-        return step, self._runner(make_execution(run, is_failing=step.is_failing if stops else None), dataset)
+        if name == "train_step":
+            execution = make_execution(step.train, is_failing=step.is_failing if stops else None)
+        elif isinstance(step, Keras3Step):
+            spec = replica_spec(spec)
+            execution = make_execution(step.test, standing=lambda: step.standing(spec))
+        else:
+            execution = make_execution(step.test)
+        return step, self._runner(execution, dataset)
 
     def _runner(self, execution: Callable[..., Any], dataset: Any) -> Runner:
         if self._cluster.coordinator is None:
