@@ -7,8 +7,9 @@ measured within some minutes. Two workers train on twice the batch of one; what 
 what two processes do that train each for itself. A run is measured in windows of ten steps, and the half that
 others disturbed least counts; where even there they kept a core busy, the run is done again. What a worker
 sends in a step is counted at its socket, and in parentheses divided by the least that an all-reduce can send:
-2 (n - 1) / n times the gradients, in as many bits. tf_keras has to be installed; PyTorch and Horovod get
-environments of their own, and where that fails, the page says so.
+2 (n - 1) / n times the gradients, in as many bits. All have tfdist's local response normalisation, but for
+what is said to have TensorFlow's, which computes the same. tf_keras has to be installed; PyTorch and Horovod
+get environments of their own, and where that fails, the page says so.
 """
 
 import argparse
@@ -42,6 +43,7 @@ class Way(NamedTuple):
     implementation: str = ""
     steps_per_execution: int = 1
     dtype: str = ""
+    is_stock: bool = False  # TensorFlow's own local response normalisation, for models that have one
 
 
 ONE = Way("tfdist, one process", 1, "tfdist", steps_per_execution=10)
@@ -55,6 +57,7 @@ WAYS = (
     Way("tfdist, `implementation: ring` (gRPC)", 2, "tfdist", "ring", 10),
     Way("tf_keras fit, one process", 1, "keras"),
     Way("tf_keras fit, MultiWorkerMirrored", 2, "keras"),
+    Way("tf_keras fit, MultiWorkerMirrored, TensorFlow's normalisation", 2, "keras", is_stock=True),
 )
 # With the normalisation that tfdist has: PyTorch's own is slower.
 OF_TORCH = (
@@ -145,8 +148,9 @@ def main() -> None:
         place = flags.peers or Path(made)
         torch = torch_in(place / "torch")
         horovod = horovod_of(place / "horovod", flags.batch)
-        ways = (*WAYS, *(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
+        peers = (*(OF_TORCH if torch.version else ()), *(() if horovod.problem else OF_HOROVOD))
         for model in flags.models:
+            ways = [way for way in (*WAYS, *peers) if not way.is_stock or model == "cifar10_cnn"]
             measures = [
                 partial(run, way, model, flags.batch, flags.steps, torch.python, horovod) for way in ways
             ]

@@ -104,7 +104,7 @@ def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
     rank = 0 if cluster.task is None else cluster.task.index
     tf.keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = build(name, SHAPES[name], 10)
+        model = build(name, SHAPES[name], 10, **({"fused_normalization": False} if order["is_stock"] else {}))
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(
             tf.keras.optimizers.SGD(0.01, momentum=0.9),

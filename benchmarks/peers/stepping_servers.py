@@ -100,7 +100,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
         strategy = tf.distribute.ParameterServerStrategy(cluster.resolver())
     tf.keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = build(name, SHAPES[name], 10)
+        model = build(name, SHAPES[name], 10, **({"fused_normalization": False} if order["is_stock"] else {}))
         model.compile(
             tf.keras.optimizers.SGD(0.01, momentum=0.9),
             tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
