@@ -40,8 +40,9 @@ IDLE = "import time; print('up', flush=True); time.sleep(600)"
 
 
 def until_up(run_dir, text):
+    # To the end of the line: Python writes that by itself here, and a signal may come in between.
     for i in range(2):
-        until(lambda i=i: holds(run_dir / f"logs/worker-{i}.log", text), f"worker {i} is up")
+        until(lambda i=i: holds(run_dir / f"logs/worker-{i}.log", f"{text}\n"), f"worker {i} is up")
 
 
 def forest(run_dir, **options):
