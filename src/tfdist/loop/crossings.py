@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.loop.shards import parts_of
+from tfdist.loop.shards import parts_of, put_together
 from tfdist.loop.sharing import summed_apart
 
 __all__ = ["Crossed", "Crossings"]
@@ -96,8 +96,7 @@ class Crossed:
         return summed_apart(gradients, share, lambda each: id(each) in cross, add_up)
 
     def _put_together(self, variable: Any) -> tf.Tensor:
-        values = [self._values[id(part)] for part in parts_of([variable])]
-        return values[0] if len(values) == 1 else tf.concat(values, axis=0)
+        return put_together([self._values[id(part)] for part in parts_of([variable])])
 
 
 def _added_up_there(strategy: Any, crossed: Any, gradients: Sequence[Any], share: Any) -> list[tf.Tensor]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 
-__all__ = ["built_on_parts", "check_parts", "parts_of", "read_by_rows"]
+__all__ = ["built_on_parts", "check_parts", "parts_of", "put_together", "read_by_rows"]
 
 # Optimizers that take a variable's shape or norm into account.
 _OF_WHOLES = ("Adafactor", "Lamb", "Muon")
@@ -22,6 +22,11 @@ _OF_WHOLES = ("Adafactor", "Lamb", "Muon")
 def parts_of(variables: Sequence[Any]) -> list[Any]:
     """Give the variables, and for each that is in shards a variable of Keras for each shard."""
     return [part for each in variables for part in _parts(each)]
+
+
+def put_together(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Give a variable's value from those of its parts."""
+    return values[0] if len(values) == 1 else tf.concat(values, axis=0)
 
 
 def _parts(variable: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.loop.shards import parts_of
+from tfdist.loop.shards import parts_of, put_together
 
 __all__ = ["Standing", "read_whole"]
 
@@ -18,7 +18,9 @@ class Standing:
 
     def fetch(self) -> list[tf.Tensor]:
         """Give their values, as tensors of the task whose graph this is."""
-        return [_whole([tf.identity(part.value) for part in parts_of([each])]) for each in self._variables]
+        return [
+            put_together([tf.identity(part.value) for part in parts_of([each])]) for each in self._variables
+        ]
 
     def nothing(self) -> list[tf.Tensor]:
         """Give what has the shapes of the values, for as long as these are not there."""
@@ -55,7 +57,3 @@ def read_whole(variables: Sequence[Any], compute: Callable[[Any], Any], spec: An
     reads = {each.inputs[0].name for each in needed if each.type == "ReadVariableOp"}
     read = {id(outer) for outer, inner in graph.captures if inner.name in reads}
     return [each for each in variables if all(id(part.value.handle) in read for part in parts_of([each]))]
-
-
-def _whole(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
