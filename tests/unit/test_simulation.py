@@ -11,9 +11,10 @@ from tfdist.launcher import own_cores
 from tfdist.simulate import _counts
 from tfdist.simulation import advise, check_published, forecast
 from tfdist.simulation.draws import Draws
-from tfdist.simulation.events import Clock, Cores, Line, send
+from tfdist.simulation.events import Clock, Core, Line, send
 from tfdist.simulation.machine import Measured, Prediction, check_machine, setup_of
-from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
+from tfdist.simulation.ring import _sharing
+from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
 
 ALONE = 0.1  # seconds of a step
 
@@ -112,14 +113,56 @@ def test_bytes_are_those_of_the_dtype_on_the_wire():
     assert moved["float32"] == pytest.approx(4 * moved["int8"], rel=0.02)
 
 
-def test_cores_are_shared_by_those_that_compute():
+def test_a_core_is_shared_by_those_that_compute_on_it():
     clock, ended = Clock(), []
-    cores = Cores(clock, 2)
-    for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
-        cores.compute(seconds, lambda name=name: ended.append((name, clock.reached)))
+    core = Core(clock)
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        core.compute(seconds, lambda name=name: ended.append((name, clock.reached)))
+    clock.at(2.5, lambda: core.compute(1.0, lambda: ended.append(("c", clock.reached))))
     clock.run()
-    # Three share two until a has had its second; then each has a core of its own.
-    assert ended == [("a", pytest.approx(1.5)), ("b", pytest.approx(2.5)), ("c", pytest.approx(3.5))]
+    # Two share it until a has had its second; c comes when b has half a second left.
+    assert ended == [("a", pytest.approx(2.0)), ("b", pytest.approx(3.5)), ("c", pytest.approx(4.0))]
+
+
+def test_tasks_of_one_machine_are_spread_from_both_ends_of_its_cores():
+    machine = Machine(cores=4)
+    assert [machine.core_of("worker", index) for index in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [machine.core_of("ps", index) for index in range(6)] == [3, 2, 1, 0, 3, 2]
+    assert machine.core_of("chief") == 3
+    assert {Machine(cores=1).core_of(*task) for task in (("worker", 1), ("ps", 1), ("chief", 0))} == {0}
+
+
+def test_a_core_that_has_nothing_to_do_does_not_help_another():
+    # Two of three workers share a core. At their own pace both cores are busy; in step one waits for the other.
+    apart, *together = (
+        forecast(replace(setup(name), machine=Machine(cores=2)), 3, steps=200).examples_per_second
+        for name in STRATEGIES
+    )
+    assert apart == pytest.approx(2 * 10 / ALONE, rel=0.01)
+    assert together == pytest.approx([3 * 10 / (2 * ALONE)] * 2, rel=0.01)
+
+
+def test_each_ps_of_a_machine_has_its_part():
+    def speed(ps):
+        made = replace(setup(seconds_per_step=0.5 * ALONE, ps=ps), machine=Machine(cores=3))
+        return forecast(made, 1).examples_per_second
+
+    assert speed(1) == pytest.approx(10 / (1.5 * ALONE))
+    assert speed(2) == pytest.approx(10 / (1.25 * ALONE))
+
+
+def test_mirrored_workers_of_a_core_share_it_until_the_first_has_ended():
+    ended = _sharing(np.array([0.3, 1.0, 0.1, 0.2]), Machine(cores=2))
+    assert list(ended) == pytest.approx([0.2 + 0.2, 0.4 + 0.8, 0.2, 0.4])
+
+
+def test_what_a_worker_does_when_its_gradients_have_gone_is_on_its_core_alone():
+    def speed(beside, ps):
+        made = replace(setup(seconds_per_step=ps), machine=Machine(cores=2, beside=beside))
+        return forecast(made, 1).examples_per_second
+
+    assert speed(0.05, ps=0.1) == pytest.approx(speed(0, ps=0.1))  # while the ps works elsewhere
+    assert speed(0.05, ps=0) == pytest.approx(10 / 0.15, rel=0.01)
 
 
 def test_links_serve_in_the_order_of_coming():
@@ -169,8 +212,6 @@ def test_a_measured_machine_gives_its_own_measurement_back(cores):
         made = setup_of(one, cores=cores)
         made = replace(made, compute=replace(made.compute, spread=0.0))
         assert forecast(made, 1).examples_per_second == pytest.approx(1280.0, rel=1e-3)
-        work = worker + ps + chief
-        assert forecast(made, 40).examples_per_second == pytest.approx(128 * cores / work, rel=0.05)
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
-"""Let things happen in the order of time: a clock, links that carry one thing after the other, and cores."""
+"""Let things happen in the order of time: a clock, links that carry one thing after the other, and a core."""
 
 import heapq
 import itertools
 from collections.abc import Callable
 
-__all__ = ["Clock", "Cores", "Line", "send"]
+__all__ = ["Clock", "Core", "Line", "send"]
 
 Action = Callable[[], None]
 
@@ -55,11 +55,11 @@ def send(clock: Clock, sender: Line, receiver: Line, seconds: float, latency: fl
     clock.at(sender.take(seconds) + latency, lambda: receiver.serve(seconds, then))
 
 
-class Cores:
-    """Share some cores out among those that compute; each of them uses one at most."""
+class Core:
+    """Share a core out equally among all that compute on it."""
 
-    def __init__(self, clock: Clock, count: int) -> None:
-        self._clock, self._count = clock, count
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._left: dict[int, float] = {}
         self._then: dict[int, Action] = {}
         self._number = itertools.count()
@@ -67,24 +67,23 @@ class Cores:
         self._plan = 0  # which of the planned ends still holds
 
     def compute(self, seconds: float, then: Action) -> None:
-        """Compute for some seconds of one core, and go on after it."""
+        """Compute for some seconds of the core, and go on after it."""
         self._advance()
         number = next(self._number)
         self._left[number], self._then[number] = seconds, then
         self._replan()
 
     def _advance(self) -> None:
-        rate = min(1.0, self._count / max(1, len(self._left)))
         for number in self._left:
-            self._left[number] -= rate * (self._clock.reached - self._since)
+            self._left[number] -= (self._clock.reached - self._since) / len(self._left)
         self._since = self._clock.reached
 
     def _replan(self) -> None:
         self._plan += 1
         if self._left:
             plan, number = self._plan, min(self._left, key=self._left.__getitem__)
-            rate = min(1.0, self._count / len(self._left))
-            self._clock.after(max(0.0, self._left[number]) / rate, lambda: self._end(number, plan))
+            seconds = max(0.0, self._left[number]) * len(self._left)
+            self._clock.after(seconds, lambda: self._end(number, plan))
 
     def _end(self, number: int, plan: int) -> None:
         if plan != self._plan:  # another has come or ended since

@@ -17,6 +17,9 @@ __all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
 
 _LATENCIES_OF_A_STEP = 4  # asking for the variables, having them, sending gradients, hearing that they are in
 _STEPS = 100  # of each simulated worker: with few workers the first and last ones weigh
+_MOST_BESIDE = (
+    0.9  # of what a worker works: clocks that count in hundredths of a second may say that it is all
+)
 _BESIDE_THE_PROCESSOR = 1e12  # bytes per second: what copying takes is in the processors' time
 
 
@@ -72,12 +75,12 @@ def setup_of(one: Measured, *, cores: int) -> Setup:
     """Make of a measured cluster with one worker what is simulated.
 
     What of a step no processor worked for was spent on the way between the tasks. Where the processors worked
-    for longer than a step takes, they worked beside each other, and nobody waited for the rest.
+    for longer than a step takes, the worker worked on while the others were at its gradients.
     """
-    work = one.worker + one.ps + one.chief
-    awaited = min(1.0, one.seconds / work)
+    idle = one.seconds - one.worker - one.ps - one.chief
+    beside = min(max(0.0, -idle), _MOST_BESIDE * one.worker)
     compute = Compute(
-        seconds_per_example=awaited * one.worker / one.batch_size, batch_size=one.batch_size, spread=0.1
+        seconds_per_example=(one.worker - beside) / one.batch_size, batch_size=one.batch_size, spread=0.1
     )
     return Setup(
         strategy="parameter_server",
@@ -85,10 +88,10 @@ def setup_of(one: Measured, *, cores: int) -> Setup:
         exchange=Exchange(dense_bytes=one.bytes),
         network=Network(
             bytes_per_second=_BESIDE_THE_PROCESSOR,
-            latency=max(0.0, one.seconds - work) / _LATENCIES_OF_A_STEP,
+            latency=max(0.0, idle) / _LATENCIES_OF_A_STEP,
         ),
-        servers=Servers(seconds_per_step=awaited * one.ps, chief_seconds=awaited * one.chief),
-        machine=Machine(cores=cores, beside=(1 - awaited) * work),
+        servers=Servers(seconds_per_step=one.ps, chief_seconds=one.chief),
+        machine=Machine(cores=cores, beside=beside),
     )
 
 

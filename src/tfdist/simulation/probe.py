@@ -1,6 +1,7 @@
 """Be a task of a small cluster that measures a step: `python -m tfdist.simulation.probe FOLDER`."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,33 +11,38 @@ import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError
+from tfdist.launcher import own_cores
 from tfdist.loop import fit
+from tfdist.models import build
 from tfdist.server import serve
+from tfdist.simulation.setup import Machine
 from tfdist.strategy import make_strategy
 from tfdist.usage import processor_seconds
 
 __all__ = ["main"]
 
-_BATCH, _INPUTS, _UNITS, _STEPS, _EPOCHS = 128, 784, 1024, 100, 3
+_BATCH, _SHAPE, _CLASSES = 128, (28, 28, 1), 10
+# The chief gives out some steps at a time, and in the end workers wait for who has got the last ones.
+_STEPS, _AT_ONCE, _EPOCHS = 100, 5, 2
 
 
 def main(folder: Path) -> None:
     """Serve; or train for a while, and write what a step took."""
     cluster = ClusterConfig.from_environment()
+    _bind(cluster)
     if cluster.serves:
         serve(cluster)
         return
     strategy = make_strategy(cluster, "parameter_server")
-    layers = tf.keras.layers
     with strategy.scope():
-        hidden = [layers.Dense(_UNITS, "relu") for _ in range(2)]
-        model = tf.keras.Sequential([tf.keras.Input((_INPUTS,)), *hidden, layers.Dense(10)])
-        model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model = build("mnist_cnn", image_shape=_SHAPE, classes=_CLASSES)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, steps_per_execution=_AT_ONCE)
     clock = _Clock(cluster)
     fit(
         model,
         lambda _: tf.data.Dataset.from_tensors(
-            (tf.zeros((_BATCH, _INPUTS)), tf.zeros(_BATCH, tf.int32))
+            (tf.zeros((_BATCH, *_SHAPE)), tf.zeros(_BATCH, tf.int32))
         ).repeat(),
         strategy=strategy,
         epochs=_EPOCHS,
@@ -54,6 +60,13 @@ def main(folder: Path) -> None:
         "bytes": 4 * model.count_params(),
     }
     Path(folder, "measured.json").write_text(json.dumps(found))
+
+
+def _bind(cluster: ClusterConfig) -> None:
+    """Bind this task to its core, before TensorFlow begins threads: the simulation knows nothing else."""
+    if cluster.task:
+        cores = own_cores()
+        os.sched_setaffinity(0, {cores[Machine(cores=len(cores)).core_of(*cluster.task)]})
 
 
 class _Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types

@@ -1,14 +1,17 @@
 """Simulate mirrored workers, which add their gradients up around a ring."""
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 
 from tfdist.simulation.draws import Draws
 from tfdist.simulation.record import Record
-from tfdist.simulation.setup import BYTES, Setup
+from tfdist.simulation.setup import BYTES, Machine, Setup
 
 __all__ = ["simulate_ring"]
+
+Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
 
 def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
@@ -26,6 +29,8 @@ def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
     now = np.zeros(workers)
     for _ in range(steps):
         taken = draws.steps(workers)
+        if setup.machine:
+            taken = _sharing(taken, setup.machine)
         forward = setup.compute.forward * taken
         done = now + taken
         free = now
@@ -44,9 +49,20 @@ def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
     return record
 
 
-def _around(
-    times: "np.ndarray[tuple[int], np.dtype[np.float64]]", rounds: int, seconds: float
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _sharing(taken: Seconds, machine: Machine) -> Seconds:
+    """Let workers that are on the same core share it equally; all begin a step together."""
+    cores = np.array([machine.core_of("worker", worker) for worker in range(len(taken))])
+    ended = np.empty_like(taken)
+    for core in set(cores):
+        sharers = np.flatnonzero(cores == core)
+        sharers = sharers[np.argsort(taken[sharers])]
+        # Until the first one has ended all get as much as it needed, then the others what the next one needs.
+        more = np.diff(taken[sharers], prepend=0.0)
+        ended[sharers] = np.cumsum(more * np.arange(len(sharers), 0, -1))
+    return ended
+
+
+def _around(times: Seconds, rounds: int, seconds: float) -> Seconds:
     for _ in range(rounds):
         times = np.maximum(times, np.roll(times, 1)) + seconds
     return times

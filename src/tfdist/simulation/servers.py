@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tfdist.simulation.draws import Draws
-from tfdist.simulation.events import Clock, Cores, Line, send
+from tfdist.simulation.events import Clock, Core, Line, send
 from tfdist.simulation.record import Record
 from tfdist.simulation.setup import Setup
 
@@ -29,14 +29,14 @@ class _Cluster:
         self._draws = Draws(setup.compute, seed)
         count = setup.servers.count
         # On one machine nothing is gained by sending a part before the others.
-        self._buckets = 1 if setup.machine else count * math.ceil(_LEAST_BUCKETS / count)
+        self._buckets = count if setup.machine else count * math.ceil(_LEAST_BUCKETS / count)
         self._seconds = setup.wire_bytes / self._buckets / setup.network.bytes_per_second
         self._latency = setup.network.latency
         self._into, self._out = ([Line(self._clock) for _ in range(workers)] for _ in range(2))
         self._ps_into, self._ps_out, self._ps = ([Line(self._clock) for _ in range(count)] for _ in range(3))
         self._chief = Line(self._clock)
-        self._cores = Cores(self._clock, setup.machine.cores) if setup.machine else None
-        self._beside = setup.machine.beside if setup.machine else 0.0
+        self._machine = setup.machine
+        self._cores = [Core(self._clock) for _ in range(setup.machine.cores)] if setup.machine else []
         self._updates = 0
         self.record = Record(workers)
 
@@ -48,9 +48,7 @@ class _Cluster:
 
     def _begin(self, worker: int) -> None:
         """Have the chief give out a step."""
-        if self._cores is not None and self._beside:
-            self._cores.compute(self._beside, lambda: None)
-        self._serve(self._chief, self._setup.servers.chief_seconds, partial(self._pull, worker))
+        self._serve("chief", 0, self._setup.servers.chief_seconds, partial(self._pull, worker))
 
     def _pull(self, worker: int) -> None:
         """Read all variables, each from its ps."""
@@ -80,8 +78,8 @@ class _Cluster:
             if not left[0]:
                 self._clock.after(self._latency, after)
 
-        if self._cores is not None:
-            self._cores.compute(total, partial(self._push_all, worker, applied))
+        if core := self._core("worker", worker):
+            core.compute(total, partial(self._push_all, worker, applied))
             return
         forward = self._setup.compute.forward * total
         overlap = self._setup.exchange.overlap
@@ -97,6 +95,8 @@ class _Cluster:
     def _push_all(self, worker: int, applied: Callable[[], None]) -> None:
         for bucket in range(self._buckets):
             self._push(worker, bucket, applied)
+        if self._machine and (core := self._core("worker", worker)):
+            core.compute(self._machine.beside, lambda: None)
 
     def _push(self, worker: int, bucket: int, applied: Callable[[], None]) -> None:
         """Send a gradient to its ps, which adds it to the variable."""
@@ -106,16 +106,20 @@ class _Cluster:
         work += servers.seconds_per_step / self._buckets
 
         def arrived() -> None:
-            self._serve(self._ps[number], work, applied)
+            self._serve("ps", number, work, applied)
 
         send(self._clock, self._out[worker], self._ps_into[number], self._seconds, self._latency, arrived)
 
-    def _serve(self, line: Line, seconds: float, then: Callable[[], None]) -> None:
-        """Have a task work: on its own machine, or on the cores that all share."""
-        if self._cores is None or not seconds:
-            line.serve(seconds, then)
+    def _serve(self, job: str, index: int, seconds: float, then: Callable[[], None]) -> None:
+        """Have a ps or the chief work: on a machine of its own, or on its core of the one that all share."""
+        if seconds and (core := self._core(job, index)):
+            core.compute(seconds, then)
         else:
-            self._cores.compute(seconds, then)
+            line = self._chief if job == "chief" else self._ps[index]
+            line.serve(seconds, then)
+
+    def _core(self, job: str, index: int) -> Core | None:
+        return self._cores[self._machine.core_of(job, index)] if self._machine else None
 
     def _end(self, worker: int, version: int) -> None:
         """Note the step, and begin the next one: at once, or when all have ended theirs."""

@@ -77,12 +77,16 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say that all tasks share the processor of one machine."""
+    """Say that all tasks are on one machine, each bound to a core, which it may share with others."""
 
     cores: Count
     beside: Annotated[
-        NotNegative, Meta(description="Processors' seconds of a step that nobody waits for.")
+        NotNegative, Meta(description="Seconds for which a worker works on when its gradients have gone.")
     ] = 0.0
+
+    def core_of(self, job: str, index: int = 0) -> int:
+        """Say where a task is: workers from the first core on, ps tasks and the chief from the last back."""
+        return (index if job == "worker" else -1 - index) % self.cores
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
