@@ -1,6 +1,7 @@
 """Launch real processes for the tests of the launcher, and find what they leave behind."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -71,7 +72,9 @@ def driver(
 def started(command: list[str], **kwargs):
     """Start a process in a session of its own; whatever the test does, it ends."""
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **kwargs}
-    with subprocess.Popen(command, **kwargs) as process:
+    # Tests that run under nohup would hand down to it that hangups are ignored.
+    heed = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    with subprocess.Popen(command, preexec_fn=heed, **kwargs) as process:
         try:
             yield process
         finally:
