@@ -20,6 +20,7 @@ from results import RESULTS
 FOLDER = Path(__file__).parent
 QUICK: dict[str, Sequence[str]] = {
     "accuracy": ["--runs", "1", f"{FOLDER.parent}/configs/local.yaml"],
+    "bare_step": [],
     "bench_and_run": ["--rounds", "1", "--steps", "50", "--others", "2"],
     "cifar_budget": ["--minutes", "1", "--epochs", "1"],
     "first_step": ["--pairs", "1"],
