@@ -13,7 +13,7 @@ from tfdist.simulation import advise, check_published, forecast
 from tfdist.simulation.draws import Draws
 from tfdist.simulation.events import Clock, Core, Line, send
 from tfdist.simulation.machine import Measured, Prediction, check_machine, setup_of
-from tfdist.simulation.ring import _sharing
+from tfdist.simulation.ring import _sharers, _sharing
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
 
 ALONE = 0.1  # seconds of a step
@@ -152,7 +152,7 @@ def test_each_ps_of_a_machine_has_its_part():
 
 
 def test_mirrored_workers_of_a_core_share_it_until_the_first_has_ended():
-    ended = _sharing(np.array([0.3, 1.0, 0.1, 0.2]), Machine(cores=2))
+    ended = _sharing(np.array([0.3, 1.0, 0.1, 0.2]), _sharers(4, Machine(cores=2)))
     assert list(ended) == pytest.approx([0.2 + 0.2, 0.4 + 0.8, 0.2, 0.4])
 
 

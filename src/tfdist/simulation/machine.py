@@ -17,9 +17,8 @@ __all__ = ["Measured", "Prediction", "check_machine", "setup_of"]
 
 _LATENCIES_OF_A_STEP = 4  # asking for the variables, having them, sending gradients, hearing that they are in
 _STEPS = 100  # of each simulated worker: with few workers the first and last ones weigh
-_MOST_BESIDE = (
-    0.9  # of what a worker works: clocks that count in hundredths of a second may say that it is all
-)
+# Of what a worker works: clocks that count in hundredths of a second may say that it is all.
+_MOST_BESIDE = 0.9
 _BESIDE_THE_PROCESSOR = 1e12  # bytes per second: what copying takes is in the processors' time
 
 

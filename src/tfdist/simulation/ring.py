@@ -1,7 +1,8 @@
 """Simulate mirrored workers, which add their gradients up around a ring."""
 
 import math
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,11 +27,10 @@ def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
     buckets = max(1, math.ceil(exchange.dense_bytes / exchange.bucket_bytes))
     part = exchange.dense_bytes * factor / buckets / workers / network.bytes_per_second + network.latency
     rows = exchange.sparse_bytes * factor / network.bytes_per_second + network.latency
+    sharers = _sharers(workers, setup.machine) if setup.machine else []
     now = np.zeros(workers)
     for _ in range(steps):
-        taken = draws.steps(workers)
-        if setup.machine:
-            taken = _sharing(taken, setup.machine)
+        taken = _sharing(draws.steps(workers), sharers)
         forward = setup.compute.forward * taken
         done = now + taken
         free = now
@@ -49,16 +49,20 @@ def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
     return record
 
 
-def _sharing(taken: Seconds, machine: Machine) -> Seconds:
+def _sharers(workers: int, machine: Machine) -> list[Any]:
+    """Give the workers of each core."""
+    cores = np.array([machine.core_of("worker", worker) for worker in range(workers)])
+    return [np.flatnonzero(cores == core) for core in np.unique(cores)]
+
+
+def _sharing(taken: Seconds, sharers: Sequence[Any]) -> Seconds:
     """Let workers that are on the same core share it equally; all begin a step together."""
-    cores = np.array([machine.core_of("worker", worker) for worker in range(len(taken))])
-    ended = np.empty_like(taken)
-    for core in set(cores):
-        sharers = np.flatnonzero(cores == core)
-        sharers = sharers[np.argsort(taken[sharers])]
+    ended = np.array(taken)
+    for each in sharers:
+        ordered = each[np.argsort(taken[each])]
         # Until the first one has ended all get as much as it needed, then the others what the next one needs.
-        more = np.diff(taken[sharers], prepend=0.0)
-        ended[sharers] = np.cumsum(more * np.arange(len(sharers), 0, -1))
+        more = np.diff(taken[ordered], prepend=0.0)
+        ended[ordered] = np.cumsum(more * np.arange(len(ordered), 0, -1))
     return ended
 
 

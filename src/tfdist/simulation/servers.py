@@ -37,6 +37,7 @@ class _Cluster:
         self._chief = Line(self._clock)
         self._machine = setup.machine
         self._cores = [Core(self._clock) for _ in range(setup.machine.cores)] if setup.machine else []
+        self._beside = setup.machine.beside if setup.machine else 0.0
         self._updates = 0
         self.record = Record(workers)
 
@@ -79,7 +80,7 @@ class _Cluster:
                 self._clock.after(self._latency, after)
 
         if core := self._core("worker", worker):
-            core.compute(total, partial(self._push_all, worker, applied))
+            core.compute(total, partial(self._push_all, worker, core, applied))
             return
         forward = self._setup.compute.forward * total
         overlap = self._setup.exchange.overlap
@@ -92,11 +93,10 @@ class _Cluster:
             share = (i + 1) / self._buckets if overlap else 1.0
             self._clock.at(done + share * (total - forward), partial(self._push, worker, bucket, applied))
 
-    def _push_all(self, worker: int, applied: Callable[[], None]) -> None:
+    def _push_all(self, worker: int, core: Core, applied: Callable[[], None]) -> None:
         for bucket in range(self._buckets):
             self._push(worker, bucket, applied)
-        if self._machine and (core := self._core("worker", worker)):
-            core.compute(self._machine.beside, lambda: None)
+        core.compute(self._beside, lambda: None)
 
     def _push(self, worker: int, bucket: int, applied: Callable[[], None]) -> None:
         """Send a gradient to its ps, which adds it to the variable."""
