@@ -1,6 +1,6 @@
 """Measure what no training loop can do without: a forward and backward pass, and Adam's fused update.
 
-    python benchmarks/bare_step.py [--model mnist_cnn] [--core 1]
+    python benchmarks/bare_step.py [--core 1]
 
 One core, one thread, batches of 128 that are there already; 7 times 50 steps. What a step of
 `benchmarks/single.py` takes beyond these is what the loop and the input pipeline take.
@@ -17,7 +17,7 @@ from results import machine, put, spread
 
 from tfdist import onednn
 
-SHAPES = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
+MODEL, SHAPE = "mnist_cnn", (28, 28, 1)
 BATCH, STEPS, TIMES = 128, 50, 7
 
 
@@ -37,7 +37,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=SHAPES, default="mnist_cnn")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     flags = parser.parse_args()
     os.sched_setaffinity(0, {flags.core})
@@ -47,8 +46,8 @@ def main() -> None:
 
     from tfdist.models import build
 
-    model = build(flags.model, SHAPES[flags.model], 10)
-    images, labels = tf.random.normal((BATCH, *SHAPES[flags.model])), tf.zeros(BATCH, tf.int32)
+    model = build(MODEL, SHAPE, 10)
+    images, labels = tf.random.normal((BATCH, *SHAPE)), tf.zeros(BATCH, tf.int32)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [each.value for each in model.trainable_variables]
     means, squares = ([tf.Variable(tf.zeros_like(each)) for each in variables] for _ in range(2))
@@ -75,7 +74,7 @@ def main() -> None:
     both, update = (spread(cpu_ms(partial(each, tf.constant(STEPS))), ".1f") for each in graphs)
     put(
         "bare step",
-        f"CPU ms of `{flags.model}`, median and range of {TIMES} times {STEPS} steps; one of {machine()}: the"
+        f"CPU ms of `{MODEL}`, median and range of {TIMES} times {STEPS} steps; one of {machine()}: the"
         f" forward and backward pass {both}, Adam's update {update}.",
     )
 
