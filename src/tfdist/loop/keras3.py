@@ -14,9 +14,10 @@ import tensorflow as tf
 from tfdist.loop.biases import biases_apart
 from tfdist.loop.checks import has_own
 from tfdist.loop.crossings import Crossed, Crossings
+from tfdist.loop.empty_parts import computed_or_zero, if_any
 from tfdist.loop.gauge import Failure, Gauge
 from tfdist.loop.generations import keras_of
-from tfdist.loop.meeting import computed_or_zero, meet_in, shaped, unweighed, weighed
+from tfdist.loop.meeting import meet_in, shaped, unweighed, weighed
 from tfdist.loop.randomness import Randomness
 from tfdist.loop.shards import parts_of, read_by_rows
 from tfdist.loop.sharing import Shared, batch_size, shared_mean, unpacked
@@ -173,7 +174,7 @@ class Keras3Step:
     def _shared(self, compute: Callable[[Any], _Part], data: Any, crossed: Crossed | None = None) -> Shared:
         x, _, _ = unpacked(data)
         begun, data = self._gauge.begun(data)
-        part = self._if_any(lambda: self._compiled(compute)(data), x)
+        part = self._computed(lambda: self._compiled(compute)(data), batch_size(x))
         loss = tf.add_n(part.sums[len(self._metrics) :])
         return shared_mean(
             part.gradients,
@@ -184,6 +185,12 @@ class Keras3Step:
             added=part.added,
             add_up=None if crossed is None else crossed.add_up,
         )
+
+    def _computed(self, compute: Callable[[], _Part], size: tf.Tensor) -> _Part:
+        if self._strategy.num_replicas_in_sync == 1:
+            return compute()
+        part: _Part = (computed_or_zero if self._meets else if_any)(compute, size)
+        return part
 
     def _compiled(self, compute: Callable[[Any], _Part]) -> Callable[[Any], _Part]:
         """Let XLA compile it where the model asks for it: anew in each replica, which has its own ones."""
@@ -284,36 +291,3 @@ class Keras3Step:
             found[id(tracker.count)] = shared.size
         found[id(self._loss_trackers[0].total)] += added
         return [*(found[id(each)] for each in self._metrics), seen]
-
-    def _if_any(self, compute: Callable[[], Any], x: Any) -> Any:
-        """Compute on this replica's examples; where it has none, give zeros of the same shapes.
-
-        TensorFlow hands empty batches to the replicas whose data ended before the others', and the means
-        of nothing are not numbers.
-        """
-        if self._strategy.num_replicas_in_sync == 1:
-            return compute()
-        if self._meets:
-            return computed_or_zero(compute, batch_size(x))
-        traced: list[Any] = []
-
-        def flat() -> list[tf.Tensor]:
-            traced[:] = [compute()]
-            return [
-                tf.convert_to_tensor(each)
-                for each in tf.nest.flatten(traced[0], expand_composites=True)
-                if each is not None
-            ]
-
-        def zeros() -> list[tf.Tensor]:
-            parts = tf.nest.flatten(traced[0], expand_composites=True)
-            return [
-                tf.zeros([size or 0 for size in each.shape], each.dtype) for each in parts if each is not None
-            ]
-
-        # The true branch is traced first, and shows the false one what to give.
-        found = iter(tf.cond(batch_size(x) > 0, flat, zeros))
-        parts = tf.nest.flatten(traced[0], expand_composites=True)
-        return tf.nest.pack_sequence_as(
-            traced[0], [None if each is None else next(found) for each in parts], expand_composites=True
-        )

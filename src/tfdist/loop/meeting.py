@@ -4,28 +4,16 @@ Such a layer adds up over the replicas while the model is called. So all of them
 that has no example; and what one replica's loss owes to the others' examples comes back to them as gradients.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["computed_or_zero", "meet_in", "shaped", "unweighed", "weighed"]
+__all__ = ["meet_in", "shaped", "unweighed", "weighed"]
 
 
 def meet_in(model: Any) -> bool:
     """Say whether replicas meet in a layer of a Keras 3 model."""
     return any(getattr(each, "synchronized", False) for each in model._flatten_layers())
-
-
-def computed_or_zero(compute: Callable[[], Any], size: tf.Tensor) -> Any:
-    """Compute on this replica's examples; where it has none, take zeros for what comes out."""
-
-    def kept(value: Any) -> Any:
-        if value is None or not value.dtype.is_floating:  # or the indices of a sparse gradient
-            return value
-        return tf.where(size > 0, value, tf.zeros_like(value))  # the mean of nothing is no number
-
-    return tf.nest.map_structure(kept, compute(), expand_composites=True)
 
 
 def weighed(loss: Any, weight: Any) -> Any:
