@@ -159,7 +159,7 @@ def _measured(
             if not script:
                 return _tfdist(work, flags, Path(name), number)
             asked = _asked(work, flags.steps, f"{name}/export") | {"options": options or {}, "fast": fast}
-            return _peer([str(python), str(PEERS / script), json.dumps(asked)], flags)
+            return _peer([str(python), str(PEERS / script), json.dumps(asked)], flags, Path(name))
 
     return alone(once, lambda run: 1 - run.cpu / run.wall, flags.others)
 
@@ -181,20 +181,26 @@ def _data(work: Work) -> tuple[str, ...]:
     return ("cifar10",) if work.model == "cifar10_cnn" else ("mnist",)
 
 
-def _started(words: list[str], core: int, out: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+def _started(words: list[str], core: int, said: Path, out: int | None = None) -> subprocess.Popen[str]:
     environ = {**os.environ, **_ALONE}
-    process = subprocess.Popen(words, env=environ, stdout=out, stderr=subprocess.DEVNULL, text=True)
+    with said.open("w") as file:
+        process = subprocess.Popen(words, env=environ, stdout=out or file, stderr=file, text=True)
     os.sched_setaffinity(process.pid, {core})  # before it has threads, which inherit it
     return process
 
 
-def _peer(words: list[str], flags: argparse.Namespace) -> Run:
+def _check(process: subprocess.Popen[str], words: list[str], said: Path) -> None:
+    if process.returncode:
+        lines = said.read_text(errors="replace").splitlines()
+        sys.exit("\n".join([f"{' '.join(words)} ended with {process.returncode}:", *lines[-20:]]))
+
+
+def _peer(words: list[str], flags: argparse.Namespace, folder: Path) -> Run:
     begun = time.monotonic()
-    process = _started(words, flags.core, subprocess.PIPE)
+    process = _started(words, flags.core, folder / "said", subprocess.PIPE)
     told, _ = process.communicate()
     whole = time.monotonic() - begun
-    if process.returncode:
-        sys.exit(f"{words[1]} ended with {process.returncode}")
+    _check(process, words, folder / "said")
     stamps = [json.loads(line) for line in told.splitlines() if line.startswith("[")]
     (first_wall, first_cpu), (last_wall, last_cpu) = stamps[0], stamps[-1]
     steps = flags.steps // 4 * 3
@@ -215,17 +221,16 @@ def _tfdist(work: Work, flags: argparse.Namespace, folder: Path, seed: int) -> R
         f"summaries.every={quarter}",
     ]
     words = [sys.executable, "-m", "tfdist.train", "--config", str(ROOT / "configs" / work.config)]
-    words += ["--run_dir", str(folder), *(f"--set={change}" for change in changes)]
+    words += ["--run_dir", str(folder / "run"), *(f"--set={change}" for change in changes)]
     begun = time.monotonic()
-    process = _started(words, flags.core)
+    process = _started(words, flags.core, folder / "said")
     used = [(0.0, 0.0)]
     while process.poll() is None:
         used.append((time.time(), _cpu_seconds(process.pid, used[-1][1])))
         time.sleep(0.02)
     whole = time.monotonic() - begun
-    if process.returncode:
-        sys.exit(f"{' '.join(words)} ended with {process.returncode}")
-    [file] = (folder / "summaries" / "train").iterdir()
+    _check(process, words, folder / "said")
+    [file] = (folder / "run" / "summaries" / "train").iterdir()
     points = {event.step: event.wall_time for event in EventFileLoader(str(file)).Load() if event.step}
     first, last = min(points), max(points)  # whole executions of some steps
     wall = points[last] - points[first]

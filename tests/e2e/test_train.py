@@ -534,7 +534,7 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
         *(pytest.param(each, 3, marks=pytest.mark.again) for each in ("mwms2w", "ps2w")),
     ],
 )
-@pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="TFDS_DATA_DIR names no folder with MNIST")
+@pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="TFDS_DATA_DIR is not set")
 def test_mnist_is_learned_to_98_and_a_half_percent(name, epochs, tmp_path, cache):
     run = train(
         "--config",
