@@ -22,10 +22,13 @@ def machine(*packages: str) -> str:
 
 
 def processor() -> str:
-    """Name the processor; what it is called differs from one operating system to the next."""
+    """Name the processor, and where it can be told its family and model: one name stands for several."""
     told = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", told.read_text(), re.MULTILINE) if told.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    lines = told.read_text().splitlines() if told.exists() else []
+    found = {name.strip(): value.strip() for name, _, value in (each.partition(":") for each in lines)}
+    names = (("model name", ""), ("cpu family", "family "), ("model", "model "))
+    parts = [f"{word}{found[name]}" for name, word in names if name in found]
+    return ", ".join(parts) or platform.processor() or platform.machine()
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:
