@@ -1,9 +1,10 @@
-"""Measure what no training loop can do without: a forward and backward pass, and Adam's fused update.
+"""Measure what no training loop can do without: a forward and backward pass, and a fused update.
 
     python benchmarks/bare_step.py [--core 1]
 
-One core, one thread, batches of 128 that are there already; 7 times 50 steps. What a step of
-`benchmarks/single.py` takes beyond these is what the loop and the input pipeline take.
+One core, one thread, batches of 128 that are there already; 7 times 50 steps. Gradients of biases are
+computed apart and memory is kept, as in tfdist's loop. What a step of `benchmarks/single.py` takes beyond
+these is what the loop and the input pipeline take.
 """
 
 import argparse
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from results import machine, put, spread
+from results import machine, put, spread, table
 
 from tfdist import onednn
+from tfdist.allocation import keep_memory
 
-MODEL, SHAPE = "mnist_cnn", (28, 28, 1)
+MODELS = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
 BATCH, STEPS, TIMES = 128, 50, 7
 
 
@@ -32,22 +34,15 @@ def cpu_ms(run: Callable[[], Any]) -> list[float]:
     return taken
 
 
-def main() -> None:
-    """Read the flags, bind this process, and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-    flags = parser.parse_args()
-    os.sched_setaffinity(0, {flags.core})
-    os.environ.update({"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"})
-    onednn.ask_for()
+def measured(name: str, shape: tuple[int, int, int]) -> list[str]:
+    """Measure a model's passes, and the updates of its variables by momentum and by Adam."""
     import tensorflow as tf
 
+    from tfdist.loop.biases import biases_apart
     from tfdist.models import build
 
-    model = build(MODEL, SHAPE, 10)
-    images, labels = tf.random.normal((BATCH, *SHAPE)), tf.zeros(BATCH, tf.int32)
+    model = build(name, shape, 10)
+    images, labels = tf.random.normal((BATCH, *shape)), tf.zeros(BATCH, tf.int32)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [each.value for each in model.trainable_variables]
     means, squares = ([tf.Variable(tf.zeros_like(each)) for each in variables] for _ in range(2))
@@ -58,9 +53,16 @@ def main() -> None:
         for _ in tf.range(steps):
             with tf.GradientTape() as tape:
                 found = loss(labels, model(images, training=True))
-            gradients = tape.gradient(found, variables)
+            gradients = biases_apart(tape.gradient(found, variables))
             used += tf.add_n([tf.reshape(each, [-1])[0] for each in gradients])  # else they are left out
         return used
+
+    def momentum(steps: Any) -> None:
+        for _ in tf.range(steps):
+            for variable, mean, update in zip(variables, means, updates, strict=True):
+                tf.raw_ops.ResourceApplyKerasMomentum(
+                    var=variable.handle, accum=mean.handle, lr=1e-6, grad=update, momentum=0.9
+                )
 
     def adam(steps: Any) -> None:
         rates = {"beta1_power": 0.9, "beta2_power": 0.99, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7}
@@ -70,12 +72,26 @@ def main() -> None:
                     var=variable.handle, m=mean.handle, v=square.handle, lr=1e-6, grad=update, **rates
                 )
 
-    graphs = [tf.function(each) for each in (passes, adam)]
-    both, update = (spread(cpu_ms(partial(each, tf.constant(STEPS))), ".1f") for each in graphs)
+    graphs = [tf.function(each) for each in (passes, momentum, adam)]
+    return [spread(cpu_ms(partial(each, tf.constant(STEPS))), ".1f") for each in graphs]
+
+
+def main() -> None:
+    """Read the flags, bind this process, and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    flags = parser.parse_args()
+    os.sched_setaffinity(0, {flags.core})
+    os.environ.update({"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"})
+    onednn.ask_for()
+    keep_memory()
+    rows = [[f"`{name}`", *measured(name, shape)] for name, shape in MODELS.items()]
     put(
         "bare step",
-        f"CPU ms of `{MODEL}`, median and range of {TIMES} times {STEPS} steps; one of {machine()}: the"
-        f" forward and backward pass {both}, Adam's update {update}.",
+        f"CPU ms of a step, median and range of {TIMES} times {STEPS}; one of {machine()}.",
+        table(("", "forward and backward", "update by momentum", "by Adam"), rows),
     )
 
 
