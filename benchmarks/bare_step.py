@@ -16,8 +16,8 @@ from typing import Any
 
 from results import machine, put, spread, table
 
-from tfdist import onednn
-from tfdist.allocation import keep_memory
+from tfdist.launcher import onednn
+from tfdist.strategies.cpu_malloc import keep_memory
 
 MODELS = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
 BATCH, STEPS, TIMES = 128, 50, 7
@@ -35,17 +35,17 @@ def cpu_ms(run: Callable[[], Any]) -> list[float]:
 
 
 def measured(name: str, shape: tuple[int, int, int]) -> list[str]:
-    """Measure a model's passes, and the updates of its variables by momentum and by Adam."""
+    """Measure a model's passes, and the update of its variables by momentum."""
     import tensorflow as tf
 
-    from tfdist.loop.biases import biases_apart
-    from tfdist.models import build
+    from tfdist.models.registry import build
+    from tfdist.training.keras.bias_gradients import biases_apart
 
     model = build(name, shape, 10)
     images, labels = tf.random.normal((BATCH, *shape)), tf.zeros(BATCH, tf.int32)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [each.value for each in model.trainable_variables]
-    means, squares = ([tf.Variable(tf.zeros_like(each)) for each in variables] for _ in range(2))
+    means = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
     updates = [tf.fill(each.shape, 1e-3) for each in variables]
 
     def passes(steps: Any) -> Any:
@@ -64,15 +64,7 @@ def measured(name: str, shape: tuple[int, int, int]) -> list[str]:
                     var=variable.handle, accum=mean.handle, lr=1e-6, grad=update, momentum=0.9
                 )
 
-    def adam(steps: Any) -> None:
-        rates = {"beta1_power": 0.9, "beta2_power": 0.99, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7}
-        for _ in tf.range(steps):
-            for variable, mean, square, update in zip(variables, means, squares, updates, strict=True):
-                tf.raw_ops.ResourceApplyAdam(
-                    var=variable.handle, m=mean.handle, v=square.handle, lr=1e-6, grad=update, **rates
-                )
-
-    graphs = [tf.function(each) for each in (passes, momentum, adam)]
+    graphs = [tf.function(each) for each in (passes, momentum)]
     return [spread(cpu_ms(partial(each, tf.constant(STEPS))), ".1f") for each in graphs]
 
 
@@ -91,7 +83,7 @@ def main() -> None:
     put(
         "bare step",
         f"CPU ms of a step, median and range of {TIMES} times {STEPS}; one of {machine()}.",
-        table(("", "forward and backward", "update by momentum", "by Adam"), rows),
+        table(("", "forward and backward", "update by momentum"), rows),
     )
 
 

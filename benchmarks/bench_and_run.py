@@ -22,7 +22,7 @@ from results import machine, put, spread, table
 from rounds import alone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tfdist.config import read_config
+from tfdist.trainer.config import read_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = ("mwms2w", "ps2w", "ps2w-sync", "cifar10-mwms2w")

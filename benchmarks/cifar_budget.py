@@ -22,8 +22,8 @@ from typing import Any
 from results import machine, put, spread, table
 from watching import Run, watched
 
-from tfdist import onednn
-from tfdist.data import open_data
+from tfdist.datasets.registry import open_data
+from tfdist.launcher import onednn
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "cifar10-fast.yaml"

@@ -54,7 +54,7 @@ def ours(folder: Path) -> Start:
     try:
         for line in process.stdout or ():
             passed = time.monotonic() - began
-            if " the cluster is read from " in line:
+            if " read the cluster from " in line:
                 begin = begin or passed
             if " serves at " in line:
                 serve = passed

@@ -24,8 +24,8 @@ import numpy as np
 from processes import new_mark
 from results import RESULTS, machine, put, spread, table
 
-from tfdist.cluster import ClusterConfig
-from tfdist.launcher import launch
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.launch import launch
 
 PEER = Path(__file__).parent / "peers" / "growing.py"
 PLOT = RESULTS.with_name("growth.png")

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from results import machine, put, spread, table
 
-from tfdist import onednn
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher import onednn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 

@@ -26,9 +26,9 @@ from horovod_peer import Horovod, HorovodError, install
 from results import machine, put, spread, table
 from rounds import others, told, undisturbed
 
-from tfdist import onednn
-from tfdist.cluster import ClusterConfig
-from tfdist.launcher import launch
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher import onednn
+from tfdist.launcher.launch import launch
 
 PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time

@@ -25,8 +25,8 @@ from results import machine, put, spread, table
 from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tfdist import onednn
-from tfdist.data import open_data
+from tfdist.datasets.registry import open_data
+from tfdist.launcher import onednn
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"

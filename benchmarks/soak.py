@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from results import machine, put, table
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
 from proofs import prove_exact, prove_lost, prove_nothing_left

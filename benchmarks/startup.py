@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "cluster.yaml")
         config.write_text("cluster: {worker: 2, ps: 1}\n")
-        plan = [sys.executable, "-m", "tfdist.plan", "--config", str(config)]
+        plan = [sys.executable, "-m", "tfdist", "plan", "--config", str(config)]
         bare = [sys.executable, "-c", "import tensorflow"]
         seconds(plan), seconds(bare)  # files into the page cache
         measured = [(seconds(plan), seconds(bare)) for _ in range(pairs)]

@@ -24,9 +24,9 @@ from results import machine, put, spread, table
 from rounds import alone
 from watching import ONE_THREAD, Run, watched
 
-from tfdist import onednn
-from tfdist.cluster import ClusterConfig
-from tfdist.data import open_data
+from tfdist.cluster.config import ClusterConfig
+from tfdist.datasets.registry import open_data
+from tfdist.launcher import onednn
 
 PEER = Path(__file__).parent / "peers" / "to_accuracy.py"
 WORKERS = 2

@@ -1,9 +1,9 @@
 """Estimate what mirrored workers spend on the exchange of gradients, and measure it.
 
-    python -m tfdist.launch --workers 2 -- python examples/communication_cost.py
+    tfdist launch --workers 2 -- python examples/communication_cost.py
 
 The workers first train alone, both at once: that is what a step takes without an exchange. Two threads of
-each measure this machine's loopback. From these numbers a simulation, that of `tfdist.simulate`, estimates
+each measure this machine's loopback. From these numbers a simulation, that of `tfdist simulate`, estimates
 what a step takes with the exchange, and how many bytes a worker sends; then the workers train together, and
 that is measured.
 """

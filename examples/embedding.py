@@ -1,6 +1,6 @@
 """Train a layer and an embedding that no parameter server holds alone, and count what goes over the wire.
 
-    python -m tfdist.launch --workers 2 --ps 2 -- python examples/embedding.py
+    tfdist launch --workers 2 --ps 2 -- python examples/embedding.py
 
 Both are cut in two, a shard on each ps. Of the layer a step needs all weights, and sends all gradients; of
 the embedding, with a row for each of two million users, only the rows that its batch names. The bytes are

@@ -1,6 +1,6 @@
 """Train an ensemble member by member on whichever task is free, and combine what the members say.
 
-    python -m tfdist.launch --job member=2 -- python examples/ensemble.py
+    tfdist launch --job member=2 -- python examples/ensemble.py
 
 Each member is a small network that learns a noisy curve from a sample of its own. A member whose task is lost
 is trained by another one. On several machines, TF_CONFIG says where the tasks are:

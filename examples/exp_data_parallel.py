@@ -1,6 +1,6 @@
 """Learn y = e^x on a master and two workers that compute the gradients, as people did in 2016.
 
-    python -m tfdist.launch --job worker=2 -- python examples/exp_data_parallel.py --plot curves.png
+    tfdist launch --job worker=2 -- python examples/exp_data_parallel.py --plot curves.png
 
 In every step each worker computes the gradients on its part of the batch; the parts differ in size. The
 master averages them, weighted by size, and moves its weights. Then it trains the same network alone: both

@@ -1,6 +1,6 @@
 """Learn y = e^x by a network whose layers are on two tasks, as people did in 2016.
 
-    python -m tfdist.launch --job layers=2 -- python examples/exp_model_parallel.py --plot curves.png
+    tfdist launch --job layers=2 -- python examples/exp_model_parallel.py --plot curves.png
 
 Task 0 holds the first two layers, task 1 the last two, with the optimizer's variables beside them. What the
 first ones say goes from task to task, and so does, on the way back, the gradient. Then the chief trains the

@@ -1,8 +1,8 @@
 """Train an ordinary Keras model on whatever cluster this process is part of; the same script on every task.
 
 python examples/keras_script.py                                                     # one process
-python -m tfdist.launch --workers 2 -- python examples/keras_script.py              # mirrored workers
-python -m tfdist.launch --workers 2 --ps 1 -- python examples/keras_script.py       # parameter server
+tfdist launch --workers 2 -- python examples/keras_script.py              # mirrored workers
+tfdist launch --workers 2 --ps 1 -- python examples/keras_script.py       # parameter server
 """
 
 import tensorflow as tf
@@ -22,19 +22,14 @@ def make_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
 
 
 def main() -> None:
-    """Serve, or train and say what was learned."""
-    cluster = tfdist.ClusterConfig.from_environment()
-    if cluster.serves:  # a ps, or a worker beside one
-        tfdist.serve(cluster)
-        return
-    strategy = tfdist.make_strategy(cluster)
-    with strategy.scope():
-        layers = tf.keras.layers
-        model = tf.keras.Sequential([tf.keras.Input((2,)), layers.Dense(32, "relu"), layers.Dense(2)])
-        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(tf.keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
-    history = tfdist.fit(model, make_dataset, strategy=strategy, epochs=3, steps_per_epoch=EXAMPLES // BATCH)
-    if cluster.is_chief:
+    """Train, and say what was learned."""
+    strategy = tfdist.start()  # a ps, or a worker beside one, serves here and goes no further
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((2,)), layers.Dense(32, "relu"), layers.Dense(2)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    history = model.fit(make_dataset, epochs=3, steps_per_epoch=EXAMPLES // BATCH)
+    if tfdist.is_chief():
         print(f"accuracy {history.history['accuracy'][-1]:.3f} with {strategy.__class__.__name__}")
 
 

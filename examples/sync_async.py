@@ -102,7 +102,7 @@ def curve_of(strategy: str, is_slow: bool, steps: int) -> Curve:
         options = [f"--into={into}", f"--strategy={strategy}", f"--steps={steps}"]
         script = [sys.executable, __file__, *options, *(["--slow"] if is_slow else [])]
         shape = [f"--workers={WORKERS}", "--ps=1", f"--run_dir={folder}/run"]
-        launch = [sys.executable, "-m", "tfdist.launch", *shape, "--", *script]
+        launch = [sys.executable, "-m", "tfdist", "launch", *shape, "--", *script]
         subprocess.run(launch, check=True, stdout=subprocess.DEVNULL)
         return [tuple(point) for point in json.loads(into.read_text())]
 

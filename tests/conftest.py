@@ -1,6 +1,8 @@
 """Keep every test from seeing the surroundings of this machine, and from changing them for the next."""
 
+import fcntl
 import gc
+import json
 import os
 import signal
 import sys
@@ -8,9 +10,11 @@ import threading
 from pathlib import PurePosixPath
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tfdist import onednn
+from commands import load_tensorflow_once
+from tfdist.launcher import onednn
 
 _SCHEDULERS = (
     "TF_CONFIG",
@@ -28,20 +32,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# A busy machine is no failure.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
 # As the commands do: what they compute is compared with what is computed here.
 onednn.ask_for()
 
 
-class _ByFile(LoadScopeScheduling):
-    """Share the tests out to processes (-n 2) so that those which share fixtures stay together."""
+_SHARE_FIXTURES = {"test_network.py", "test_predict.py", "test_remote.py"}
+_MOST_PROCESSES = 8  # each starts clusters, whose tasks need memory
+
+
+class _ByTest(LoadScopeScheduling):
+    """Share the tests out to processes one by one, except where those of a file share what is costly."""
 
     def _split_scope(self, nodeid):
         path = PurePosixPath(nodeid.partition("::")[0])
-        return str(path.parent if path.parent.name == "cluster" else path)
+        is_shared = "unit" in path.parts or path.name in _SHARE_FIXTURES
+        return str(path) if is_shared else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
-    return _ByFile(config, log)
+    return _ByTest(config, log)
+
+
+def pytest_xdist_auto_num_workers(config):
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return min(len(cores), _MOST_PROCESSES)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest, so that no process is alone with it in the end."""
+    items.sort(key=lambda item: "faults" not in item.keywords)
 
 
 def pytest_collection_finish():
@@ -68,10 +91,37 @@ def _no_scheduler(_nothing_leaks, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory, worker_id):
-    """Give a folder for prepared data that all tests share, in all processes: the digits are drawn once."""
+def of_all(tmp_path_factory, worker_id):
+    """Return a folder that all processes of this run of the tests share."""
     folder = tmp_path_factory.getbasetemp()
-    return str((folder if worker_id == "master" else folder.parent) / "cache")
+    return folder if worker_id == "master" else folder.parent
+
+
+@pytest.fixture(scope="session")
+def cache(of_all):
+    """Return a folder for prepared data: the digits are drawn once."""
+    return str(of_all / "cache")
+
+
+@pytest.fixture(scope="session")
+def once(of_all):
+    """Return a function that computes something once for all processes, which JSON can hold, by its name."""
+
+    def result(name, compute):
+        path = of_all / f"{name}.json"
+        with open(of_all / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(json.dumps(compute()))
+        return json.loads(path.read_text())
+
+    return result
+
+
+@pytest.fixture(scope="session")
+def forking():
+    """Start the process that tasks and commands are forked from."""
+    load_tensorflow_once()
 
 
 def _variables() -> dict[str, str]:

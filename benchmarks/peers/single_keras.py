@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.models import build
+from tfdist.models.registry import build
 
 
 class Stamps(keras.callbacks.Callback):

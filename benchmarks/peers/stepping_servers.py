@@ -79,7 +79,8 @@ def main(order: dict[str, Any], folder: Path) -> None:
     import tensorflow as tf
 
     import tfdist
-    from tfdist.models import build
+    from tfdist.models.registry import build
+    from tfdist.strategies.tf_strategies import ps_transfer_of
 
     cluster = tfdist.ClusterConfig.from_environment()
     (folder / f"{cluster.task or 'chief:0'}.pid").write_text(str(os.getpid()))
@@ -95,7 +96,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
     elif is_ours:
         said = {key: order[key] for key in ("implementation", "dtype") if order[key]}
         strategy = tfdist.make_strategy(cluster, order["strategy"], communication=said)
-        bytes_sent = lambda: getattr(getattr(strategy, "post", None), "bytes_sent", 0)  # noqa: E731
+        bytes_sent = lambda: getattr(ps_transfer_of(strategy), "bytes_sent", 0)  # noqa: E731
     else:
         strategy = tf.distribute.ParameterServerStrategy(cluster.resolver())
     tf.keras.utils.set_random_seed(0)

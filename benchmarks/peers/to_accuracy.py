@@ -15,7 +15,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np
 import tensorflow as tf
 
-from tfdist.models import build
+from tfdist.models.registry import build
 
 
 class Until(tf.keras.callbacks.Callback):

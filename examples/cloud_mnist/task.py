@@ -17,8 +17,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from tfdist.cli.train import main as train
 from tfdist.errors import TfdistError
-from tfdist.train import main as train
 
 CONFIG = Path(__file__).with_name("mnist.yaml")
 

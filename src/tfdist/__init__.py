@@ -6,37 +6,57 @@ Importing tfdist loads no TensorFlow: what needs it is loaded when it is first a
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cluster import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig, Task
 
 if TYPE_CHECKING:
-    from tfdist.loop import evaluate, fit, predict
-    from tfdist.remote import connect
-    from tfdist.server import serve
-    from tfdist.strategy import make_strategy
-    from tfdist.traffic import Traffic
+    from tfdist.coordination.traffic import Traffic
+    from tfdist.launcher.notebook import notebook_launcher
+    from tfdist.remote.connection import connect
+    from tfdist.strategies.current import is_chief
+    from tfdist.strategies.factory import make_strategy
+    from tfdist.strategies.server import serve
+    from tfdist.training.barrier import barrier
+    from tfdist.training.evaluate import evaluate
+    from tfdist.training.fit import fit
+    from tfdist.training.keras.lazy_adam import LazyAdam
+    from tfdist.training.predict import predict
+    from tfdist.training.saving import save
+    from tfdist.training.start import start
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ClusterConfig",
+    "LazyAdam",
     "Task",
     "Traffic",
+    "barrier",
     "connect",
     "evaluate",
     "fit",
+    "is_chief",
     "make_strategy",
+    "notebook_launcher",
     "predict",
+    "save",
     "serve",
+    "start",
 ]
 
 _HOMES = {
-    "Traffic": "tfdist.traffic",
-    "connect": "tfdist.remote",
-    "evaluate": "tfdist.loop",
-    "fit": "tfdist.loop",
-    "make_strategy": "tfdist.strategy",
-    "predict": "tfdist.loop",
-    "serve": "tfdist.server",
+    "LazyAdam": "tfdist.training.keras.lazy_adam",
+    "Traffic": "tfdist.coordination.traffic",
+    "barrier": "tfdist.training.barrier",
+    "connect": "tfdist.remote.connection",
+    "evaluate": "tfdist.training.evaluate",
+    "fit": "tfdist.training.fit",
+    "is_chief": "tfdist.strategies.current",
+    "make_strategy": "tfdist.strategies.factory",
+    "notebook_launcher": "tfdist.launcher.notebook",
+    "predict": "tfdist.training.predict",
+    "save": "tfdist.training.saving",
+    "serve": "tfdist.strategies.server",
+    "start": "tfdist.training.start",
 }
 
 

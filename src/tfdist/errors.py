@@ -1,22 +1,23 @@
-"""Say what went wrong, in one line: where, what was expected, what was received, and the remedy.
+"""Define the errors of tfdist: one line with the place, what is wrong, and the remedy.
 
-The exceptions, and the exit status that the command line gives for each:
+The exceptions, and the exit status of the command line for each:
 
     TfdistError                           1
     ├── ConfigError  (ValueError)         2  a setting, a file, a variable or a flag of the user's is wrong
-    ├── DataError    (ValueError)         2  the data cannot be had, or are not what they are said to be
-    ├── StorageError (OSError)            2  a folder cannot be written to or read: permissions, a full disk
-    ├── TaskLost     (RuntimeError)     138  a task of the cluster is gone or silent: start this one again
-    ├── Preempted    (RuntimeError)     138  this task was told to end (SIGTERM): start it again
-    └── NotFinite    (ArithmeticError)    1  the loss or a variable has become NaN or infinite
+    ├── DataError    (ValueError)         2  the data are missing or malformed
+    ├── StorageError (OSError)            2  tfdist cannot read or write a folder: permissions, a full disk
+    ├── TaskLost     (RuntimeError)     138  a task of the cluster has ended or is silent: start this again
+    ├── Preempted    (RuntimeError)     138  this task received SIGTERM: start it again
+    └── NotFinite    (ArithmeticError)    1  the loss or a variable is NaN or infinite
 
-Each is also the builtin that a caller would catch without knowing tfdist.
+Each is a subclass of the builtin exception in brackets, so that callers can catch it without tfdist's names.
 """
 
 import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "LOST",
     "ConfigError",
     "DataError",
     "NotFinite",
@@ -29,14 +30,15 @@ __all__ = [
     "shown",
 ]
 
+LOST = 138  # the exit status of who is to be started again
 _LONGEST_SHOWN = 80
 _NEAR = 0.6  # difflib's own cutoff
 
 
 class TfdistError(Exception):
-    """Carry one line for a person to read, and the exit status that a command ends with.
+    """An error of one line, with the exit status of the command that it ends.
 
-    Either `problem` says what is wrong, or `expected` and `received` do.
+    Pass either `problem`, or `expected` and `received`.
     """
 
     exit_code = 1
@@ -58,46 +60,46 @@ class TfdistError(Exception):
 
 
 class ConfigError(TfdistError, ValueError):
-    """Report a setting of the user's that cannot be used."""
+    """A setting of the user's is wrong."""
 
     exit_code = 2
 
 
 class DataError(TfdistError, ValueError):
-    """Report data that cannot be had, or that are not what they are said to be."""
+    """The data are missing or malformed."""
 
     exit_code = 2
 
 
 class StorageError(TfdistError, OSError):
-    """Report a folder that cannot be written to or read."""
+    """A folder cannot be read or written."""
 
     exit_code = 2
 
 
 class TaskLost(TfdistError, RuntimeError):
-    """Report a task of the cluster that is gone or silent; starting again may cure it."""
+    """A task of the cluster has ended or is silent; a restart may help."""
 
-    exit_code = 138
+    exit_code = LOST
 
 
 class Preempted(TfdistError, RuntimeError):
-    """Report that this process was told to end, and has saved what it could."""
+    """This process received SIGTERM, and has saved its state where it could."""
 
-    exit_code = 138
+    exit_code = LOST
 
 
 class NotFinite(TfdistError, ArithmeticError):
-    """Report a loss or a variable that is no number any more; starting again would end in the same."""
+    """The loss or a variable is NaN or infinite; a restart would not help."""
 
 
 def shown(value: object) -> str:
-    """Give a value as it may stand in a one-line message: quoted, escaped and not too long.
+    """Return a value as text for a one-line message: quoted, escaped and short.
 
     >>> shown("worker\\n")
     "'worker\\\\n'"
     """
-    # A nested value from a stranger's file can be large or self-made: cut before repr where possible.
+    # A value from an untrusted file can be very large, so it is cut before repr where possible.
     if isinstance(value, (str, bytes)):
         value = value[: _LONGEST_SHOWN + 1]
     elif isinstance(value, (dict, list, tuple, set)):
@@ -109,7 +111,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Give the remedy for an unknown word: the nearest known one, or all of them.
+    """Return the remedy for an unknown word: the most similar known word, or all known words.
 
     >>> did_you_mean("workers", ["chief", "worker", "ps"])
     "Did you mean 'worker'?"
@@ -120,13 +122,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def is_near(word: str, known: str) -> bool:
-    """Say whether a word may be a slip for a known one."""
-    # Lengths first: a stranger's file may hold very many words, or a very long one.
+    """Return whether a word may be a misspelling of a known one."""
+    # Lengths first: an untrusted file may contain very many words, or a very long one.
     if not len(known) // 2 <= len(word) <= 2 * len(known):
         return False
     return difflib.SequenceMatcher(None, word, known).ratio() >= _NEAR
 
 
 def _one_line(text: str) -> str:
-    # Names of files and keys come from outside, and may hold line ends, terminal escapes or lone surrogates.
+    # The names of files and keys may contain line ends, terminal escapes or lone surrogates.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

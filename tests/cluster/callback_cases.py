@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from cases import batches, points
 
-from tfdist.loop import fit
+from tfdist.training.fit import fit
 
 keras = tf.keras
 IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"  # tf_keras does not say
@@ -48,7 +48,7 @@ def writing(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
     ]
     data = batches(*points())
-    history = fit(model, data, strategy=strategy, epochs=9, validation=data, callbacks=given, verbose=0)
+    history = fit(model, data, strategy=strategy, epochs=9, validation_data=data, callbacks=given, verbose=0)
     return {
         "epochs": len(history.epoch),
         "rate": float(tf.convert_to_tensor(model.optimizer.learning_rate)),

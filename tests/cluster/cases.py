@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.loop import evaluate, fit, predict
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.predict import predict
 
 keras = tf.keras
 EXAMPLES, BATCH = 101, 12  # the last of the 9 batches has 5 examples, and the replicas' parts differ
@@ -60,13 +62,13 @@ def smoke(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"], steps_per_execution=3)
-    history = fit(model, data, strategy=strategy, epochs=3, validation=data, verbose=0)
+    history = fit(model, data, strategy=strategy, epochs=3, validation_data=data, verbose=0)
     found = predict(model, data, strategy=strategy)
     x, y = points()
     moving = model.layers[1].moving_mean
     return {
         "history": history.history,
-        "evaluated": evaluate(model, data, strategy=strategy),
+        "evaluated": evaluate(model, data, strategy=strategy, verbose=0, return_dict=True),
         "errors": {"loss": float(np.mean((found - y) ** 2)), "mae": float(np.mean(np.abs(found - y)))},
         "iterations": int(model.optimizer.iterations.numpy()),
         "moving_mean": local_copies(strategy, moving),
@@ -176,7 +178,7 @@ def _equivalent(strategy: Any, optimizer: str) -> dict[str, Any]:
         with strategy.scope():
             model = compiled(rich_model(keras), optimizer)
         history = fit(model, rich_data(), strategy=strategy, epochs=2, callbacks=[steps], verbose=0)
-        evaluated = evaluate(model, rich_data(), strategy=strategy)
+        evaluated = evaluate(model, rich_data(), strategy=strategy, verbose=0, return_dict=True)
         return {
             "losses": steps.losses,
             "weights": steps.weights,

@@ -1,28 +1,23 @@
 """Start one process per task of a cluster, wait for all of them, and show where each stands if one hangs."""
 
-import contextlib
+import functools
 import json
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import task as one_task
 
-from tfdist.cluster import ClusterConfig, Task
+from commands import SHOW_STACKS, Forked
+from tfdist.cluster.config import ClusterConfig, Task
 
-# To load TensorFlow takes seconds of a core: one process does, and the tasks are forked from it.
-FORKING = multiprocessing.get_context("forkserver")
 FOR_ALL = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 LONGEST = 800  # seconds; what takes longer hangs, on a slow machine too
-SHOW_STACKS, SECONDS_TO_SHOW_STACKS = signal.SIGUSR1, 5
+SECONDS_TO_SHOW_STACKS = 5
 
 
 @dataclass
@@ -39,36 +34,13 @@ class Finished:
         return next(self.results[name] for name in ("chief:0", "worker:0", "alone") if name in self.results)
 
 
-class Process:
-    """One task's process."""
-
-    def __init__(self, *given: Any) -> None:
-        self._process = FORKING.Process(target=one_task.begin, args=given)
-        self._process.start()
-        self.pid: int = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        """End it, with all that it has started, if it has not ended: then its number may be another's."""
-        if self.poll() is None:
-            for kill in (os.killpg, os.kill):  # at first it is in no group of its own
-                with contextlib.suppress(ProcessLookupError):
-                    kill(self.pid, signal.SIGKILL)
-        self.wait()
-
-    def wait(self) -> None:
-        self._process.join()
-
-
 @dataclass
 class Running:
     """A cluster's processes while they run; every one is ended with the block."""
 
     folder: Path
     cluster: ClusterConfig
-    processes: dict[str, "Process"] = field(default_factory=dict)
+    processes: dict[str, Forked] = field(default_factory=dict)
 
     def start(self, task: Task | None, order: dict[str, Any]) -> None:
         name = "alone" if task is None else str(task)
@@ -76,9 +48,8 @@ class Running:
         environ.pop("TF_CONFIG", None)
         if task is not None:
             environ["TF_CONFIG"] = self.cluster.tf_config_json(*task)
-        self.processes[name] = Process(
-            environ, order, self.folder / f"{name}.json", self.folder / f"{name}.log"
-        )
+        result, log = (self.folder / f"{name}.{kind}" for kind in ("json", "log"))
+        self.processes[name] = Forked(one_task.main, order, result, environ=environ, output=log)
 
     def wait(self, limit: float, *, failures_expected: bool = False) -> Finished:
         end = time.monotonic() + limit
@@ -125,13 +96,8 @@ class Running:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forking() -> None:
-    """Have the process there that the tasks are forked from, with the modules that most of them load."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in FOR_ALL.items():
-            patch.setenv(name, value)
-        FORKING.set_forkserver_preload(["pytest", "cases"])
-        forkserver.ensure_running()
+def _forked(forking: None) -> None:
+    """Have the process there that the tasks are forked from."""
 
 
 def run_cluster(
@@ -175,7 +141,12 @@ ANYWHERE = [
     "callback_cases.writing",
     "shared_cases.scaled",
     "random_cases.draws",
+    "model_cases.looked_up",
+    "model_cases.on_sequences",
     "model_cases.shuffled",
+    "metric_cases.counted",
+    "ported_cases.ported",
+    "custom_step_cases.trained",
     "traffic_cases.trained",
 ]
 IN_STEP_ONLY = [
@@ -187,50 +158,50 @@ IN_STEP_ONLY = [
     "custom_loop",
     "model_cases.trained",
     "model_cases.summed",
+    "model_cases.by_rows",
 ]
 
 ONLY_ON = {
-    "mirrored": ["own_cases.steps", "own_cases.steps_by_keras"],
-    "multi_worker_mirrored": ["callback_cases.stopping"],
-    "parameter_server": ["own_cases.refused", "traffic_cases.evaluated"],
+    "mirrored": ["own_cases.steps", "own_cases.steps_by_keras", "custom_step_cases.refused"],
+    "multi_worker_mirrored": ["callback_cases.stopping", "order_cases.drawn"],
+    "parameter_server": [
+        "model_cases.recovered",
+        "own_cases.refused",
+        "traffic_cases.evaluated",
+        "custom_step_cases.refused",
+    ],
     "parameter_server_sync": ["own_cases.refused", "shard_cases.trained"],
 }
 
 
 @pytest.fixture(scope="session")
-def finished(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Finished]]:
-    """Give what came of a strategy's cases, those that the tests' files name; they share one cluster.
+def cluster_once(once: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
+    """Return a function that runs a cluster once for all processes of the tests, by a name of its own."""
 
-    Two clusters run at a time: most of their time is one process's that traces graphs.
-    """
+    def run(name: str, strategy: str, cases: list[str], **shape: Any) -> Finished:
+        folder = tmp_path_factory.mktemp(name)
+        return Finished(**once(name, lambda: asdict(run_cluster(folder, strategy, cases, **shape))))
 
-    def run(strategy: str, folder: Path) -> Finished:
-        cases = [*ANYWHERE, *(IN_STEP_ONLY if strategy in IN_STEP else []), *ONLY_ON.get(strategy, [])]
-        return run_cluster(folder, strategy, [each for each in cases if each in asked], **SETUPS[strategy])
-
-    items = [each for each in request.session.items if "finished" in getattr(each, "fixturenames", ())]
-    asked = {case for each in items for case in each.module.CASES}
-    wanted = {each.callspec.params.get("strategy") for each in items if hasattr(each, "callspec")}
-    with ThreadPoolExecutor(max_workers=2) as pool:
-
-        def begun(strategy: str) -> Future[Finished]:
-            # (Two threads that ask pytest for a folder at once may get none.)
-            return pool.submit(run, strategy, tmp_path_factory.mktemp(strategy))
-
-        running = {strategy: begun(strategy) for strategy in SETUPS if strategy in wanted}
-
-        def result(strategy: str) -> Finished:
-            if strategy not in running:  # of a test that names it itself
-                running[strategy] = begun(strategy)
-            return running[strategy].result()
-
-        yield result
+    return run
 
 
 @pytest.fixture(scope="session")
-def keras_itself(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Give what Keras's own fit makes of the equivalence cases, in one process without a strategy."""
-    finished = run_cluster(tmp_path_factory.mktemp("keras"), "one_device", ["keras_itself"])
-    return finished.chief["keras_itself"]
+def finished(
+    request: pytest.FixtureRequest, cluster_once: Callable[..., Finished]
+) -> Callable[[str], Finished]:
+    """Return what gives the results of a strategy's cases, those that the tests' files name; they share one cluster."""
+    items = [item for item in request.session.items if "finished" in getattr(item, "fixturenames", ())]
+    asked = {case for item in items for case in item.module.CASES}
+
+    @functools.cache
+    def result(strategy: str) -> Finished:
+        cases = [*ANYWHERE, *(IN_STEP_ONLY if strategy in IN_STEP else []), *ONLY_ON.get(strategy, [])]
+        return cluster_once(strategy, strategy, [case for case in cases if case in asked], **SETUPS[strategy])
+
+    return result
+
+
+@pytest.fixture(scope="session")
+def keras_itself(cluster_once: Callable[..., Finished]) -> dict[str, Any]:
+    """Return what Keras's own fit makes of the equivalence cases, in one process without a strategy."""
+    return cluster_once("keras", "one_device", ["keras_itself"]).chief["keras_itself"]

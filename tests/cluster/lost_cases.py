@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.loop import evaluate, fit, predict
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.predict import predict
 
 keras = tf.keras
 
@@ -50,9 +52,9 @@ def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 def evaluating(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     model = linear(strategy)
-    evaluate(model, endless(), strategy=strategy, steps=2)
+    evaluate(model, endless(), strategy=strategy, steps=2, verbose=0, return_dict=True)
     (folder / "begun").touch()
-    return evaluate(model, endless(), strategy=strategy, steps=10**9)
+    return evaluate(model, endless(), strategy=strategy, steps=10**9, verbose=0, return_dict=True)
 
 
 def predicting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
@@ -98,9 +100,9 @@ def surviving(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on data that end, with a worker that does not come back: go on where its part is not needed."""
-    from tfdist.loop import coordinated
+    from tfdist.training import coordinated_runner
 
-    coordinated._SECONDS_TO_COME_BACK = 2.0
+    coordinated_runner._SECONDS_TO_COME_BACK = 2.0
 
     class UntilAlone(keras.callbacks.Callback):
         alone = 0
@@ -111,9 +113,10 @@ def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
     model, data = linear(strategy), endless().take(20)
     callbacks = [Begun(folder), UntilAlone()]
-    fit(model, data, strategy=strategy, steps_per_epoch=50, epochs=10**6, callbacks=callbacks, verbose=0)
+    options = {"steps_per_epoch": 50, "epochs": 10**6, "repeat": True}
+    fit(model, data, strategy=strategy, callbacks=callbacks, verbose=0, **options)
     (folder / "went_on").touch()
-    return {"loss": evaluate(model, data, strategy=strategy)["loss"]}
+    return {"loss": evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)["loss"]}
 
 
 def whole_epochs(strategy: tf.distribute.Strategy, folder: Path) -> int:
@@ -127,9 +130,9 @@ def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on while a worker waits for data that never come, and neither answers nor fails."""
     import os
 
-    from tfdist.loop import coordinated
+    from tfdist.training import coordinated_runner
 
-    coordinated._SECONDS_TO_COME_BACK = 10.0
+    coordinated_runner._SECONDS_TO_COME_BACK = 10.0
     os.mkfifo(folder / "pipe")  # nobody writes to it
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:

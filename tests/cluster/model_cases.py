@@ -8,7 +8,10 @@ import tensorflow as tf
 from cases import compute_in
 
 from tfdist.errors import DataError
-from tfdist.loop import evaluate, fit, predict
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.keras.lazy_adam import LazyAdam
+from tfdist.training.predict import predict
 
 keras = tf.keras
 EXAMPLES, BATCH = 61, 12  # the last of the 6 batches has one example: all replicas but one have no part of it
@@ -63,7 +66,7 @@ def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             "is_synchronized": bool(_synchronized()),
             "loss": history.history["loss"],
             "weights": [each.tolist() for each in model.get_weights()],
-            "evaluated": evaluate(model, dataset(), strategy=strategy),
+            "evaluated": evaluate(model, dataset(), strategy=strategy, verbose=0, return_dict=True),
             "predicted": {
                 name: value.tolist() for name, value in predict(model, dataset(), strategy=strategy).items()
             },
@@ -81,13 +84,64 @@ def keras_itself(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, An
     predicted = model.predict(dataset(), verbose=0)
     x, y = next(iter(dataset().unbatch().batch(EXAMPLES)))
     error = np.abs(model(x, training=False)["mean"] - y["mean"])
+    on_sequences = _sequence_model().fit(sequences(), epochs=2, shuffle=False, verbose=0)
     compute_in("float32")
     return {
         "loss": history.history["loss"],
+        "on_sequences": on_sequences.history["loss"],
         "weights": [each.tolist() for each in model.get_weights()],
         "predicted": {name: value.tolist() for name, value in predicted.items()},
         "error": float(error.mean()),
     }
+
+
+def sequences() -> tf.data.Dataset:
+    rng = np.random.default_rng(9)
+    words = rng.integers(0, CATEGORIES, size=(EXAMPLES, 20))
+    return tf.data.Dataset.from_tensor_slices((words, np.sin(words[:, :1]))).batch(BATCH)
+
+
+def _sequence_model() -> Any:
+    """TensorFlow infers no static shape for the gradients of a dense layer over sequences."""
+    keras.utils.set_random_seed(5)
+    layers = keras.layers
+    stack = [layers.Embedding(CATEGORIES, 64), layers.Dense(64, "tanh"), layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input((20,), dtype="int32"), *stack, layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def on_sequences(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train on sequences."""
+    compute_in("float64")
+    try:
+        with strategy.scope():
+            model = _sequence_model()
+        history = fit(model, sequences(), strategy=strategy, epochs=2, verbose=0)
+        return {"loss": history.history["loss"], "steps": int(model.optimizer.iterations.numpy())}
+    finally:
+        compute_in("float32")
+
+
+def recovered(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Fit again after an epoch that failed."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((64, 4), "float32")
+    x[5] = np.nan
+
+    def checked(x: np.ndarray) -> tf.data.Dataset:
+        data = tf.data.Dataset.from_tensor_slices((x, np.ones((64, 1), "float32"))).batch(8)
+        return data.map(lambda x, y: (tf.debugging.check_numerics(x, "a bad example"), y))
+
+    message = ""
+    try:
+        fit(model, checked(x), strategy=strategy, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        message = str(error)
+    history = fit(model, checked(np.ones_like(x)), strategy=strategy, epochs=2, verbose=0)
+    return {"failed": "a bad example" in message, "losses": history.history["loss"]}
 
 
 def shuffled(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
@@ -114,6 +168,32 @@ def shuffled(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     return {"refused": refused, "seen": (model.get_weights()[0][:, 0] - before).tolist()}
 
 
+def looked_up(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train and predict with layers that look words up in tables."""
+    keras.utils.set_random_seed(6)
+    layers = keras.layers
+    words = np.array(["b a c", "a", "c c", "b"] * 6)[:, None]
+    numbers = np.array([3, 5, 9, 7] * 6)[:, None]
+    y = np.arange(24, dtype="float32")[:, None] / 24
+    with strategy.scope():
+        text = layers.TextVectorization(output_sequence_length=3)
+        text.adapt(words[:4])
+        inputs = [keras.Input((1,), dtype="string"), keras.Input((1,), dtype="int64")]
+        parts = [text(inputs[0]), layers.IntegerLookup(vocabulary=[3, 5, 7])(inputs[1])]
+        parts = [layers.Flatten()(layers.Embedding(10, 4)(each)) for each in parts]
+        model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(parts)))
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices(((words, numbers), y)).batch(6)
+    history = fit(model, data, strategy=strategy, epochs=2, verbose=0)
+    loss = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)["loss"]
+    predicted = predict(model, data, strategy=strategy)
+    return {
+        "losses": history.history["loss"],
+        "loss": loss,
+        "of_predicted": float(((predicted - y) ** 2).mean()),
+    }
+
+
 def summed(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Let each replica add one to a variable in each of 4 steps of a loop of the user's own."""
     with strategy.scope():
@@ -129,3 +209,23 @@ def summed(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     for _ in range(4):
         step()
     return {"total": float(total.numpy()), "replicas": strategy.num_replicas_in_sync}
+
+
+def by_rows(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train an embedding by the optimizers that update only the rows with a gradient."""
+    if keras.__version__ < "3":
+        return {}
+    chance = np.random.default_rng(0)
+    x, y = chance.permutation(60).reshape(12, 5).astype("int32"), chance.normal(size=(12, 1))
+    found = {}
+    compute_in("float64")
+    for kind in (keras.optimizers.Adagrad, LazyAdam):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            layers = [keras.layers.Embedding(70, 3), keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+            model.compile(kind(0.1), "mse")
+        fit(model, x, y, batch_size=6, epochs=2, shuffle=False, strategy=strategy, verbose=0)
+        found[kind.__name__] = [weights.tolist() for weights in model.get_weights()]
+    compute_in("float32")
+    return found

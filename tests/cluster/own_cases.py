@@ -7,7 +7,7 @@ import tensorflow as tf
 from cases import batches, points
 
 from tfdist.errors import ConfigError
-from tfdist.loop import fit
+from tfdist.training.fit import fit
 
 keras = tf.keras
 
@@ -88,7 +88,7 @@ def steps(strategy: Any, folder: Path) -> dict[str, Any]:
         with strategy.scope():
             model = _made(name, steps_per_execution=4)
         found[name] = _described(
-            model, fit(model, data, strategy=strategy, epochs=2, validation=validation, verbose=0)
+            model, fit(model, data, strategy=strategy, epochs=2, validation_data=validation, verbose=0)
         )
     return found
 

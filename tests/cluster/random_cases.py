@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.loop import fit
+from tfdist.training.fit import fit
 
 keras = tf.keras
 EXAMPLES, BATCH, SIDE = 24, 4, 8

@@ -7,7 +7,11 @@ import numpy as np
 import tensorflow as tf
 from cases import batches, compute_in
 
-from tfdist.loop import evaluate, fit, predict
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.keras.patches import methods_restored
+from tfdist.training.keras.sharded_variables import read_by_rows
+from tfdist.training.predict import predict
 
 keras = tf.keras
 WORDS, EXAMPLES = 211, 101
@@ -54,13 +58,13 @@ def _trained(strategy: tf.distribute.Strategy, optimizer: str, folder: Path) -> 
             return found
         return {
             **found,
-            "evaluated": evaluate(model, data(), strategy=strategy),
+            "evaluated": evaluate(model, data(), strategy=strategy, verbose=0, return_dict=True),
             "predicted": predict(model, data(), strategy=strategy).tolist(),
             "devices": {
                 "words": _devices(model.get_layer("words").embeddings),
                 "kernel": _devices(model.get_layer("large").kernel),
             },
-            "whole_reads": _whole_reads(model.get_layer("words")),
+            "whole_reads": _whole_reads(model, model.get_layer("words")),
             "saved": _saved(strategy, model, folder / optimizer) if keras.__version__ >= "3" else {},
         }
     finally:
@@ -72,9 +76,12 @@ def _devices(variable: Any) -> list[str]:
     return [each.device for each in getattr(value, "variables", [])]
 
 
-def _whole_reads(embedding: Any) -> list[str]:
+def _whole_reads(model: Any, embedding: Any) -> list[str]:
     """Give the operations that fetch all rows of a part of an embedding for something that is computed."""
-    graph = tf.function(embedding).get_concrete_function(tf.TensorSpec([None, 3], tf.int32)).graph
+    with methods_restored(model):
+        if keras.__version__ >= "3":
+            read_by_rows(model.variables)  # as fit does while it runs
+        graph = tf.function(embedding).get_concrete_function(tf.TensorSpec([None, 3], tf.int32)).graph
     computed: set[Any] = set()
     left = [*(each.op for each in graph.outputs), *graph.control_outputs]
     while left:

@@ -1,54 +1,30 @@
 """Be one task of a test's cluster: the same script for all of them."""
 
-import atexit
 import contextlib
-import faulthandler
-import gc
 import importlib
 import json
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def begin(environ: dict[str, str], order: dict, result: Path, log: Path) -> None:
-    """Become the task, as if this process had been started for it."""
-    gc.freeze()  # what was loaded before it was forked
-    os.setsid()
-    os.environ.clear()
-    os.environ.update(environ)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()  # a crash shows the stack of every thread
-    faulthandler.register(signal.SIGUSR1)  # and so does a test that has waited too long
+def main(order: dict, result: Path) -> None:
+    """Run the cases of an order, as a script of the user's would be run."""
     from tfdist.errors import TfdistError
 
-    code = 0
     try:
-        main(order, result)
+        _run(order, result)
     except TfdistError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
-        code = error.exit_code
-    except SystemExit:
-        raise
-    except Exception:  # noqa: BLE001  # as Python does at the end of a script
-        traceback.print_exc()
-        code = 1
-    finally:
-        atexit._run_exitfuncs()  # which a forked process does not
-    sys.exit(code)
+        sys.exit(error.exit_code)
 
 
-def main(order: dict, result: Path) -> None:
-    from tfdist.cluster import ClusterConfig
-    from tfdist.remote import connect
-    from tfdist.server import serve
-    from tfdist.strategy import make_strategy
+def _run(order: dict, result: Path) -> None:
+    from tfdist.cluster.config import ClusterConfig
+    from tfdist.remote.connection import connect
+    from tfdist.strategies.factory import make_strategy
+    from tfdist.strategies.server import serve
 
     cluster = ClusterConfig.from_tf_config()
     is_remote = order.get("strategy") == "connect"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import LONGEST, SETUPS, Finished, Running
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
 CASES = [WRITING, STOPPING]

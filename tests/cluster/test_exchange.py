@@ -9,8 +9,8 @@ from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
 from conftest import LONGEST, Running, run_cluster
-from tfdist.cluster import ClusterConfig
-from tfdist.exchange import SECRET
+from tfdist.cluster.config import ClusterConfig
+from tfdist.transport.secret import SECRET
 
 WORKERS = 3
 
@@ -97,11 +97,11 @@ def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
     assert set(finished.exit_codes.values()) == {status}, finished.logs["worker:0"][-3000:]
     if status:
         assert all(
-            "ConfigError: communication.implementation tcp: cannot be: " in log
+            "ConfigError: communication.implementation tcp: cannot connect the tasks: " in log
             for log in finished.logs.values()
         )
         return
-    assert all("gradients go by TensorFlow's own collectives" in log for log in finished.logs.values())
+    assert all("gradients use TensorFlow's own collectives" in log for log in finished.logs.values())
     assert finished.chief["exchange_cases.way"] == "CollectiveAllReduce"
     assert finished.chief["counting"]["weight"] == 303
 

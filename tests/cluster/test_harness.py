@@ -5,7 +5,7 @@ import re
 import pytest
 
 from conftest import Running, wait_for
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster.config import ClusterConfig
 
 
 def test_a_hang_shows_where_every_task_stands(tmp_path):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from conftest import LONGEST, Running, run_cluster, wait_for
-from tfdist.cluster import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig, Task
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
         finished = running.wait(LONGEST)
 
     found = finished.results["chief:0"]["lost_cases.surviving"]
-    assert found["epochs"] >= 3
+    assert found["epochs"] >= 2  # one without the worker, and one with it
     assert found["iterations"] >= 50 * found["epochs"]
 
 
@@ -110,7 +110,9 @@ def test_a_worker_that_does_not_come_back_is_missed_only_for_its_data(tmp_path):
     assert (tmp_path / "went_on").exists(), (finished.exit_codes, finished.logs["chief:0"][-3000:])
     at = running.cluster.address(Task("worker", 1))
     assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
-    assert f"TaskLost: worker:1 at {at}: is gone for 2 s, and with it its part" in finished.logs["chief:0"]
+    assert (
+        f"TaskLost: worker:1 at {at}: has been gone for 2 s, and with it its part" in finished.logs["chief:0"]
+    )
 
 
 @pytest.mark.slow
@@ -120,4 +122,4 @@ def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
     assert finished.chief["lost_cases.whole_epochs"] == 60
     # What the silent worker was given, the other did in its place.
     assert finished.chief["lost_cases.silenced"] == {"epochs": 4, "iterations": 200}
-    assert "1 of 2 workers give no answer; the others do what they were given" in finished.logs["chief:0"]
+    assert "1 of 2 workers do not answer; the others take over their steps" in finished.logs["chief:0"]

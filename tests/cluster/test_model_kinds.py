@@ -6,13 +6,16 @@ import pytest
 from conftest import IN_STEP, SETUPS, run_cluster
 
 ALL = list(SETUPS)
-CASES = [f"model_cases.{name}" for name in ("trained", "shuffled", "summed")]
+CASES = [
+    f"model_cases.{name}"
+    for name in ("trained", "on_sequences", "recovered", "looked_up", "shuffled", "summed", "by_rows")
+]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    found = run_cluster(tmp_path_factory.mktemp("alone"), "one_device", ["model_cases.keras_itself"])
+def alone(cluster_once):
+    found = cluster_once("models_alone", "one_device", ["model_cases.keras_itself"])
     return found.chief["model_cases.keras_itself"]
 
 
@@ -34,6 +37,33 @@ def _check_training(found, alone):
 @pytest.mark.parametrize("strategy", IN_STEP)
 def test_a_subclassed_model_learns_what_one_process_learns(strategy, finished, alone):
     _check_training(finished(strategy), alone)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_dense_layers_over_sequences_learn_what_one_process_learns(strategy, finished, alone):
+    found = finished(strategy).chief["model_cases.on_sequences"]
+
+    assert found["steps"] == 12
+    if strategy in IN_STEP:
+        assert found["loss"] == pytest.approx(alone["on_sequences"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_layers_look_words_up_in_tables(strategy, finished):
+    found = finished(strategy).chief["model_cases.looked_up"]
+
+    assert found["loss"] == pytest.approx(found["of_predicted"], rel=1e-5)
+    assert found["losses"][0] > found["losses"][1] > found["loss"]
+    if strategy in IN_STEP:
+        alone = finished("one_device").chief["model_cases.looked_up"]
+        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+def test_fit_works_again_after_a_batch_that_failed_on_a_worker(finished):
+    found = finished("parameter_server").chief["model_cases.recovered"]
+
+    assert found["failed"]
+    assert np.isfinite(found["losses"]).all()
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -89,3 +119,13 @@ def test_other_clusters_do_the_same(shape, tmp_path, alone):
         _check_training(found, alone)
         summed = found.chief["model_cases.summed"]
         assert summed["total"] == 4 * summed["replicas"]
+
+
+@pytest.mark.parametrize("strategy", [strategy for strategy in IN_STEP if strategy != "one_device"])
+def test_optimizers_that_update_rows_do_what_they_do_in_one_process(strategy, finished):
+    ours, alone = (finished(name).chief["model_cases.by_rows"] for name in (strategy, "one_device"))
+
+    assert ours.keys() == alone.keys()
+    for name, weights in alone.items():
+        for mine, its in zip(ours[name], weights, strict=True):
+            np.testing.assert_allclose(mine, its, rtol=1e-10, atol=1e-12, err_msg=name)

@@ -31,7 +31,7 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
         finished,
         "worker:0",
         "fit",
-        f"{lost}: an exchange lacked somebody for longer than communication.timeout",
+        f"{lost}: an exchange waited for a task for longer than communication.timeout",
     )
     assert finished.results["worker:0"]["option_cases.seen"] == {
         "exchanges": 3,  # of 4096 bytes each

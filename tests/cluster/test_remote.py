@@ -7,7 +7,7 @@ import pytest
 from remote_cases import SLICES
 
 from conftest import LONGEST, Running, wait_for
-from tfdist.cluster import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig, Task
 
 CASES = ["placed", "mapped", "failing", "killed", "stopped"]
 
@@ -16,7 +16,7 @@ CASES = ["placed", "mapped", "failing", "killed", "stopped"]
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("remote")
     cluster = ClusterConfig.local(workers=2, chief=1, jobs={"reader": 1})
-    options = {"silence_timeout": 5.0}
+    options = {"heartbeat_timeout": 5.0}
     order = {"strategy": "connect", "options": options, "folder": str(folder)}
     order["cases"] = [f"remote_cases.{name}" for name in CASES]
     with Running(folder, cluster) as running:
@@ -54,8 +54,8 @@ def test_unequal_slices_give_the_mean_of_the_whole(finished):
     assert [found["sum"], found["least"], found["of_whole_numbers"]] == [6, 1, 1.5]
     assert found["pids"] == sorted(pids.values()), "every task had a part in it"
     assert found["worker_pids"] == sorted(pids[name] for name in ("worker:0", "worker:1"))
-    assert "cannot know the sizes of values that map did not give" in found["no_sizes"]
-    assert "reduce: the values do not go together" in found["no_shape"]
+    assert "cannot know the sizes of values that map did not return" in found["no_sizes"]
+    assert "reduce: the values cannot be combined" in found["no_shape"]
     assert "slice 0: has parts of different lengths" in found["no_size"]
 
 
@@ -77,14 +77,14 @@ def test_the_slices_of_a_lost_task_are_computed_by_the_others(finished, case, le
 
 def test_a_lost_task_is_named_where_it_is_asked_for(finished):
     assert re.match(r"TaskLost: worker:1 at 127.0.0.1:\d+: is gone", finished["killed"]["asked_for_lost"])
-    left = "TaskLost: map: job 'reader': no such task is there; those that are: worker:0"
+    left = "TaskLost: map: job 'reader': no such task is connected; these tasks are: worker:0"
     assert finished["stopped"]["none_left"] == left
 
 
 @pytest.mark.slow
 def test_a_lost_task_is_taken_back(tmp_path):
     cluster = ClusterConfig.local(workers=2, chief=1, jobs={"reader": 1})
-    order = {"strategy": "connect", "options": {"silence_timeout": 5.0}, "folder": str(tmp_path)}
+    order = {"strategy": "connect", "options": {"heartbeat_timeout": 5.0}, "folder": str(tmp_path)}
     order["cases"] = ["remote_cases.returning"]
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from conftest import LONGEST, Running
-from tfdist.cluster import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.health import why_silent
+from tfdist.coordination.rendezvous import hold_rendezvous
 from tfdist.errors import TaskLost
-from tfdist.probing import why_silent
-from tfdist.rollcall import hold_roll_call
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def test_ends_when_the_chief_fails(tmp_path):
 
 
 def test_reports_a_chief_that_is_silent(tmp_path):
-    with running(tmp_path, "waiting", serve={"silence_timeout": 4.0}) as started:
+    with running(tmp_path, "waiting", serve={"heartbeat_timeout": 4.0}) as started:
         wait_until_connected(tmp_path)
         chief = started.processes.pop("chief:0")
         os.kill(chief.pid, signal.SIGSTOP)
@@ -91,17 +91,17 @@ def test_reports_a_chief_that_never_comes(tmp_path):
 
 
 def _meet_a_server_of_tensorflow(address, free):
-    """Hold a roll-call where somebody is training already."""
+    """Hold a rendezvous where somebody is training already."""
     until_it_answers = time.monotonic() + 60
     while why_silent(address):
         assert time.monotonic() < until_it_answers
         time.sleep(0.05)
     late = ClusterConfig(worker=(address, free), task=("worker", 1))
-    with pytest.raises(TaskLost, match="its TensorFlow server answers, so training is on without this task"):
-        hold_roll_call(late, "", timeout=0.5)
+    with pytest.raises(TaskLost, match="its TensorFlow server answers, so training runs without this task"):
+        hold_rendezvous(late, "", timeout=0.5)
     early = ClusterConfig(worker=(free, address), task=("worker", 0))
     with pytest.raises(TaskLost, match="still runs TensorFlow's server of an earlier start"):
-        hold_roll_call(early, "", timeout=3)
+        hold_rendezvous(early, "", timeout=3)
 
 
 def test_strategies_name_whom_they_wait_for(tmp_path):

@@ -10,9 +10,9 @@ CASES = [CASE]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(cluster_once):
     """Give what one process makes of the same model, in which no variable is in shards."""
-    return run_cluster(tmp_path_factory.mktemp("whole"), "one_device", [CASE]).chief[CASE]
+    return cluster_once("whole", "one_device", [CASE]).chief[CASE]
 
 
 def _flat(weights):

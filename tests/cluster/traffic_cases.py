@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.loop import evaluate, fit
-from tfdist.traffic import Traffic
+from tfdist.coordination.traffic import Traffic
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
 
 keras = tf.keras
 INPUTS, UNITS, STEPS = 100, 1000, 10
@@ -37,9 +38,9 @@ def evaluated(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         model = keras.Model([number, word], outputs)
         model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=STEPS)
     data = tf.data.Dataset.from_tensor_slices(((x, words), x[:, :1])).batch(1)
-    first = evaluate(model, data, strategy=strategy)
+    first = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
     with Traffic(strategy) as traffic:
-        again = evaluate(model, data, strategy=strategy)
+        again = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
     layer.kernel.assign(layer.kernel + 1.0)
-    of_others = evaluate(model, data, strategy=strategy)
+    of_others = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
     return {"sent": traffic.bytes_sent, "losses": [each["loss"] for each in (first, again, of_others)]}

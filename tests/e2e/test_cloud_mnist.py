@@ -1,21 +1,20 @@
 """The Cloud ML trainer of 2017: a master, a ps and a worker that know TF_CONFIG alone, and a client."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from tfdist.cluster import ClusterConfig
+from commands import script_forked, start_script
+from tfdist.cluster.config import ClusterConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cloud_mnist"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path):
     cluster = ClusterConfig.local(workers=1, ps=1)
     addresses = {"master": list(cluster.chief), "worker": list(cluster.worker), "ps": list(cluster.ps)}
@@ -24,20 +23,16 @@ def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path)
     running = {}
     for role in addresses:
         task = {"cluster": addresses, "task": {"type": role, "index": 0}}
-        running[role] = subprocess.Popen(
-            [sys.executable, str(EXAMPLE / "task.py"), *flags],
-            env={**os.environ, "TF_CONFIG": json.dumps(task)}, cwd=tmp_path,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        running[role] = start_script(
+            EXAMPLE / "task.py", *flags, output=tmp_path / role, TF_CONFIG=json.dumps(task)
+        )
     try:
-        told = {role: process.communicate(timeout=800)[0] for role, process in running.items()}
+        ends = {role: process.wait() for role, process in running.items()}
     finally:
         for process in running.values():
             process.kill()
-            process.wait()
-    assert {role: process.returncode for role, process in running.items()} == dict.fromkeys(addresses, 0), (
-        told
-    )
+    told = {role: (tmp_path / role).read_text() for role in addresses}
+    assert ends == dict.fromkeys(addresses, 0), told
     tests = re.findall(r"step (\d+) of 12: test loss (\d+\.\d+), accuracy (0\.\d+)", told["master"])
     assert [int(step) for step, _, _ in tests] == [6, 12]
     assert not re.search("test loss", told["worker"] + told["ps"])
@@ -48,13 +43,7 @@ def test_master_worker_and_ps_train_by_tf_config_and_a_client_predicts(tmp_path)
     for i, shade in enumerate((0, 255)):
         pictures.append(tmp_path / f"{i}.png")
         pictures[i].write_bytes(tf.io.encode_png(tf.fill([28, 28, 1], tf.constant(shade, tf.uint8))).numpy())
-    ask = [
-        sys.executable,
-        str(EXAMPLE / "client.py"),
-        f"--model_dir={tmp_path / 'models'}",
-        *map(str, pictures),
-    ]
-    client = subprocess.run(ask, capture_output=True, text=True, timeout=800)
+    client = script_forked(EXAMPLE / "client.py", f"--model_dir={tmp_path / 'models'}", *pictures)
     assert client.returncode == 0, client.stderr
     answers = [json.loads(line) for line in client.stdout.splitlines()]
     assert [(each["key"], each["picture"]) for each in answers] == [

@@ -1,17 +1,15 @@
-"""A cluster goes on without a worker that is lost, and takes it in when it comes, to the same numbers."""
+"""A cluster continues without a lost worker and admits it when it joins, with the same numbers."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
+from commands import python, start_tfdist, tfdist_forked
 from tfdist import ClusterConfig
-from tfdist.addresses import is_free, split_address
+from tfdist.cluster.addresses import is_free, split_address
 
 SECONDS = 400
 # A step waits while the file `hold` is there; what it computes has no randomness and no moving averages.
@@ -37,12 +35,12 @@ def build(image_shape, classes):
 CONFIG = """
 data: {name: DATA, batch_size: 50}
 model: {name: held:build}
-train: {epochs: 60, optimizer: momentum, learning_rate: 0.05}
+train: {epochs: 30, optimizer: momentum, learning_rate: 0.05}
 strategy: {precision: float64}
 checkpoint: {every: 2, keep: 999}
-evaluation: {every: 360}
+evaluation: {every: 180}
 """
-ELASTIC = "elastic: {min_workers: 2, wait: 20}\n"
+ELASTIC = "elastic: {min_workers: 2, join_timeout: 20}\n"
 
 
 @pytest.fixture
@@ -73,13 +71,8 @@ class Tasks:
         (folder / "many.yaml").write_text(section + config + ELASTIC)
 
     def start(self, name):
-        with self.log(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*command(self.folder, "many"), "--task", name],
-                env=environment(self.folder),
-                stdout=log,
-                stderr=log,
-            )
+        words, environ = command(self.folder, "many"), environment(self.folder)
+        self.processes[name] = start_tfdist(*words, "--task", name, output=self.log(name), **environ)
 
     def log(self, name):
         return self.folder / f"{name}.log"
@@ -88,9 +81,7 @@ class Tasks:
         return {each.stem: each.read_text() for each in self.folder.glob("*.log")}
 
     def kill(self, name):
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        self.processes.pop(name).kill()
 
     def until(self, condition, what):
         end = time.monotonic() + SECONDS
@@ -106,18 +97,15 @@ class Tasks:
     def __exit__(self, *_):
         for process in self.processes.values():
             process.kill()
-            process.wait()
 
 
 def command(folder, name):
-    words = ["--config", folder / f"{name}.yaml", "--run_dir", folder / name]
-    return [sys.executable, "-m", "tfdist.train", *map(str, words)]
+    return ["train", "--config", folder / f"{name}.yaml", "--run_dir", folder / name]
 
 
 def environment(folder):
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     return {
-        **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "TFDIST_CACHE_DIR": str(folder / "cache"),
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -128,11 +116,12 @@ def environment(folder):
 def variables(folder):
     import tensorflow as tf
 
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / "360" / "variables"))
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / "180" / "variables"))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [
@@ -151,7 +140,7 @@ def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
         tasks.kill("worker:1")
         lead = tasks.log("chief:0" if tasks.cluster.chief else "worker:0")
         without = (
-            f"going on with {len(tasks.processes)} of {len(tasks.processes) + 1} tasks, without worker:1"
+            f"continuing with {len(tasks.processes)} of {len(tasks.processes) + 1} tasks, without worker:1"
         )
         tasks.until(lambda: without in lead.read_text(), "two go on")
         assert "worker:2 is worker:1 now" in lead.read_text()
@@ -167,14 +156,12 @@ def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
         ends = {name: each.wait(SECONDS) for name, each in tasks.processes.items()}
         logs = tasks.logs()
     assert set(ends.values()) == {0}, (ends, logs)
-    assert f"worker:1 at {tasks.cluster.worker[1]} has come: beginning anew" in logs[lead.stem]
+    assert f"worker:1 at {tasks.cluster.worker[1]} has joined: restarting" in logs[lead.stem]
     report = json.loads((folder / "many" / "report.json").read_text())
-    assert report["steps"] == 360
-    assert report["starts"] >= 3  # more, where a slow machine lets somebody come after `wait`
-    assert saved < alone <= report["begun_at_step"] < 360
-    alone_run = subprocess.run(
-        command(folder, "one"), env=environment(folder), capture_output=True, text=True, timeout=SECONDS
-    )
+    assert report["steps"] == 180
+    assert report["starts"] >= 3  # more, where a slow machine lets somebody come after `join_timeout`
+    assert saved < alone <= report["begun_at_step"] < 180
+    alone_run = tfdist_forked(*command(folder, "one"), **environment(folder))
     assert alone_run.returncode == 0, alone_run.stderr
     expected, received = variables(folder / "one"), variables(folder / "many")
     assert expected.keys() == received.keys()
@@ -187,16 +174,16 @@ def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
 @pytest.mark.slow
 def test_beginning_anew_without_getting_on_has_an_end():
     code = (
-        "from tfdist.cluster import ClusterConfig\n"
-        "from tfdist.config import Config, ElasticSection, LaunchSection\n"
-        "from tfdist.elastic import Elastic\n"
+        "from tfdist.cluster.config import ClusterConfig\n"
+        "from tfdist.trainer.config import Config, ElasticSection, LaunchSection\n"
+        "from tfdist.trainer.elastic import Elastic\n"
         "from tfdist.errors import TaskLost\n"
         "print('begun', flush=True)\n"
         "config = Config(elastic=ElasticSection(), launch=LaunchSection(restarts=1))\n"
         "elastic = Elastic(config, config.elastic, ClusterConfig(worker=('127.0.0.1:2',), task=('worker', 0)))\n"
-        "elastic.go_on_without(TaskLost('worker:1', 'is gone'))\n"
+        "elastic.restart(TaskLost('worker:1', 'is gone'))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    run = python("-c", code)
     assert (run.returncode, run.stdout) == (138, "begun\nbegun\n"), run.stderr
-    assert run.stderr.count("worker:1: is gone: beginning anew, from the last checkpoint") == 1
+    assert run.stderr.count("worker:1: is gone: restarting from the last checkpoint") == 1
     assert run.stderr.splitlines()[-1] == "tfdist: worker:1: is gone"

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train import CONFIGS, _left_by, _variables, train
+from test_train import _variables, train_config
 
-from tfdist.checkpoint import list_steps
-from tfdist.data import open_data
+import proc
+from tfdist.datasets.registry import open_data
+from tfdist.trainer.checkpoint import list_steps
 
-UNIT = Path(__file__).parents[1] / "unit"
+UNIT = Path(__file__).parents[1] / "unit" / "trainer"
 sys.path.append(str(UNIT))
+pytestmark = pytest.mark.usefixtures("forking")
 STEPS = ["--set=data.name=digits", "--set=model.name=odd_model:build", "--set=checkpoint.every=3", "--set=train.steps_per_execution=3", "--set=evaluation.batches=1", "--set=summaries.every=2"]  # fmt: skip
 
 
@@ -28,9 +30,8 @@ def stumble(tmp_path, cache):
     np.save(tmp_path / "odd.npy", image)
 
     def run(name, *changes, **environ):
-        return train(
-            "--config",
-            CONFIGS / f"{name}.yaml",
+        return train_config(
+            name,
             "--run_dir",
             tmp_path / "run",
             *STEPS,
@@ -51,7 +52,7 @@ def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
     assert run.returncode == 1, run.stdout + run.stderr
     said = (
         "tfdist: train: the loss became NaN at step 8, on worker:1 first. The checkpoint of step 6 is kept; lower "
-        "train.learning_rate, or say train.nonfinite: skip\n"
+        "train.learning_rate, or set train.on_nan: skip\n"
     )
     chief, other = ((tmp_path / "run" / "logs" / f"worker-{index}.log").read_text() for index in (0, 1))
     assert chief.count(said) == 1
@@ -70,7 +71,7 @@ def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
     [
         pytest.param("mirrored", "at step 8, on replica 1 first", marks=pytest.mark.again),
         ("ps2w-sync", "at step 8, on worker:1 first"),
-        ("ps2w", r"at step \d+, on worker:[01] first"),
+        pytest.param("ps2w", r"at step \d+, on worker:[01] first", marks=pytest.mark.again),
     ],
 )
 def test_every_strategy_stops(name, where, stumble, tmp_path):
@@ -87,15 +88,15 @@ def test_every_strategy_stops(name, where, stumble, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mwms2w", pytest.param("ps2w-sync", marks=pytest.mark.again)])
 def test_a_cluster_leaves_the_batch_out_and_so_does_one_that_goes_on(name, stumble, tmp_path):
-    options = ["--set=train.steps=11", "--set=train.nonfinite=skip", "--set=train.schedule=constant"]
+    options = ["--set=train.steps=11", "--set=train.on_nan=skip", "--set=train.schedule=constant"]
     run = stumble(name, *options)
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["steps"], report["skipped_batches"]) == (11, [7])
     chief = (tmp_path / "run" / "logs" / ("worker-0.log" if name == "mwms2w" else "chief-0.log")).read_text()
     assert re.findall("going back to step 6, (.*)", chief) == [
-        "to find the batch to blame",
-        "and on without batch 7",
+        "to find the batch that caused it",
+        "and continuing without batch 7",
     ]
     last = tmp_path / "run" / "checkpoints" / "11"
     straight = _variables(last)
@@ -107,7 +108,7 @@ def test_a_cluster_leaves_the_batch_out_and_so_does_one_that_goes_on(name, stumb
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["begun_at_step"], report["skipped_batches"]) == (9, [7])
     assert _variables(last) == straight
-    assert _left_by(tmp_path) == []
+    assert proc.naming(tmp_path) == []
 
 
 def nothing_but_checkpoints(folder):
@@ -121,4 +122,4 @@ def nothing_but_checkpoints(folder):
         reader = tf.train.load_checkpoint(str(folder / "checkpoints" / str(step) / "variables"))
         values = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
         assert all(np.isfinite(value).all() for value in values), step
-    assert _left_by(folder) == []
+    assert proc.naming(folder) == []

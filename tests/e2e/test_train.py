@@ -1,6 +1,5 @@
 """From a config file to a model that a stranger's program can use, by the command that a user types."""
 
-import contextlib
 import functools
 import json
 import os
@@ -13,20 +12,24 @@ from pathlib import Path
 
 import pytest
 
+import proc
+from commands import python, start_tfdist, tfdist_forked
+
 AGAIN = [pytest.mark.slow, pytest.mark.again]
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-TRAIN = [sys.executable, "-m", "tfdist.train"]
+IN_THIS_PROCESS = ("local", "mirrored", "cifar10-local")  # these configs have no cluster
+pytestmark = pytest.mark.usefixtures("forking")
 
 
 def train(*arguments, **environ):
-    return subprocess.run(
-        [*TRAIN, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, **environ},
-    )
+    """Train as a user does."""
+    return python("-m", "tfdist.train", *arguments, **environ)
+
+
+def train_config(name, *arguments, **environ):
+    """Train with a shipped config; what trains in one process needs not load TensorFlow for it."""
+    run = functools.partial(tfdist_forked, "train") if name in IN_THIS_PROCESS else train
+    return run("--config", CONFIGS / f"{name}.yaml", *arguments, **environ)
 
 
 # In calls of three, with checkpoints at every seventh: one comes in the middle of an epoch, after a shorter call.
@@ -35,21 +38,19 @@ STEPS = ["--set=data.name=digits", "--set=train.schedule=constant", "--set=check
 
 
 @pytest.fixture(scope="session")
-def straight(tmp_path_factory, cache):
-    """Give what became of a shipped config's run of some steps, which each config does once."""
+def straight(tmp_path_factory, cache, once):
+    """Return what came of a shipped config's run of some steps, which each config does once."""
 
-    @functools.cache
     def run(name, steps=20):
         folder = tmp_path_factory.mktemp(name) / "run"
-        options = [
-            "--config",
-            CONFIGS / f"{name}.yaml",
-            "--run_dir",
-            folder,
-            *STEPS,
-            f"--set=train.steps={steps}",
-        ]
-        return train(*options, TFDIST_CACHE_DIR=cache), folder
+        options = ["--run_dir", folder, *STEPS, f"--set=train.steps={steps}"]
+
+        def trained():
+            run = train_config(name, *options, TFDIST_CACHE_DIR=cache)
+            return run.returncode, run.stdout, run.stderr, str(folder)
+
+        *ended, folder_of_run = once(f"straight-{name}-{steps}", trained)
+        return subprocess.CompletedProcess(name, *ended), Path(folder_of_run)
 
     return run
 
@@ -87,7 +88,7 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     timed = {f"milliseconds of a step/{worker}" for worker in workers}
     assert _curves(folder, "train") == {"loss", "accuracy", "examples per second", "learning rate", *timed}
     assert _curves(folder, "test") > {"loss", "accuracy"}
-    assert _left_by(folder) == []
+    assert proc.naming(folder) == []
     asked = _predict(folder, "digits", tmp_path / "answers.csv", cache)
     assert asked.returncode == 0, asked.stderr
     assert f"accuracy  {report['test_accuracy']:.4f} on 10000" in asked.stderr
@@ -105,9 +106,8 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     folder = tmp_path / "run"
     formats = "[keras, tflite]" if name == "cifar10-local" else "[]"
     data = "cifar10" if "TFDS_DATA_DIR" in os.environ else "shapes"
-    run = train(
-        "--config",
-        CONFIGS / f"{name}.yaml",
+    run = train_config(
+        name,
         "--smoke",
         f"--set=data.name={data}",
         "--set=data.if_unavailable=fail",
@@ -131,15 +131,9 @@ def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
 
 def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     folder = tmp_path / "run"
-    options = [
-        "--config",
-        CONFIGS / "ps2w.yaml",
-        "--set=data.name=digits",
-        "--set=train.epochs=3",
-        "--run_dir",
-        folder,
-    ]
-    run = train(*options, "--dry_run", TFDIST_CACHE_DIR=cache)
+    options = ["--config", CONFIGS / "ps2w.yaml", "--set=data.name=digits", "--set=train.epochs=3"]
+    options += ["--run_dir", folder, "--dry_run"]
+    run = tfdist_forked("train", *options, TFDIST_CACHE_DIR=cache)
     assert run.returncode == 0, run.stderr
     assert "epochs: 3" in run.stdout
     assert "4 tasks, from" in run.stdout
@@ -148,12 +142,11 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     assert not folder.exists()
     for change, message in (
         ("model.options={drop_out: 0.1}", "Its options: dropout"),
-        ("strategy.device=gpu", "device: gpu is asked for, but TensorFlow finds none on this machine"),
+        ("strategy.device=gpu", "device: is gpu, but TensorFlow finds no GPU on this machine"),
         ("strategy.name=multi_worker_mirrored", "has no work under multi_worker_mirrored"),
     ):
-        wrong = train(
-            *options, "--dry_run", f"--set={change}", TFDIST_CACHE_DIR=cache, CUDA_VISIBLE_DEVICES="-1"
-        )
+        environ = {"TFDIST_CACHE_DIR": cache, "CUDA_VISIBLE_DEVICES": "-1"}
+        wrong = tfdist_forked("train", *options, f"--set={change}", **environ)
         assert wrong.returncode == 2, wrong.stdout
         assert message in wrong.stderr
 
@@ -168,17 +161,10 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     ],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_path, cache):
-    options = [
-        "--config",
-        CONFIGS / f"{name}.yaml",
-        "--run_dir",
-        tmp_path,
-        *STEPS,
-        "--set=evaluation.batches=2",
-    ]
+    options = ["--run_dir", tmp_path, *STEPS, "--set=evaluation.batches=2"]
 
     def run(steps, *more):
-        return train(*options, f"--set=train.steps={steps}", *more, TFDIST_CACHE_DIR=cache)
+        return train_config(name, *options, f"--set=train.steps={steps}", *more, TFDIST_CACHE_DIR=cache)
 
     stopped = run(14)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
@@ -187,8 +173,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_pat
     resumed = run(20)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     told = resumed.stdout + resumed.stderr
-    assert "variables.index is damaged; taking the one before" in told
-    assert "going on at step 7 of 20" in told
+    assert "variables.index is damaged; using the checkpoint before it" in told
+    assert "resuming at step 7 of 20" in told
     assert json.loads((tmp_path / "report.json").read_text())["begun_at_step"] == 7
     one, other = (_variables(each / "checkpoints" / "20") for each in (straight(name)[1], tmp_path))
     assert len(one) > 20  # weights, slots of Adam, its count of steps, the state of dropout
@@ -199,15 +185,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_pat
         assert "was trained with train.seed 0, but now it is 1" in refused.stderr
 
 
-def _pid_of(task, folder):
-    """Find a task of the run in a folder, among the processes of this machine."""
-    said = f'"task": {json.dumps({"type": task.split(":")[0], "index": int(task.split(":")[1])})}'
-    for each in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            command, environ = (Path("/proc", each, name).read_bytes() for name in ("cmdline", "environ"))
-            if str(folder).encode() in command and said.encode() in environ:
-                return int(each)
-    raise AssertionError(f"{task} does not run")
+def start_train(config, *arguments, output, **environ):
+    """Start training, printing to a file; what trains in one process needs not load TensorFlow for it."""
+    words = ["train", "--config", str(config), *map(str, arguments)]
+    if config.stem in IN_THIS_PROCESS:
+        return start_tfdist(*words, output=output, **environ)
+    with output.open("w") as file:
+        command = [sys.executable, "-m", "tfdist", *words]
+        return subprocess.Popen(command, env={**os.environ, **environ}, stdout=file, stderr=file)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for tasks in /proc")
@@ -227,24 +212,16 @@ def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path,
     folder = tmp_path / "run"
     # A server and the chief look for the notice once a second each.
     steps = 60 if name == "ps2w-sync" and told else 20
-    options = [
-        "--config",
-        CONFIGS / f"{name}.yaml",
-        "--run_dir",
-        folder,
-        *STEPS,
-        f"--set=train.steps={steps}",
-    ]
-    command = [sys.executable, "-m", "tfdist.train", *map(str, options)]
-    environ = {**os.environ, "TFDIST_CACHE_DIR": cache}
-    with (tmp_path / "told").open("w") as output:
-        running = subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
+    options = ["--run_dir", folder, *STEPS, f"--set=train.steps={steps}"]
+    running = start_train(
+        CONFIGS / f"{name}.yaml", *options, output=tmp_path / "told", TFDIST_CACHE_DIR=cache
+    )
     try:
         reached = folder / "checkpoints" / "reached"
         while not (reached.exists() and int(reached.read_text() or 0) >= 3):
             assert running.poll() is None, (tmp_path / "told").read_text()
             time.sleep(0.02)
-        os.kill(_pid_of(told, folder) if told else running.pid, signal.SIGTERM)
+        os.kill(proc.task_of(folder, told) if told else running.pid, signal.SIGTERM)
         assert running.wait(200) == status, (tmp_path / "told").read_text()
     finally:
         running.kill()
@@ -252,7 +229,7 @@ def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path,
     saved = sorted(int(each.name) for each in (folder / "checkpoints").iterdir() if each.name.isdigit())
     if status:
         assert f"all is saved at step {saved[-1]} of {steps}" in (tmp_path / "told").read_text()
-        assert train(*options, TFDIST_CACHE_DIR=cache).returncode == 0
+        assert train_config(name, *options, TFDIST_CACHE_DIR=cache).returncode == 0
     report = json.loads((folder / "report.json").read_text())
     assert 3 <= report["begun_at_step"] <= steps
     assert (report["starts"], report["steps_lost"], report["steps"]) == (2, 0, steps)
@@ -260,10 +237,10 @@ def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path,
         _variables(each / "checkpoints" / str(steps)) for each in (straight(name, steps)[1], folder)
     )
     assert one == other
-    assert _left_by(tmp_path) == []
+    assert proc.naming(tmp_path) == []
 
 
-@pytest.mark.parametrize(("restarts", "status"), [(1, 0), pytest.param(0, 138, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("restarts", "status"), [(1, 0), pytest.param(0, 138, marks=AGAIN)])
 def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, status, tmp_path, cache):
     """A model whose first life on worker 1 ends by SIGKILL at step 5, between two checkpoints."""
     (tmp_path / "dying.py").write_text(
@@ -309,20 +286,15 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, sta
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         assert (report["begun_at_step"], report["starts"]) == (4, 2)
         assert report["steps_lost"] <= 1
-    assert _left_by(tmp_path) == []
+    assert proc.naming(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["local", *(pytest.param(each, marks=AGAIN) for each in ("mwms2w", "ps2w"))])
 def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, cache):
     def until(accuracy):
-        ended = train(
-            *(
-                "--config",
-                CONFIGS / f"{name}.yaml",
-                "--run_dir",
-                tmp_path,
-                f"--set=train.until_accuracy={accuracy}",
-            ),
+        ended = train_config(
+            name,
+            *("--run_dir", tmp_path, f"--set=train.until_accuracy={accuracy}"),
             *("--set=data.name=digits", "--set=train.schedule=constant", "--set=train.steps=400"),
             *("--set=evaluation.every=4", "--set=evaluation.batches=8", "--set=checkpoint.every=400"),
             TFDIST_CACHE_DIR=cache,
@@ -336,7 +308,7 @@ def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, c
     first, said = until(0.3)
     assert first["steps"] % 4 == 0
     assert 0 < first["steps"] < 400
-    assert f"ends at step {first['steps']} of 400: the test accuracy has come to 0.3" in said
+    assert f"training ends at step {first['steps']} of 400: the test accuracy has reached 0.3" in said
     found = _values(tmp_path, "test", "accuracy")
     assert len(found) == first["steps"] / 4
     assert max([0.0, *found[:-1]]) < 0.3 <= found[-1]
@@ -351,18 +323,13 @@ def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, c
 def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_path, cache):
     folder = tmp_path / "run"
     options = ["--set=data.name=digits", "--set=train.steps=300", "--set=evaluation.batches=2"]
-    with open(tmp_path / "shown", "wb") as shown:
-        launcher = subprocess.Popen(
-            [*TRAIN, "--config", str(CONFIGS / "ps2w.yaml"), *options, "--run_dir", str(folder)],
-            stdout=shown,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TFDIST_CACHE_DIR": cache},
-        )
+    options += ["--run_dir", folder]
+    launcher = start_train(CONFIGS / "ps2w.yaml", *options, output=tmp_path / "shown", TFDIST_CACHE_DIR=cache)
     try:
         while b"[launcher] step" not in (tmp_path / "shown").read_bytes():
             assert launcher.poll() is None, (tmp_path / "shown").read_text()
             time.sleep(0.05)
-        os.kill(_task_of(folder, "worker", 1), signal.SIGKILL)
+        os.kill(proc.task_of(folder, "worker:1"), signal.SIGKILL)
         status = launcher.wait(240)
     finally:
         launcher.terminate()
@@ -378,23 +345,7 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_pat
     # Of the last 50 steps it has taken a part: the time of one of its steps is not 0.
     last = _values(folder, "train", "milliseconds of a step/worker:1")[-1]
     assert last > 0
-    assert _left_by(folder) == []
-
-
-def _task_of(folder, role, index):
-    """Find the process that is a task of the run in a folder."""
-    wanted = {"type": role, "index": index}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            is_ours = os.fsencode(folder) in (entry / "cmdline").read_bytes()
-            environ = dict(
-                line.partition(b"=")[::2] for line in (entry / "environ").read_bytes().split(b"\0")
-            )
-        except OSError:  # it has just ended, or is somebody else's
-            continue
-        if is_ours and json.loads(environ.get(b"TF_CONFIG", b"{}")).get("task") == wanted:
-            return int(entry.name)
-    raise AssertionError(f"no process is {role}:{index} of {folder}")
+    assert proc.naming(folder) == []
 
 
 def _values(folder, name, tag):
@@ -409,13 +360,7 @@ def _values(folder, name, tag):
 
 def _predict(folder, data, output, cache):
     words = ["--model", folder, "--input", data, "--output", output]
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.predict", *words],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, "TFDIST_CACHE_DIR": cache},
-    )
+    return tfdist_forked("predict", *words, TFDIST_CACHE_DIR=cache)
 
 
 def _curves(folder, name):
@@ -438,17 +383,17 @@ def test_an_evaluator_evaluates_each_checkpoint_and_ends(tmp_path, cache):
     config = tmp_path / "x.yaml"
     config.write_text(
         "cluster: {worker: 2, evaluator: 1}\ndata: {name: digits}\nevaluation: {batches: 2}\n"
-        "launch: {threads: 1, isolate: never}\n"
+        "launch: {threads: 1, network_isolation: never}\n"
         "train: {steps: 6}\ncheckpoint: {every: 2}\n"
     )
     run = train("--config", config, "--run_dir", tmp_path / "run", TFDIST_CACHE_DIR=cache)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "1 thread each" in run.stdout
-    assert "WARNING: no private network (isolate is 'never')" in run.stdout
+    assert "WARNING: no private network (network_isolation is 'never')" in run.stdout
     for step in (2, 4, 6):
         assert f"[evaluator:0] tfdist: step {step}: loss" in run.stdout
     assert list((tmp_path / "run" / "summaries" / "evaluator").iterdir())
-    assert _left_by(tmp_path) == []
+    assert proc.naming(tmp_path) == []
 
 
 def test_a_substitute_is_said_first_and_last(tmp_path, cache):
@@ -460,8 +405,8 @@ def test_a_substitute_is_said_first_and_last(tmp_path, cache):
     )
     run = train("--config", config, "--run_dir", tmp_path / "run", TFDIST_CACHE_DIR=cache)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "ATTENTION: 'digits' was taken in place of 'mnist'" in run.stdout
-    assert "ATTENTION: 'digits' is taken in place of 'mnist'" in run.stderr
+    assert "ATTENTION: 'digits' was used in place of 'mnist'" in run.stdout
+    assert "ATTENTION: 'digits' is used in place of 'mnist'" in run.stderr
     for file in ("report.json", "export/latest/metadata.json"):
         assert json.loads((tmp_path / "run" / file).read_text())["substitute_for"] == "mnist"
 
@@ -484,7 +429,8 @@ def test_a_mistake_is_said_and_status_2(tmp_path, cache, monkeypatch, text, argu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     config = tmp_path / "x.yaml"
     config.write_text(text)
-    run = train("--config", config, "--run_dir", tmp_path / "run", *arguments, TFDIST_CACHE_DIR=cache)
+    run_it = train if "cluster" in text else functools.partial(tfdist_forked, "train")
+    run = run_it("--config", config, "--run_dir", tmp_path / "run", *arguments, TFDIST_CACHE_DIR=cache)
     assert run.returncode == 2, run.stdout + run.stderr
     assert message.format(path=config) in run.stderr
     assert "Traceback" not in run.stderr
@@ -502,27 +448,18 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
     )
     told = train("--config", config).stderr
     assert f"--config {config} --task worker:1" in told
-    command = [
-        sys.executable,
-        "-m",
-        "tfdist.train",
-        "--config",
-        str(config),
-        "--run_dir",
-        str(tmp_path / "run"),
-    ]
-    environ = {**os.environ, "TFDIST_CACHE_DIR": cache, "TF_NUM_INTRAOP_THREADS": "1"}
+    options = ["--config", config, "--run_dir", tmp_path / "run"]
+    environ = {"TFDIST_CACHE_DIR": cache, "TF_NUM_INTRAOP_THREADS": "1"}
+    logs = [tmp_path / f"worker-{i}.log" for i in range(2)]
     tasks = [
-        subprocess.Popen([*command, "--task", f"worker:{i}"], env=environ, stderr=subprocess.PIPE, text=True)
-        for i in range(2)
+        start_tfdist("train", *options, "--task", f"worker:{i}", output=logs[i], **environ) for i in range(2)
     ]
     try:
-        ends = [(task.communicate(timeout=800)[1], task.returncode) for task in tasks]
+        ends = [task.wait() for task in tasks]
     finally:
         for task in tasks:
             task.kill()
-            task.wait()
-    assert [status for _, status in ends] == [0, 0], ends
+    assert ends == [0, 0], [log.read_text() for log in logs]
     assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3
 
 
@@ -547,16 +484,3 @@ def test_mnist_is_learned_to_98_and_a_half_percent(name, epochs, tmp_path, cache
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["test_accuracy"] >= 0.985
-
-
-def _left_by(folder):
-    """List the processes that still name a folder on their command line."""
-    left = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if os.fsencode(folder) in words and entry.parent.name != str(os.getpid()):
-            left.append(words)
-    return left

@@ -68,6 +68,6 @@ def config(name: str, steps: int = 600, **changes: Any) -> dict[str, Any]:
         "train": {"steps": steps, "optimizer": "sgd", "learning_rate": RATE, "steps_per_execution": PER_CALL},
         "evaluation": {"batches": 2},
         "checkpoint": {"every": EVERY},
-        "watch": {"silence": SILENCE},
+        "watch": {"heartbeat_timeout": SILENCE},
         **changes,
     }

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import proc
+
 HERE = Path(__file__).parent
 MARK = "FAULTS_MARK"
 TORN = "torn"  # the file that marks a checkpoint as such, until it is replaced
@@ -84,9 +86,12 @@ class Training:
     def until(self, condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
         """Wait until something holds, and give it."""
         give_up = time.monotonic() + seconds
+        begun = time.thread_time()
         while not (found := condition()):
             assert time.monotonic() < give_up, f"not within {seconds} s: {what}\n{self.tail()}"
-            time.sleep(_BETWEEN_LOOKS)
+            # To look through all processes takes a core from the run that is waited for.
+            time.sleep(max(_BETWEEN_LOOKS, 4 * (time.thread_time() - begun)))
+            begun = time.thread_time()
         return found
 
     # -- what is seen of it --
@@ -105,16 +110,15 @@ class Training:
 
     def alive(self) -> dict[int, str]:
         """Find all processes, zombies aside, that have come of the command."""
-        return {pid: words for pid, words, _ in _marked(self.mark)}
+        return {process.pid: process.command for process in proc.with_variable(MARK, self.mark)}
 
     def tasks(self) -> dict[str, int]:
         """Give the tasks that run, by name, and the command itself as `launcher`."""
         found = {}
-        for pid, words, environ in _marked(self.mark):
-            task = json.loads(environ.get("TF_CONFIG", "{}")).get("task")
-            if task and "tfdist.train" in words:
-                name = f"{task['type']}:{task['index']}"
-                found[name] = min(pid, found.get(name, pid))  # a child that it forks looks the same at first
+        for process in proc.with_variable(MARK, self.mark):
+            if process.task and "tfdist.train" in process.command:
+                # A child that it forks looks the same at first.
+                found[process.task] = min(process.pid, found.get(process.task, process.pid))
         if self.process is not None and self.status() is None:
             found["launcher"] = self.process.pid
         return found
@@ -153,16 +157,3 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
-
-
-def _marked(mark: str) -> list[tuple[int, str, dict[str, str]]]:
-    """Find the processes that were started with a mark: pid, command line and variables."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            environ = Path("/proc", pid, "environ").read_bytes()
-            if f"{MARK}={mark}".encode() in environ.split(b"\0"):
-                words = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                pairs = (each.partition("=") for each in environ.decode(errors="replace").split("\0"))
-                found.append((int(pid), words, {name: value for name, _, value in pairs}))
-    return found

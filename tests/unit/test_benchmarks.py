@@ -8,11 +8,16 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+
+from tfdist.launcher.resources import own_cores
+from tfdist.simulation import forecast
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import results  # noqa: E402
+from simulated_machine import Measured, Prediction, check_machine, setup_of  # noqa: E402
 
 
 @pytest.fixture
@@ -84,3 +89,34 @@ def test_every_mark_of_the_page_has_its_end_and_a_benchmark_that_writes_it() -> 
         r"""put\(\s*f?"([^"{]+)""", "".join(path.read_text() for path in BENCHMARKS.glob("*.py"))
     )
     assert {name for name in begins if not any(name.startswith(each) for each in written)} == set()
+
+
+@pytest.mark.parametrize("cores", [2, 8])
+def test_a_measured_machine_gives_its_own_measurement_back(cores: int) -> None:
+    for worker, ps, chief in (
+        (0.05, 0.01, 0.005),
+        (0.06, 0.04, 0.02),
+    ):  # with time to spare, and with overlap
+        one = Measured(0.1, 1280.0, worker, ps, chief, 128, 7e6)
+        made = setup_of(one, cores=cores)
+        made = replace(made, compute=replace(made.compute, spread=0.0))
+        assert forecast(made, 1).examples_per_second == pytest.approx(1280.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_real_workers_are_measured_and_predicted() -> None:
+    [found] = check_machine(1, workers=(2,))
+    assert found.workers == 2
+    [predicted], [measured], [cores] = found.predicted, found.measured, found.cores
+    assert predicted > 0
+    assert measured > 0
+    # The processors' time is counted in hundredths of a second.
+    assert 0 < cores <= 1.05 * len(own_cores())
+
+
+def test_a_prediction_says_how_far_it_is_apart_round_by_round() -> None:
+    told = str(Prediction(2, [110.0, 100.0, 99.0], [100.0, 100.0, 110.0], [1.9, 1.8, 1.75]))
+    assert told == (
+        "2 workers: measured 100 (100 to 110) examples/s, predicted 100 (99 to 110), apart +0 (-10 to +10) %;"
+        " 1.80 (1.75 to 1.90) cores were busy"
+    )

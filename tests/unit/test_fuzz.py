@@ -15,9 +15,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfdist.cluster import ClusterConfig
-from tfdist.config import Settings, read_config
+from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.trainer.config import Settings, read_config
 
 TF_CONFIGS = [
     b"{}",
@@ -112,19 +112,19 @@ json_values = st.recursive(
 shaped = st.fixed_dictionaries({"cluster": json_values, "task": json_values}) | json_values
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.binary(max_size=300))
 def test_any_bytes_as_tf_config(data):
     ends_well(lambda: ClusterConfig.from_tf_config(data))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(shaped)
 def test_any_json_as_tf_config(value):
     ends_well(lambda: ClusterConfig.from_tf_config(json.dumps(value)))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300) | shaped.map(lambda value: yaml.safe_dump(value).encode()))
 def test_any_yaml_as_a_config_file(tmp_path, data):
     path = tmp_path / "x.yaml"
@@ -132,7 +132,7 @@ def test_any_yaml_as_a_config_file(tmp_path, data):
     ends_well(lambda: ClusterConfig.from_yaml(path, environ={}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -5,11 +5,11 @@ import os
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster import ClusterConfig
-from tfdist.environments import ROLES
+from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.environments import ROLES
 
 tf = pytest.importorskip("tensorflow")
 from tensorflow.python.distribute import multi_worker_util  # noqa: E402
@@ -90,7 +90,6 @@ def test_the_resolver_says_the_same_task(cluster):
     assert ours.master() == f"grpc://{cluster.address(cluster.task)}"
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{1,3}[0-9]{1,3}", fullmatch=True), st.integers(1, 4), min_size=1, max_size=5

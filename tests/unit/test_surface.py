@@ -7,24 +7,30 @@ import tfdist
 
 PUBLIC = [
     "ClusterConfig",
+    "LazyAdam",
     "Task",
     "Traffic",
+    "barrier",
     "connect",
     "evaluate",
     "fit",
+    "is_chief",
     "make_strategy",
+    "notebook_launcher",
     "predict",
+    "save",
     "serve",
+    "start",
 ]
 LIGHT = [
     "tfdist",
-    "tfdist.config",
-    "tfdist.cluster",
-    "tfdist.exports",
-    "tfdist.plan",
-    "tfdist.predict",
-    "tfdist.schema",
-    "tfdist._app",
+    "tfdist.trainer.config",
+    "tfdist.cluster.config",
+    "tfdist.export.layout",
+    "tfdist.cli.plan",
+    "tfdist.cli.predict",
+    "tfdist.cli.schema",
+    "tfdist.cli._run",
     "tfdist.__main__",
 ]
 
@@ -50,7 +56,7 @@ sys.exit(f"loaded: {{heavy}}" if heavy else 0)
 
 def test_the_modules_can_be_imported_together():
     # Two that define the same absl flag at import could not.
-    code = "import tfdist.plan, tfdist.schema; from absl import flags; assert 'config' not in flags.FLAGS"
+    code = "import tfdist.cli.plan, tfdist.cli.schema; from absl import flags; assert 'config' not in flags.FLAGS"
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
     )

@@ -1,18 +1,19 @@
-"""Run a cluster on this machine: one process per task, watched, shown, and ended to the last descendant.
+"""Run a cluster on this machine: start a process per task, watch it, show its output, and end all of it.
 
     cluster = ClusterConfig.local(workers=2, ps=1)
     report = launch(cluster, [sys.executable, "train.py"], run_dir=Path("runs/x"))
 
-The tasks belong to a small process in between, the warden (see `warden`), which ends them also when this
-process is killed. What a task prints is put into its log file there, so that neither a slow terminal nor the
-end of this process can block it; what is shown is read from the log.
+The tasks are children of a small process, the supervisor (see `supervisor`), which ends them even if this
+process is killed. The supervisor writes what a task prints into the task's log file. So neither a slow
+terminal nor the end of this process can block a task. The launcher shows what it reads from the logs.
 """
 
-from tfdist.launcher.cores import Cores, own_cores, own_gpus, share_cores
-from tfdist.launcher.local import SECRET, launch
+from tfdist.launcher.environment import SECRET
+from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.progress import report_progress, report_silent
-from tfdist.launcher.warden.nursery import raise_tasks
+from tfdist.launcher.report_pipe import report_progress, report_silent
+from tfdist.launcher.resources import Cores, own_cores, own_gpus, share_cores
+from tfdist.launcher.supervisor.fork_server import fork_tasks
 
 __all__ = [
     "SECRET",
@@ -20,10 +21,10 @@ __all__ = [
     "LaunchError",
     "LaunchReport",
     "TaskExit",
+    "fork_tasks",
     "launch",
     "own_cores",
     "own_gpus",
-    "raise_tasks",
     "report_progress",
     "report_silent",
     "share_cores",

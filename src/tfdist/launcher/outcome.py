@@ -1,4 +1,4 @@
-"""Say what came of a launch: how each task ended, and which one is to blame."""
+"""Describe the result of a launch: how each task ended, and which one failed first."""
 
 import os
 import signal
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.cluster import Task
-from tfdist.errors import TfdistError
+from tfdist.cluster.config import Task
+from tfdist.errors import LOST, TfdistError
 
 __all__ = ["LaunchError", "LaunchReport", "TaskExit"]
 
-_OF_ENDING = (0, 138, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
+_CODES_AFTER_SIGTERM = (0, LOST, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class TaskExit:
-    """Hold how one task ended.
+    """How one task ended.
 
     Attributes:
-        task: Which one.
-        pid: The process that it was.
+        task: The task.
+        pid: Its process.
         code: Its exit status, or minus the number of the signal that ended it.
-        asked: Whether the launcher had told it to end, or it served a chief that was done already; what it
-            ended with is then no failure.
-        log: What it printed.
+        asked: Whether the launcher had told the task to end, or the chief that it served was already done.
+            Then its status is no failure.
+        log: The file with its output.
         again: Whether it was started again, alone or with all the others.
     """
 
@@ -37,18 +37,18 @@ class TaskExit:
 
     @property
     def failed(self) -> bool:
-        """Say whether it failed by itself, for good."""
+        """Return whether the task failed by itself and was not started again."""
         return self.code != 0 and not self.asked and not self.again
 
     @property
     def was_survived(self) -> bool:
-        """Say whether it failed by itself, and the job went on all the same."""
+        """Return whether the task failed by itself and was started again."""
         return self.code != 0 and not self.asked and self.again
 
     @property
     def lost(self) -> bool:
-        """Say whether starting again may help: a signal ended it, or it asks for that."""
-        return self.code < 0 or self.code == 138
+        """Return whether a restart may help: a signal ended the task, or its status asks for a restart."""
+        return self.code < 0 or self.code == LOST
 
     def __str__(self) -> str:
         return f"exited with {self.code} ({self._signal()}pid {self.pid})"
@@ -64,28 +64,30 @@ class TaskExit:
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """Hold what came of a launch that went well.
+    """The result of a successful launch.
 
     Attributes:
-        exits: How each task ended, the first to end first, and each time where it was started again.
-        is_private: Whether the tasks lived in a private network.
-        seconds: How long it took.
+        exits: How each task ended, in order of time; a task that was started again has several.
+        is_private: Whether the tasks ran in a private network.
+        seconds: The duration of the launch.
+        has_joined: Whether the chief has connected to its cluster by `tfdist.start`, `make_strategy` or
+            `connect`.
     """
 
     exits: tuple[TaskExit, ...]
     is_private: bool
     seconds: float
+    has_joined: bool
 
 
 class LaunchError(TfdistError, RuntimeError):
-    """Report a cluster that did not reach its end: the first failure, or the signal that stopped it.
+    """A cluster did not succeed: the first failure, or the signal that stopped it.
 
     Attributes:
-        exit_code: 2 or 138 where the first task to fail ended with that; 138 also where a task was lost so
-            often that the restarts are used up, or saved its work after a signal; 128 + n after signal n;
-            else 1.
-        exits: How each task ended, the first to end first.
-        tail: The last lines of the log of the task to blame.
+        exit_code: 2 or 138 if the first task to fail ended with that. 138 also if lost tasks have used up
+            the restarts, or a task saved its work after a signal. 128 + n after signal n. Else 1.
+        exits: How each task ended, in order of time.
+        tail: The last lines of the log of the first task to fail.
     """
 
     def __init__(
@@ -104,25 +106,25 @@ class LaunchError(TfdistError, RuntimeError):
 
     @property
     def may_pass(self) -> bool:
-        """Say whether starting again may help: the first task to fail was lost."""
-        first = next((each for each in self.exits if each.failed), None)
+        """Return whether a restart may help: the first task to fail was lost."""
+        first = next((end for end in self.exits if end.failed), None)
         return first is not None and first.lost
 
     @classmethod
     def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str], restarts: int) -> "LaunchError":
-        """Blame the first task that failed by itself, for good."""
-        first = next(each for each in exits if each.failed)
-        # Others may have failed before they took notice of being told to end.
-        count = sum(each.failed or each.code not in _OF_ENDING for each in exits if not each.again)
+        """Return the error that names the first task that failed by itself."""
+        first = next(end for end in exits if end.failed)
+        # Others may have failed by themselves before they reacted to SIGTERM.
+        count = sum(end.failed or end.code not in _CODES_AFTER_SIGTERM for end in exits if not end.again)
         among = f", the first of {count} failures" if count > 1 else ""
         after = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-        code = 138 if first.lost and restarts else first.code if first.code in (2, 138) else 1
+        code = LOST if first.lost and restarts else first.code if first.code in (2, LOST) else 1
         problem = f"{first}{among}{after}; log: {os.fspath(first.log)}"
         return cls(str(first.task), problem, exit_code=code, exits=exits, tail=tail)
 
     @classmethod
     def of_signal(cls, number: int, exits: Sequence[TaskExit]) -> "LaunchError":
-        """Name the signal that stopped the job."""
-        saved = any(each.code == 138 for each in exits)
+        """Return the error that names the signal that stopped the job."""
+        saved = any(end.code == LOST for end in exits)
         problem = f"stopped by {signal.Signals(number).name}; every task has ended"
-        return cls("launcher", problem, exit_code=138 if saved else 128 + number, exits=exits)
+        return cls("launcher", problem, exit_code=LOST if saved else 128 + number, exits=exits)

@@ -1,8 +1,8 @@
 """Build the models that tfdist ships.
 
-Each takes images as they are, pixels from 0 to 255 of any number type, and gives one logit a class. What has
-to be done to the pixels, the first layers do, so that training, evaluation and the exported model agree.
-The same code makes Keras 3 and Keras 2 models: whichever `tf.keras` is.
+The inputs are pixels from 0 to 255 of any number type, the outputs are one logit for each class. The first
+layers preprocess the pixels, so that training, evaluation and the exported model agree. The same code builds
+Keras 3 and Keras 2 models, depending on `tf.keras`.
 """
 
 from typing import Any
@@ -14,22 +14,18 @@ from tfdist.models.layers import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,
-    MeanWithMirrored,
-    Passing,
     Rescale,
     Standardize,
-    Waves,
-    WithMirrored,
     exact_dtype,
 )
 
-__all__ = ["cifar10_cnn", "fast_resnet", "mnist_cnn", "resnet"]
+__all__ = ["cifar10_cnn", "mnist_cnn", "resnet"]
 
 keras: Any = tf.keras
 
 
 def mnist_cnn(image_shape: tuple[int, int, int], classes: int, *, dropout: float = 0.5) -> Any:
-    """Build the CNN of TensorFlow's MNIST tutorial for experts: 3.3 million weights, 99 % and more."""
+    """Build the CNN of TensorFlow's MNIST tutorial for experts: 3.3 million weights, over 99 % accuracy."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -60,10 +56,10 @@ def cifar10_cnn(
 
     Args:
         image_shape: height, width and channels of the images.
-        classes: how many classes there are.
-        crop: the side of the square that is cut from the middle of an image; smaller images are refused.
-        weight_decay: for the two dense layers, times half the squared weights, as the tutorial had it.
-        fused_normalization: normalise by a matrix product, faster on CPUs than TensorFlow's own op.
+        classes: the number of classes.
+        crop: the side of the square to cut from the middle of an image, at most the image's own.
+        weight_decay: the factor of half the squared weights of the two dense layers, as in the tutorial.
+        fused_normalization: normalise by a matrix product, which is faster on CPUs than TensorFlow's own op.
     """
     height, width, channels = image_shape
     if crop > min(height, width):
@@ -94,7 +90,7 @@ def cifar10_cnn(
     second.bias_initializer = keras.initializers.Constant(0.1)
     return keras.Sequential(
         [
-            # Cropped for training already, and whole everywhere else.
+            # The augmentation crops training images; all other images come in full size.
             keras.Input((None, None, channels)),
             CenterCrop(crop, crop),
             Standardize(),
@@ -114,13 +110,13 @@ def cifar10_cnn(
 
 
 def resnet(image_shape: tuple[int, int, int], classes: int, *, depth: int = 20, width: int = 16) -> Any:
-    """Build a residual network for small images, normalised and activated before each convolution.
+    """Build a residual network for small images, with normalisation and activation before each convolution.
 
     Args:
         image_shape: height, width and channels of the images.
-        classes: how many classes there are.
-        depth: 6 n + 2 layers in three stages of n blocks.
-        width: channels of the first stage; the second and third have twice and four times as many.
+        classes: the number of classes.
+        depth: the number of layers, 6 n + 2 for three stages of n blocks.
+        width: the channels of the first stage; the second and third have two and four times as many.
     """
     if depth < 8 or depth % 6 != 2:
         raise ConfigError("model resnet: depth", expected="8, 14, 20, … (6 n + 2)", received=str(depth))
@@ -146,55 +142,3 @@ def resnet(image_shape: tuple[int, int, int], classes: int, *, depth: int = 20, 
             x = layers.Add()([x, shortcut])
     x = layers.GlobalAveragePooling2D()(activated(x))
     return keras.Model(inputs, layers.Dense(classes, dtype=exact_dtype())(x), name="resnet")
-
-
-def fast_resnet(
-    image_shape: tuple[int, int, int],
-    classes: int,
-    *,
-    width: int = 64,
-    weight_decay: float = 5e-4,
-    asks_twice: bool = False,
-) -> Any:
-    """Build a residual network that learns small images in few epochs, and costs a CPU little.
-
-    What is wide is computed on few pixels: each of three stages halves them before it normalises. A CPU does
-    convolutions of many channels at its full speed, and what goes over the pixels at that of its memory. It
-    sees waves in place of pixels, and begins as a network that lets them through.
-
-    Args:
-        image_shape: height, width and channels of the images.
-        classes: how many classes there are.
-        width: channels of the first stage; the second and third have twice and four times as many.
-        weight_decay: for all kernels, times half their squares.
-        asks_twice: answer with the mean of what an image and its mirror image give. Training costs the same,
-            and every answer after it twice as much.
-    """
-    layers = keras.layers
-    options = {"kernel_regularizer": keras.regularizers.L2(weight_decay / 2)} if weight_decay else {}
-
-    def convolution(x: Any, channels: int) -> Any:
-        return layers.Conv2D(
-            channels, 3, padding="same", use_bias=False, kernel_initializer=Passing(), **options
-        )(x)
-
-    def activated(x: Any) -> Any:
-        return layers.ReLU()(BatchNormalization(momentum=0.9)(x))
-
-    inputs = keras.Input(image_shape)
-    x = Standardize()(inputs)
-    if asks_twice:
-        x = WithMirrored()(x)
-    # What is weak in photographs is not to be taken for nothing.
-    x = BatchNormalization(momentum=0.9, epsilon=5e-4)(Waves()(x))
-    x = layers.ReLU()(layers.Conv2D(width // 2, 1, kernel_initializer="he_normal", **options)(x))
-    for stage in range(3):
-        channels = width * 2**stage
-        x = activated(layers.MaxPooling2D()(convolution(x, channels)))
-        x = layers.Add()([x, activated(convolution(x, channels))])
-    x = layers.Dense(classes, dtype=exact_dtype(), **options)(layers.GlobalMaxPooling2D()(x))
-    # The last layer sees many maxima: at the learning rate that others bear, its steps would be too large.
-    x = Rescale(1 / 8)(x)
-    if asks_twice:
-        x = MeanWithMirrored(dtype=exact_dtype())(x)
-    return keras.Model(inputs, x, name="fast_resnet")

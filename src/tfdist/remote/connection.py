@@ -1,4 +1,4 @@
-"""Connect the chief to the tasks that serve it, and let it compute on them."""
+"""Connect the chief to the tasks that serve it, so that it can compute on them."""
 
 import contextlib
 import logging
@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from tfdist.cluster import ClusterConfig, Task
-from tfdist.devices import Device, check_device_name, configure_devices, threads_to_wait
+from tfdist._utils.tf_private import connected_tasks, update_connections
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.chief_end import dismiss
+from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.errors import ConfigError, TaskLost, shown
-from tfdist.farewell import dismiss
 from tfdist.remote.pool import Pool
-from tfdist.remote.reducing import Operation, Parts, reduced, size_of
-from tfdist.strategy import connecting, is_connected
+from tfdist.remote.reduction import Operation, Parts, reduced, size_of
+from tfdist.strategies.connect import connecting, is_connected
+from tfdist.strategies.options import Device
+from tfdist.strategies.runtime import check_device_name, configure_devices, threads_to_wait
 
 __all__ = ["Remote", "connect"]
 
@@ -23,22 +25,22 @@ _log = logging.getLogger("tfdist")
 
 @contextlib.contextmanager
 def connect(
-    cluster: ClusterConfig, *, start_timeout: float = 600.0, silence_timeout: float = 60.0
+    cluster: ClusterConfig, *, start_timeout: float = START_TIMEOUT, heartbeat_timeout: float = 60.0
 ) -> Iterator["Remote"]:
-    """Connect the chief to all other tasks of a cluster, and let them go at the end of the block.
+    """Connect the chief to all other tasks of a cluster, and end them at the end of the block.
 
-    The others call `tfdist.serve`, under whatever job names, and end with the block. TensorFlow connects a
-    process once: call this in place of `make_strategy`, before anything else touches its devices.
+    The other tasks, of any job names, call `tfdist.serve` and end with the block. TensorFlow connects a
+    process once: call this instead of `make_strategy`, before other code uses TensorFlow's devices.
 
     Args:
         cluster: The cluster; its task is the chief.
-        start_timeout: Seconds that the other tasks may take to come up.
-        silence_timeout: Seconds without an answer after which a task that computes counts as lost.
+        start_timeout: Seconds that the other tasks may take to start.
+        heartbeat_timeout: Seconds without an answer after which a computing task counts as lost.
 
     Raises:
-        ConfigError: This is not the chief, or is connected already, has nobody to connect to, or its port is
-            taken.
-        TaskLost: A task has not come up in time.
+        ConfigError: This is not the chief, it is connected already, the cluster has no other task, or the
+            chief's port is taken.
+        TaskLost: A task has not started in time.
     """
     tasks = _servers(cluster)
     configure_devices("auto", inter_op_threads=threads_to_wait())
@@ -47,10 +49,10 @@ def connect(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )
     _log.info("connected to %d tasks", len(tasks))
-    everybody = context.get_server_def()
+    everybody = connected_tasks()
     pool = Pool(
         {task: cluster.address(task) for task in tasks},
-        silence_timeout,
+        heartbeat_timeout,
         lambda there: _connect_again(everybody, there),
     )
     try:
@@ -61,7 +63,7 @@ def connect(
 
 
 class Remote:
-    """Compute on the tasks that this process is connected to; `connect` makes one."""
+    """The tasks that this process is connected to, for computing on them; `connect` yields it."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -69,17 +71,17 @@ class Remote:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """List the tasks that are there: all but this process's own and those that are lost."""
+        """Return the tasks that can compute: all but this process's own and the lost ones."""
         return self._pool.tasks
 
     def device(self, job: str, index: int = 0, kind: Device = "auto", number: int = 0) -> Any:
-        """Choose where the operations of a block run, and where its variables and tensors are.
+        """Return a context that places operations, variables and tensors on a task.
 
         Args:
             job: The name of the job.
-            index: Which of its tasks.
-            kind: cpu, gpu, or for each operation a GPU where there is one that can do it.
-            number: Which CPU or GPU of that task.
+            index: The task's index in the job.
+            kind: cpu, gpu, or auto, which uses a GPU for each operation that has a GPU kernel.
+            number: The number of the CPU or GPU in that task.
         """
         task = Task(job, index)
         self._pool.check(task)
@@ -87,44 +89,44 @@ class Remote:
         if kind != "auto":
             check_device_name(kind)
             path += f"/device:{kind.upper()}:{number}"
-            if path not in {each.name for each in tf.config.list_logical_devices(kind.upper())}:
+            if path not in {device.name for device in tf.config.list_logical_devices(kind.upper())}:
                 problem = f"has no {kind.upper()}:{number} for TensorFlow"
-                raise ConfigError(str(task), problem, remedy="Leave the kind out, or see nvidia-smi there")
+                raise ConfigError(str(task), problem, remedy="Leave the kind out, or check nvidia-smi there")
         return tf.device(path)
 
     def map(self, fn: Callable[[Any], Any], slices: Iterable[Any], *, job: str | None = None) -> Parts:
-        """Call a function with each slice, on whichever task is free; give the values in the slices' order.
+        """Call a function with each slice, on any free task; return the values in the slices' order.
 
-        A task is sent one slice at a time, and what the function gives is fetched from there. Where a task is
-        lost, another one computes its slice anew, and the task is given no more until it is back. So a slice
-        may be computed twice: let the function change nothing.
+        The chief sends a task one slice at a time, and fetches the function's value from there. If a task is
+        lost, another one computes its slice again, and the lost task gets no slice until it is back. So tasks
+        may compute a slice twice, and the function must have no side effects.
 
         Args:
-            fn: The function; as a `tf.function` it is one call to the task, else each of its operations is.
+            fn: The function. A `tf.function` is one call to the task, otherwise each operation is a call.
             slices: Tensors, arrays, or nested structures of them; they may differ in size.
-            job: The tasks of this job only.
+            job: Only the tasks of this job compute; by default, all tasks do.
 
         Raises:
-            TaskLost: No task is left, or one whose variables the function uses is lost.
+            TaskLost: All tasks are lost, or one whose variables the function uses.
         """
         with tf.device(self._home):
-            sent = [tf.nest.map_structure(tf.convert_to_tensor, each) for each in slices]
+            sent = [tf.nest.map_structure(tf.convert_to_tensor, part) for part in slices]
         tasks = self._pool.of(job)
         if not tasks:
             known = ", ".join(map(str, self.tasks)) or "none"
             where = "map" if job is None else f"map: job {shown(job)}"
-            raise TaskLost(where, f"no such task is there; those that are: {known}")
+            raise TaskLost(where, f"no such task is connected; these tasks are: {known}")
         values = self._pool.share(len(sent), lambda task, i: self._call(task, fn, sent[i]), tasks)
-        return Parts(values, [size_of(each) for each in sent])
+        return Parts(values, [size_of(part) for part in sent])
 
     def reduce(self, op: Operation, values: Iterable[Any], *, sizes: Sequence[float] | None = None) -> Any:
-        """Make one value of many, leaf by leaf where they are nested structures.
+        """Return one value for many; it reduces nested structures leaf by leaf.
 
         Args:
-            op: mean, sum, min, max, or concat, which joins them along their first dimension.
-            values: What `map` gave, or other values of one structure.
-            sizes: How much each value counts for in the mean. Without, as much as its slice was long, in the
-                first dimension.
+            op: mean, sum, min, max, or concat, which joins values along their first dimension.
+            values: The result of `map`, or other values of one structure.
+            sizes: The weight of each value in the mean; by default, the length of its slice's first
+                dimension.
         """
         with tf.device(self._home):
             return reduced(op, values, sizes)
@@ -139,10 +141,12 @@ class Remote:
 
 
 def _servers(cluster: ClusterConfig) -> list[Task]:
-    """Give the tasks to connect to, if this is who may."""
+    """Return the tasks to connect to, if this process is the chief and is not connected yet."""
     if cluster.task != Task("chief", 0):
         remedy = (
-            "Call tfdist.serve(cluster) on this task" if cluster.task else "Say cluster.with_task('chief')"
+            "Call tfdist.serve(cluster) on this task"
+            if cluster.task
+            else "Set its task: cluster.with_task('chief')"
         )
         raise ConfigError(
             "connect", f"is for the chief, but this is {cluster.task or 'no task'}", remedy=remedy
@@ -150,17 +154,17 @@ def _servers(cluster: ClusterConfig) -> list[Task]:
     tasks = [task for task in cluster.training().tasks() if task != cluster.task]
     if not tasks:
         remedy = "Add a job, such as jobs={'reader': ['10.0.0.2:2222']}"
-        raise ConfigError(cluster.source.at(), "has only a chief, and nobody to connect to", remedy=remedy)
+        raise ConfigError(cluster.source.at(), "has only a chief, and no task to connect to", remedy=remedy)
     if is_connected():
         problem = "this process is connected already, and TensorFlow connects a process once"
-        raise ConfigError("connect", problem, remedy="Do all in one block, or in another process")
+        raise ConfigError("connect", problem, remedy="Use one block for all, or another process")
     return tasks
 
 
 def _connect_again(everybody: Any, tasks: Sequence[Task]) -> None:
-    """Connect to tasks that were started anew, and keep the others that are named: their variables stay.
+    """Connect to restarted tasks, and keep the connections and the variables of the others in `tasks`.
 
-    It is what TensorFlow's coordinator does for its workers. Traced functions are sent to the new ones.
+    TensorFlow's coordinator does the same for its workers. TensorFlow sends traced functions to new tasks.
     """
     there = type(everybody)()
     there.CopyFrom(everybody)
@@ -170,7 +174,7 @@ def _connect_again(everybody: Any, tasks: Sequence[Task]) -> None:
         kept = {i: address for i, address in job.tasks.items() if is_ours or (job.name, i) in tasks}
         if kept:
             there.cluster.job.add(name=job.name, tasks=kept)
-    context.context().update_server_def(there)
+    update_connections(there)
 
 
 def _path(task: Task) -> str:

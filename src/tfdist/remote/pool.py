@@ -1,4 +1,4 @@
-"""Share calls out among the tasks that are there, and go on without one that is lost until it is back."""
+"""Distribute calls among tasks; a lost task gets no calls until it is back."""
 
 import collections
 import logging
@@ -11,23 +11,22 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, executor
 
-from tfdist.cluster import Task
+from tfdist._utils.tf_private import use_own_executor
+from tfdist.cluster.config import Task
+from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, answers
 from tfdist.errors import ConfigError, TaskLost
-from tfdist.probing import answers
 
 __all__ = ["Pool"]
 
-_SECONDS_BETWEEN_QUESTIONS = 1.0
-# Where a process has ended, TensorFlow's calls to it fail, and its listener goes at about the same time.
+# When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.
 _SECONDS_TO_BE_GONE = 2.0
 _log = logging.getLogger("tfdist")
 
 
 @dataclass
 class _Run:
-    """Hold which call a task works on, and when it was last seen."""
+    """The number of the call that a task computes, and the time of the task's last answer."""
 
     number: int
     seen: float = field(default_factory=time.monotonic)
@@ -35,7 +34,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _End:
-    """Hold how a call ended."""
+    """The result or the error of a call."""
 
     task: Task
     run: _Run
@@ -44,48 +43,50 @@ class _End:
 
 
 class _Caller:
-    """Make the calls to one task, one after the other, in a thread of their own."""
+    """A thread that makes the calls to one task, one after the other."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Run, queue.Queue[_End]]]
         self._calls = queue.SimpleQueue()
-        # A daemon: a call to a silent task never returns, and must not hold the process up.
+        # A daemon: a call to a silent task never returns, and must not keep the process alive.
         threading.Thread(target=self._make_calls, daemon=True).start()
 
     def call(self, call: Callable[[], Any], run: _Run, ends: "queue.Queue[_End]") -> None:
-        """Make a call when those before have ended, and put into a queue how it ended."""
+        """Make a call after the earlier ones, and put its result or error into a queue."""
         self._calls.put((call, run, ends))
 
     def _make_calls(self) -> None:
-        # An executor of its own, or the failure of one task would be taken for that of the next. It is not
-        # left or dropped: both would wait for all calls that are on their way, those to a silent task too.
-        own = executor.new_executor(enable_async=False)
-        context.context().executor = own
+        # Without an executor of its own, the failure of one task would also fail the next. The thread never
+        # resets the executor, which would wait for all pending calls, also for those to a silent task.
+        own = use_own_executor()
         while True:
             call, run, ends = self._calls.get()
             try:
                 end = _End(self._task, run, call())
-            except BaseException as error:  # noqa: BLE001  # raised, or answered, where the end is awaited
+            except BaseException as error:  # noqa: BLE001  # the reader of the queue handles it
                 end = _End(self._task, run, error=error)
                 own.clear_error()
             ends.put(end)
 
 
 class Pool:
-    """Hold the tasks that compute, and who of them is lost."""
+    """The tasks that compute, and the lost ones among them."""
 
     def __init__(
-        self, addresses: Mapping[Task, str], silence: float, reconnect: Callable[[Sequence[Task]], None]
+        self,
+        addresses: Mapping[Task, str],
+        heartbeat_timeout: float,
+        reconnect: Callable[[Sequence[Task]], None],
     ) -> None:
-        """Take tasks that are connected.
+        """Start one thread for each connected task.
 
         Args:
-            addresses: The tasks, and where they are.
-            silence: Seconds without an answer after which one is lost.
-            reconnect: Connects to these tasks and no others; those that are connected already stay so.
+            addresses: The addresses of the tasks.
+            heartbeat_timeout: Seconds without an answer after which a task is lost.
+            reconnect: Connects to exactly these tasks, and keeps the connections that exist.
         """
-        self._addresses, self._silence, self._reconnect = addresses, silence, reconnect
+        self._addresses, self._heartbeat_timeout, self._reconnect = addresses, heartbeat_timeout, reconnect
         self._lost: dict[Task, str] = {}
         self._closed = threading.Event()
         self._callers = {task: _Caller(task) for task in addresses}
@@ -93,20 +94,20 @@ class Pool:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """List the tasks that are there."""
+        """Return the tasks that are not lost."""
         return tuple(task for task in self._addresses if task not in self._lost)
 
     def of(self, job: str | None) -> list[Task]:
-        """List the tasks of a job, or of all of them: those that are lost too, as long as one is not."""
-        found = [task for task in self._addresses if job in (None, task.type)]
-        return found if any(task not in self._lost for task in found) else []
+        """Return all tasks of a job (None: of all jobs), or an empty list if all of them are lost."""
+        tasks = [task for task in self._addresses if job in (None, task.type)]
+        return tasks if any(task not in self._lost for task in tasks) else []
 
     def close(self) -> None:
-        """Refuse all from here on: the tasks were let go."""
+        """Close the pool after its tasks have ended; later calls raise a ConfigError."""
         self._closed.set()
 
     def check(self, task: Task) -> None:
-        """Refuse a task that is not there."""
+        """Raise an error if a task is unknown or lost."""
         self._check_open()
         if task not in self._addresses:
             known = ", ".join(map(str, self._addresses))
@@ -115,7 +116,7 @@ class Pool:
             raise TaskLost(f"{task} at {self._addresses[task]}", self._lost[task], remedy="Start all again")
 
     def share(self, count: int, call: Callable[[Task, int], Any], tasks: Sequence[Task]) -> list[Any]:
-        """Make calls numbered from 0, each on the next task that is free; give their values, in order."""
+        """Make calls numbered from 0, each on the next free task; return their values, in order."""
         self._check_open()
         waiting = collections.deque(range(count))
         values: dict[int, Any] = {}
@@ -130,7 +131,7 @@ class Pool:
             if not running:
                 raise self._all_lost(tasks)
             end = _next(ends)
-            # A task that was silent may have ended what was taken from it, and now be back.
+            # A task that was silent may be back, and may have computed a call that another task got.
             if end is not None and running.get(end.task) is end.run:
                 run = running.pop(end.task)
                 if end.error is None:
@@ -138,30 +139,34 @@ class Pool:
                 else:
                     self._lose(end.task, self._why_lost(end.task, end.error))
                     waiting.appendleft(run.number)
-            if time.monotonic() - asked >= _SECONDS_BETWEEN_QUESTIONS:
-                for task in self._found_lost(running):
+            if time.monotonic() - asked >= SECONDS_BETWEEN_CHECKS:
+                for task in self._newly_lost(running):
                     waiting.appendleft(running.pop(task).number)
                 asked = time.monotonic()
         return [values[number] for number in range(count)]
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise ConfigError("connect", "its block has ended, and the tasks with it", remedy="Do it inside")
+            raise ConfigError(
+                "connect",
+                "its `with` block has ended, and with it the tasks",
+                remedy="Call it inside the block",
+            )
 
     def _lose(self, task: Task, why: str) -> None:
         self._lost[task] = why
-        _log.warning("%s at %s %s: goes on without it", task, self._addresses[task], why)
+        _log.warning("%s at %s %s: continuing without it", task, self._addresses[task], why)
         if self._returns is None:
-            # A daemon: TensorFlow may be held up by a task that falls silent as it is connected.
+            # A daemon: TensorFlow may wait for ever for a task that becomes silent during the connection.
             self._returns = threading.Thread(target=self._await_returns, daemon=True)
             self._returns.start()
 
     def _await_returns(self) -> None:
-        """Look once a second who is back, and connect to it anew."""
-        while not self._closed.wait(_SECONDS_BETWEEN_QUESTIONS):
+        """Check once a second which lost tasks are back, and connect to them again."""
+        while not self._closed.wait(SECONDS_BETWEEN_CHECKS):
             known = {task: answers(self._addresses[task]) for task in self._lost.copy()}
             back = [task for task, answer in known.items() if answer]
-            # TensorFlow takes leave of those that are left out, and waits for ever for one that is silent.
+            # TensorFlow disconnects the omitted tasks explicitly, and waits for ever for a silent one.
             if back and None not in known.values():
                 try:
                     self._reconnect([*self.tasks, *back])
@@ -174,7 +179,7 @@ class Pool:
                     _log.warning("%s at %s is back", task, self._addresses[task])
 
     def _why_lost(self, task: Task, error: BaseException) -> str:
-        """Say why a call's failure is that of its task; raise what is not."""
+        """Return why a task is lost after a failed call; raise the error if its task is not lost."""
         if not isinstance(error, tf.errors.OpError):
             raise error
         if self._is_gone(task):
@@ -185,7 +190,7 @@ class Pool:
             if other != task and self._is_gone(other):
                 problem = f"is gone, and what {task} was to compute needs it"
                 raise TaskLost(f"{other} at {address}", problem, remedy="Start all again") from error
-        return "has been started anew, or cannot be reached by the others"
+        return "has been started again, or the other tasks cannot reach it"
 
     def _is_gone(self, task: Task) -> bool:
         end = time.monotonic() + _SECONDS_TO_BE_GONE
@@ -195,18 +200,21 @@ class Pool:
             time.sleep(0.1)
         return True
 
-    def _found_lost(self, running: Mapping[Task, _Run]) -> list[Task]:
-        """Find those that are gone, or have been silent for too long; they are lost."""
-        found = []
+    def _newly_lost(self, running: Mapping[Task, _Run]) -> list[Task]:
+        """Return the tasks that have ended or have been silent for too long, after marking them as lost."""
+        lost = []
         for task, run in running.items():
             answer = answers(self._addresses[task])
             if answer:
                 run.seen = time.monotonic()
-            elif answer is False or time.monotonic() - run.seen > self._silence:
-                # TensorFlow may take its time to fail a call to a process that has ended.
-                self._lose(task, "is gone" if answer is False else f"has been silent for {self._silence:g} s")
-                found.append(task)
-        return found
+            elif answer is False or time.monotonic() - run.seen > self._heartbeat_timeout:
+                # TensorFlow may take long to fail a call to a process that has ended.
+                self._lose(
+                    task,
+                    "is gone" if answer is False else f"has been silent for {self._heartbeat_timeout:g} s",
+                )
+                lost.append(task)
+        return lost
 
     def _all_lost(self, tasks: Sequence[Task]) -> TaskLost:
         reasons = "; ".join(f"{task} {self._lost[task]}" for task in tasks)
@@ -215,6 +223,6 @@ class Pool:
 
 def _next(ends: "queue.Queue[_End]") -> _End | None:
     try:
-        return ends.get(timeout=_SECONDS_BETWEEN_QUESTIONS)
+        return ends.get(timeout=SECONDS_BETWEEN_CHECKS)
     except queue.Empty:
         return None

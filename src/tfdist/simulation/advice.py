@@ -1,18 +1,18 @@
-"""Say what to change first, and by how much it would help."""
+"""Simulate single changes of a setup, and return those that help most."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tfdist.simulation.forecasting import Forecast, forecast
 from tfdist.simulation.setup import BYTES, Setup
+from tfdist.simulation.simulated_speed import Forecast, forecast
 
 __all__ = ["Change", "advise"]
 
 
 class Change(NamedTuple):
-    """Hold one change of a setup, and what comes of it."""
+    """One change of a setup, and its effect."""
 
     what: str
     gain: float
@@ -20,13 +20,13 @@ class Change(NamedTuple):
 
 
 def advise(setup: Setup, workers: int, *, steps: int = 25) -> list[Change]:
-    """Simulate each change by itself; give those that help by 1 % or more, the best first."""
+    """Simulate each change by itself; return those that help by 1 % or more, the best first."""
     now = forecast(setup, workers, steps=steps).examples_per_second
-    found = []
+    changes = []
     for what, changed in _changes(setup):
         then = forecast(changed, workers, steps=steps)
-        found.append(Change(what, then.examples_per_second / now - 1, then))
-    return sorted((each for each in found if each.gain >= 0.01), key=lambda change: -change.gain)
+        changes.append(Change(what, then.examples_per_second / now - 1, then))
+    return sorted((change for change in changes if change.gain >= 0.01), key=lambda change: -change.gain)
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:

@@ -1,62 +1,62 @@
-"""Let things happen in the order of time: a clock, links that carry one thing after the other, and a core."""
+"""Simulate events in order of time: a clock, links that carry one message after another, and cores."""
 
 import heapq
 import itertools
 from collections.abc import Callable
 
-__all__ = ["Clock", "Core", "Line", "send"]
+__all__ = ["Clock", "Core", "Queue", "send"]
 
 Action = Callable[[], None]
 
 
 class Clock:
-    """Make things happen when it is their time."""
+    """A clock that runs actions at their times."""
 
     def __init__(self) -> None:
         self.reached = 0.0
         self._events: list[tuple[float, int, Action]] = []
-        self._number = itertools.count()  # what is due at once happens in the order it was said
+        self._number = itertools.count()  # actions with the same time run in the order they came
 
     def at(self, time: float, action: Action) -> None:
-        """Let something happen at a time."""
+        """Schedule an action at a time."""
         heapq.heappush(self._events, (time, next(self._number), action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Let something happen some time from now."""
+        """Schedule an action some seconds from now."""
         self.at(self.reached + seconds, action)
 
     def run(self) -> None:
-        """Let everything happen, until nothing more is due."""
+        """Run all actions in order of time, until none is left."""
         while self._events:
             self.reached, _, action = heapq.heappop(self._events)
             action()
 
 
-class Line:
-    """Serve what comes one after the other, in the order of coming: a link's direction, or a process."""
+class Queue:
+    """A queue that serves one request after another: one direction of a link, or a process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.free_at = 0.0
 
     def take(self, seconds: float) -> float:
-        """Queue for some seconds' service; give when it begins."""
+        """Queue for some seconds of service; return the time at which it begins."""
         begin = max(self.free_at, self._clock.reached)
         self.free_at = begin + seconds
         return begin
 
     def serve(self, seconds: float, then: Action) -> None:
-        """Queue for some seconds' service, and go on after it."""
+        """Queue for some seconds of service, and run an action after it."""
         self._clock.at(self.take(seconds) + seconds, then)
 
 
-def send(clock: Clock, sender: Line, receiver: Line, seconds: float, latency: float, then: Action) -> None:
-    """Send over two links, each of which may have others to serve; what arrives is passed on at once."""
+def send(clock: Clock, sender: Queue, receiver: Queue, seconds: float, latency: float, then: Action) -> None:
+    """Send a message over two links with queues; the second link passes its bytes on as they arrive."""
     clock.at(sender.take(seconds) + latency, lambda: receiver.serve(seconds, then))
 
 
 class Core:
-    """Share a core out equally among all that compute on it."""
+    """A processor core, which its computations share equally."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -64,10 +64,10 @@ class Core:
         self._then: dict[int, Action] = {}
         self._number = itertools.count()
         self._since = 0.0
-        self._plan = 0  # which of the planned ends still holds
+        self._plan = 0  # the number of the latest plan: earlier ones are void
 
     def compute(self, seconds: float, then: Action) -> None:
-        """Compute for some seconds of the core, and go on after it."""
+        """Compute for some seconds of the core, and run an action after it."""
         self._advance()
         number = next(self._number)
         self._left[number], self._then[number] = seconds, then
@@ -86,7 +86,7 @@ class Core:
             self._clock.after(seconds, lambda: self._end(number, plan))
 
     def _end(self, number: int, plan: int) -> None:
-        if plan != self._plan:  # another has come or ended since
+        if plan != self._plan:  # a computation has started or ended since
             return
         self._advance()
         del self._left[number]

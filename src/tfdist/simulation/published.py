@@ -1,10 +1,10 @@
-"""Hold the simulation against what others have published, with the hardware that is assumed for it."""
+"""Compare the simulation with published results, on hardware that is assumed for them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tfdist.simulation.forecasting import forecast
 from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
+from tfdist.simulation.simulated_speed import forecast
 
 __all__ = ["Point", "check_published"]
 
@@ -28,7 +28,7 @@ _RANKING = Setup(
 
 
 def _horovod(images_per_second: float, weights: float) -> Setup:
-    """Give 4 Pascal GPUs a server, whose one 25 Gbit/s link with RDMA the ring crosses once each way."""
+    """Return the setup of servers with 4 Pascal GPUs, whose 25 Gbit/s RDMA link the ring uses each way."""
     return Setup(
         strategy="multi_worker_mirrored",
         compute=Compute(seconds_per_example=1 / images_per_second, batch_size=64, spread=0.03),
@@ -38,7 +38,7 @@ def _horovod(images_per_second: float, weights: float) -> Setup:
 
 
 class Point(NamedTuple):
-    """Hold a published point, and what the simulation says of it."""
+    """A published result, and the simulated one."""
 
     what: str
     published: float
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 _K40 = "K40, 32 images in 1.1 s; 95 MB; 17 ps; 10 Gbit/s; steps spread by 5 %"
 _SPARSE = "128 examples in 0.2 s, spread by 30 %; 12 MB touched of a large model; 16 ps; 10 Gbit/s"
 _PASCAL = "P100, {:.0f} images/s in batches of 64, spread by 3 %; {:.0f} MB; 75 % of 25 Gbit/s, 5 us"
-# Images per second of one P100, as TensorFlow's own benchmarks had them in 2017, and millions of weights.
+# Images per second of one P100 in TensorFlow's benchmarks of 2017, millions of weights, and the efficiency.
 _NETWORKS = (
     ("Inception V3", 142.0, 23.8, 0.90),
     ("ResNet-101", 132.0, 44.7, 0.90),
@@ -62,7 +62,7 @@ _NETWORKS = (
 
 
 def check_published() -> Iterator[Point]:
-    """Simulate each published point."""
+    """Yield each published result with the simulated one."""
     ten, fifty = (forecast(_INCEPTION_ON_K40, workers, steps=_STEPS) for workers in (10, 50))
     yield Point("synchronous Inception, speedup of 50 GPUs", 40, fifty.speedup, _K40)
     ratio = fifty.examples_per_second / ten.examples_per_second
@@ -70,6 +70,6 @@ def check_published() -> Iterator[Point]:
     ranking = forecast(_RANKING, 500, steps=_STEPS)
     yield Point("sparse ranking model, speedup of 500 nodes", 300, ranking.speedup, _SPARSE)
     for name, speed, weights, published in _NETWORKS:
-        found = forecast(_horovod(speed, weights * 1e6), 512, steps=_STEPS)
+        result = forecast(_horovod(speed, weights * 1e6), 512, steps=_STEPS)
         assumed = _PASCAL.format(speed, 4 * weights)
-        yield Point(f"Horovod, efficiency of {name} on 512 GPUs", published, found.efficiency, assumed)
+        yield Point(f"Horovod, efficiency of {name} on 512 GPUs", published, result.efficiency, assumed)

@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfdist.simulation.draws import Draws
-from tfdist.simulation.record import Record
 from tfdist.simulation.setup import BYTES, Machine, Setup
+from tfdist.simulation.steps import Draws, Record
 
 __all__ = ["simulate_ring"]
 
@@ -16,10 +15,11 @@ Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
 
 def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
-    """Let all workers take their steps.
+    """Simulate the steps of all workers.
 
-    In each of 2(n-1) rounds a worker passes the n-th part of a bucket on to the next one, as soon as it has
-    its own and its neighbour's has come. Rows of large variables cannot be added on the way: all go around.
+    In each of 2(n-1) rounds a worker sends the n-th part of a bucket to the next worker, as soon as its own
+    part is ready and its neighbour's has arrived. Workers cannot add rows of large variables on the way, so
+    all rows travel around the ring.
     """
     record, draws = Record(workers), Draws(setup.compute, seed)
     exchange, network = setup.exchange, setup.network
@@ -50,17 +50,17 @@ def simulate_ring(setup: Setup, workers: int, steps: int, seed: int) -> Record:
 
 
 def _sharers(workers: int, machine: Machine) -> list[Any]:
-    """Give the workers of each core."""
+    """Return the workers of each core."""
     cores = np.array([machine.core_of("worker", worker) for worker in range(workers)])
     return [np.flatnonzero(cores == core) for core in np.unique(cores)]
 
 
 def _sharing(taken: Seconds, sharers: Sequence[Any]) -> Seconds:
-    """Let workers that are on the same core share it equally; all begin a step together."""
+    """Return the seconds of workers that start a step together and share their cores equally."""
     ended = np.array(taken)
-    for each in sharers:
-        ordered = each[np.argsort(taken[each])]
-        # Until the first one has ended all get as much as it needed, then the others what the next one needs.
+    for members in sharers:
+        ordered = members[np.argsort(taken[members])]
+        # Until the first one has ended, all get the time that it needs; then the others, until the next one.
         more = np.diff(taken[ordered], prepend=0.0)
         ended[ordered] = np.cumsum(more * np.arange(len(ordered), 0, -1))
     return ended

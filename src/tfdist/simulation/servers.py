@@ -4,23 +4,22 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from tfdist.simulation.draws import Draws
-from tfdist.simulation.events import Clock, Core, Line, send
-from tfdist.simulation.record import Record
+from tfdist.simulation.events import Clock, Core, Queue, send
 from tfdist.simulation.setup import Setup
+from tfdist.simulation.steps import Draws, Record
 
 __all__ = ["simulate_servers"]
 
-_LEAST_BUCKETS = 4  # variables do not all come at once, however few ps there are
+_LEAST_BUCKETS = 4  # variables arrive in parts, however few ps there are
 
 
 def simulate_servers(setup: Setup, workers: int, steps: int, seed: int) -> Record:
-    """Let all workers take their steps."""
+    """Simulate the steps of all workers."""
     return _Cluster(setup, workers, steps, seed).run()
 
 
 class _Cluster:
-    """Hold the tasks and links, and what the workers have done."""
+    """The tasks and links of a cluster, and the record of the workers' steps."""
 
     def __init__(self, setup: Setup, workers: int, steps: int, seed: int) -> None:
         self._setup, self._workers, self._total = setup, workers, steps * workers
@@ -28,13 +27,13 @@ class _Cluster:
         self._clock = Clock()
         self._draws = Draws(setup.compute, seed)
         count = setup.servers.count
-        # On one machine nothing is gained by sending a part before the others.
+        # On one machine, it gains nothing to send a part before the others.
         self._buckets = count if setup.machine else count * math.ceil(_LEAST_BUCKETS / count)
         self._seconds = setup.wire_bytes / self._buckets / setup.network.bytes_per_second
         self._latency = setup.network.latency
-        self._into, self._out = ([Line(self._clock) for _ in range(workers)] for _ in range(2))
-        self._ps_into, self._ps_out, self._ps = ([Line(self._clock) for _ in range(count)] for _ in range(3))
-        self._chief = Line(self._clock)
+        self._into, self._out = ([Queue(self._clock) for _ in range(workers)] for _ in range(2))
+        self._ps_into, self._ps_out, self._ps = ([Queue(self._clock) for _ in range(count)] for _ in range(3))
+        self._chief = Queue(self._clock)
         self._machine = setup.machine
         self._cores = [Core(self._clock) for _ in range(setup.machine.cores)] if setup.machine else []
         self._beside = setup.machine.beside if setup.machine else 0.0
@@ -48,7 +47,7 @@ class _Cluster:
         return self.record
 
     def _begin(self, worker: int) -> None:
-        """Have the chief give out a step."""
+        """Start a step, which the chief first gives out."""
         self._serve("chief", 0, self._setup.servers.chief_seconds, partial(self._pull, worker))
 
     def _pull(self, worker: int) -> None:
@@ -68,7 +67,7 @@ class _Cluster:
         self._clock.after(self._latency, ask)
 
     def _compute(self, worker: int, version: int, arrived: list[float]) -> None:
-        """Compute with the variables that have come, and let the gradients go."""
+        """Compute with the variables that have arrived, and send the gradients."""
         total = self._draws.step()
         self.record.computed[worker] += total
         after = partial(self._end, worker, version)
@@ -84,12 +83,12 @@ class _Cluster:
             return
         forward = self._setup.compute.forward * total
         overlap = self._setup.exchange.overlap
-        # A layer is computed when its variables are there and the one below is done.
-        each = forward / self._buckets
-        waits = [time + (self._buckets - i) * each for i, time in enumerate(arrived)]
+        # A layer is computed when its variables have arrived and the layer below is done.
+        layer = forward / self._buckets
+        waits = [time + (self._buckets - i) * layer for i, time in enumerate(arrived)]
         done = max(waits) if overlap else arrived[-1] + forward
         for i in range(self._buckets):
-            bucket = self._buckets - 1 - i  # gradients come from the last layer on
+            bucket = self._buckets - 1 - i  # the last layer has its gradients first
             share = (i + 1) / self._buckets if overlap else 1.0
             self._clock.at(done + share * (total - forward), partial(self._push, worker, bucket, applied))
 
@@ -111,7 +110,7 @@ class _Cluster:
         send(self._clock, self._out[worker], self._ps_into[number], self._seconds, self._latency, arrived)
 
     def _serve(self, job: str, index: int, seconds: float, then: Callable[[], None]) -> None:
-        """Have a ps or the chief work: on a machine of its own, or on its core of the one that all share."""
+        """Simulate work of a ps or the chief: on its own machine, or on its core of the shared machine."""
         if seconds and (core := self._core(job, index)):
             core.compute(seconds, then)
         else:
@@ -122,12 +121,12 @@ class _Cluster:
         return self._cores[self._machine.core_of(job, index)] if self._machine else None
 
     def _end(self, worker: int, version: int) -> None:
-        """Note the step, and begin the next one: at once, or when all have ended theirs."""
+        """Record the step, and start the next one: at once, or when all workers have ended theirs."""
         self.record.step(worker, self._clock.reached, 0 if self._is_sync else self._updates - version)
         self.record.moved += 2 * self._setup.wire_bytes
         self._updates += 1
         if self._is_sync and self._updates % self._workers:
             return
         if self._updates < self._total:
-            for each in range(self._workers) if self._is_sync else [worker]:
-                self._begin(each)
+            for ready in range(self._workers) if self._is_sync else [worker]:
+                self._begin(ready)

@@ -1,4 +1,4 @@
-"""Hold what the simulation is told: what is computed, what is exchanged, and over which links.
+"""Define the input of the simulation: what is computed, what is exchanged, and over which links.
 
 The classes below are the sections of its YAML file. Units are seconds and bytes.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist.documents import decode, read_yaml_file
+from tfdist._utils.yaml import decode, read_yaml_file
 
 __all__ = ["BYTES", "Compute", "Exchange", "Machine", "Network", "Servers", "Setup", "read_setup"]
 
@@ -22,7 +22,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say how long a worker computes for a step."""
+    """The time that a worker computes for a step."""
 
     seconds_per_example: Annotated[Positive, Meta(description="Forward and backward, of one worker alone.")]
     batch_size: Annotated[Count, Meta(description="Examples of one worker's step.")]
@@ -36,7 +36,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say what a step exchanges; bytes are those of float32, whatever the dtype on the wire."""
+    """The data that a step exchanges; bytes are those of float32, whatever the dtype on the wire."""
 
     dense_bytes: Annotated[NotNegative, Meta(description="Variables that each step reads and updates whole.")]
     sparse_bytes: Annotated[
@@ -55,14 +55,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say what a task's link carries, in each direction."""
+    """The link of a task, in each direction."""
 
     bytes_per_second: Positive
     latency: Annotated[NotNegative, Meta(description="Seconds from one task to another.")] = 50e-6
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say who holds the variables, and who gives out the steps."""
+    """The ps tasks, which store the variables, and the chief, which gives out the steps."""
 
     count: Annotated[Count, Meta(description="How many ps tasks; variables are spread evenly.")] = 1
     seconds_per_byte: Annotated[
@@ -77,7 +77,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say that all tasks are on one machine, each bound to a core, which it may share with others."""
+    """One machine for all tasks, each bound to a core, which it may share with others."""
 
     cores: Count
     beside: Annotated[
@@ -85,12 +85,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 0.0
 
     def core_of(self, job: str, index: int = 0) -> int:
-        """Say where a task is: workers from the first core on, ps tasks and the chief from the last back."""
+        """Return the core of a task: workers from the first core on, ps tasks and the chief from the last."""
         return (index if job == "worker" else -1 - index) % self.cores
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold all that is simulated but the number of workers."""
+    """The input of the simulation, except the number of workers."""
 
     strategy: Literal["parameter_server", "parameter_server_sync", "multi_worker_mirrored"]
     compute: Compute
@@ -101,16 +101,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def step_seconds(self) -> float:
-        """Give the mean time of a step of one process alone."""
+        """Return the mean time of a step of one process alone."""
         slowed = 1 + self.compute.slow_share * (self.compute.slow_factor - 1)
         return self.compute.seconds_per_example * self.compute.batch_size * slowed
 
     @property
     def wire_bytes(self) -> float:
-        """Give the bytes that a worker sends to ps tasks in a step, and receives."""
+        """Return the bytes that a worker sends to ps tasks in a step, and receives."""
         return (self.exchange.dense_bytes + self.exchange.sparse_bytes) * BYTES[self.exchange.dtype] / 4
 
 
 def read_setup(path: str | PathLike[str]) -> Setup:
-    """Read a setup from a YAML file, and refuse what it does not know."""
+    """Read a setup from a YAML file; an unknown key is an error."""
     return decode(read_yaml_file(path), Setup)

@@ -1,0 +1,1 @@
+"""Read YAML, write files and draw plots: what every package may use."""

@@ -1,0 +1,124 @@
+"""Write files and folders atomically: a reader finds all of the new content or all of the old."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import StorageError
+
+__all__ = [
+    "fresh_folder",
+    "fresh_path",
+    "remove_folder",
+    "remove_partial",
+    "storage_errors",
+    "write_json",
+    "write_whole",
+]
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file atomically, and wait until it is on the disk."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _removed_unless_renamed(path) as partial:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+@contextlib.contextmanager
+def fresh_path(final: Path) -> Iterator[Path]:
+    """Yield a path for a file or a folder, which gets the final name when the block has succeeded.
+
+    It replaces what has the name already. If the block fails, what was written is removed.
+    """
+    with storage_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=final.parent, prefix=".partial-", ignore_cleanup_errors=True
+        ) as scratch:
+            written, replaced = Path(scratch, final.name), Path(scratch, "replaced")
+            yield written
+            for file in (written, *written.rglob("*")):
+                if file.is_file():
+                    with file.open("rb") as opened:
+                        os.fsync(opened.fileno())
+            if final.exists() and (final.is_dir() or written.is_dir()):  # a file replaces a file by itself
+                final.replace(replaced)
+            written.replace(final)
+        _sync_folder(final.parent)
+
+
+@contextlib.contextmanager
+def fresh_folder(final: Path) -> Iterator[Path]:
+    """Yield an empty folder, which gets the final name when the block has succeeded: see `fresh_path`."""
+    with fresh_path(final) as written:
+        written.mkdir()
+        yield written
+
+
+@contextlib.contextmanager
+def storage_errors(where: Path) -> Iterator[None]:
+    """Raise a StorageError of one line for any OSError of the block."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        place = str(error.filename or where)
+        remedy = "Free disk space, or name a writable folder"
+        raise StorageError(place, f"cannot be written: {reason}", remedy=remedy) from error
+
+
+@contextlib.contextmanager
+def _removed_unless_renamed(path: Path) -> Iterator[Path]:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    # A rename is on the disk only after a sync of its folder.
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # another process has removed the folder in the meantime
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder atomically: a reader finds all of it, or nothing."""
+    renamed = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(renamed)
+        shutil.rmtree(renamed)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the partial files and folders that killed processes have left in a folder."""
+    with storage_errors(folder):
+        for path in folder.glob(".*"):
+            if path.name.startswith(".partial-"):
+                shutil.rmtree(path)
+            elif path.suffix == ".partial":
+                path.unlink()

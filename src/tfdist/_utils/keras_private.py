@@ -1,0 +1,461 @@
+"""Use Keras's private API, which no other file of tfdist does.
+
+Each function says what it is for, and in which versions of Keras its names were seen; 2.12 stands for Keras
+2, also called tf_keras. Its parameters are called by the kind of object that they are, such as `model` or
+`optimizer`: tests/unit/test_private_names.py reads kinds, names and versions from here, and asserts that the
+installed Keras has them.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = [
+    "accumulate_gradients",
+    "accumulators_of",
+    "adagrad_accumulators",
+    "adam_slots",
+    "adapters_of_keras_2",
+    "add_slots",
+    "added_losses",
+    "allow_any_strategy",
+    "apply_update",
+    "assign_at_once",
+    "average_weights",
+    "batch_counter",
+    "build_model",
+    "call_model",
+    "cast_as_layers_do",
+    "class_weight_mapper",
+    "compile_arguments",
+    "compiled_loss",
+    "compiled_steps_per_execution",
+    "epoch_iterator",
+    "epoch_to_resume",
+    "epoch_to_resume_keras_2",
+    "excludes_from_decay",
+    "gradients_added_up_by",
+    "is_adagrad_of_keras",
+    "is_compiled",
+    "is_sgd_of_keras",
+    "known_gradients",
+    "layers_of",
+    "learning_rate_variable",
+    "loss_trackers",
+    "losses_reduced_by",
+    "mask_weights",
+    "metrics_within",
+    "optimizer_variables",
+    "overwrite_by_averages",
+    "seed_generators",
+    "slot_of",
+    "slot_of_keras_2",
+    "split_arrays",
+    "step_counter",
+    "uncast_value",
+    "unseeded_generator",
+    "values_in_order",
+    "variable_of_tensorflow",
+    "variables_of_metric",
+]
+
+
+# -- models and layers --
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether a model is compiled, which Keras 3 says in `compiled`. Seen in 2.12."""
+    return bool(getattr(model, "compiled", False) or getattr(model, "_is_compiled", False))
+
+
+def build_model(model: Any, batch_spec: Any) -> None:
+    """Build a model, its metrics and its optimizer for a batch as it comes from the data. Seen in 3.15."""
+    model._symbolic_build(data_batch=batch_spec)
+
+
+def call_model(model: Any, x: Any, *, training: bool) -> Any:
+    """Call a model of Keras 3, with `training` if its `call` takes that. Seen in 3.15."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def compiled_loss(
+    model: Any, *, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> tf.Tensor:
+    """Return the loss that a model of Keras 3 is compiled with and those that its layers add, as `fit` does.
+
+    Seen in 3.15.
+    """
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+
+def added_losses(model: Any) -> list[tf.Tensor]:
+    """Return the losses that the layers of a model have added, each as it counts in the whole.
+
+    Seen in 3.15.
+    """
+    return [model._aggregate_additional_loss(loss) for loss in model.losses]
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return a model and all layers within it, at any depth. Seen in 2.12 and 3.15."""
+    return list(model._flatten_layers())
+
+
+def seed_generators(layer: Any) -> list[Any]:
+    """Return the random generators of a layer itself. Seen in 3.15."""
+    return list(layer._seed_generators)
+
+
+def compiled_steps_per_execution(model: Any) -> Any:
+    """Return the number of steps in one call that a model is compiled with; in Keras 2 the variable of it.
+
+    Seen in 2.12.
+    """
+    number = getattr(model, "steps_per_execution", None)
+    return model._steps_per_execution if number is None else number
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Return the arguments that a model was compiled with, as they were given. Seen in 2.12 and 3.15."""
+    return dict(model._compile_config.config)
+
+
+def batch_counter(model: Any, phase: str) -> Any:
+    """Return the variable that counts the batches of a phase, train or test. Seen in 2.12."""
+    return model._train_counter if phase == "train" else model._test_counter
+
+
+# -- metrics --
+
+
+def loss_trackers(model: Any) -> list[Any]:
+    """Return the metric of a model's loss, and where it has several outputs those of their losses.
+
+    Seen in 3.15.
+    """
+    return [model._loss_tracker, *([] if model._compile_loss is None else model._compile_loss.metrics)]
+
+
+def values_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """Return the values of logs in the order of the metrics, or the only one. Seen in 3.15."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def variables_of_metric(metric: Any) -> list[Any]:
+    """Return the variables of a metric itself. Seen in 3.15."""
+    return list(metric._variables)
+
+
+def metrics_within(metric: Any) -> tuple[list[Any], bool]:
+    """Return the metrics within a metric, and whether it is Keras's list of those that compile was given.
+
+    Seen in 3.15.
+    """
+    if type(metric).__name__ == "CompileMetrics":
+        return list(metric.metrics), True
+    return list(metric._metrics), False
+
+
+# -- callbacks --
+
+
+def allow_any_strategy(backup: Any) -> None:
+    """Allow BackupAndRestore of Keras 2 under any strategy; it accepts only those that it was tested with.
+
+    Seen in 2.12.
+    """
+    backup._supported_strategies = (tf.distribute.Strategy,)
+
+
+def epoch_to_resume(model: Any) -> int | None:
+    """Return the epoch of the backup from which BackupAndRestore of Keras 3 resumes; None without a backup.
+
+    Seen in 3.15.
+    """
+    epoch: int | None = getattr(model, "_initial_epoch", None)
+    return epoch
+
+
+def epoch_to_resume_keras_2(backup: Any, steps: int | None, epoch: int) -> int:
+    """Return the epoch that BackupAndRestore of Keras 2 finds in its backup; the given one if it finds none.
+
+    The batch within the epoch is of no use: the data cannot be begun in their middle. Seen in 2.12.
+    """
+    saved_epoch, _ = backup._training_state.maybe_load_initial_counters_from_ckpt(steps, epoch, "train")
+    return int(saved_epoch)
+
+
+# -- optimizers --
+
+
+def add_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Create the slots of an optimizer of Keras 2. Seen in 2.12."""
+    (getattr(optimizer, "build", None) or optimizer._create_all_weights)(variables)
+
+
+def step_counter(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's steps; None where there is no optimizer.
+
+    Seen in 2.12 and 3.15.
+    """
+    return getattr(optimizer, "_iterations", None)
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer of Keras 3 was built for. Seen in 3.15."""
+    return list(optimizer._trainable_variables)
+
+
+def learning_rate_variable(optimizer: Any) -> Any:
+    """Return the variable of an optimizer's learning rate, or its schedule. Seen in 2.12 and 3.15."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def excludes_from_decay(optimizer: Any) -> bool:
+    """Return whether some variables have no weight decay. Seen in 2.12 and 3.15."""
+    return bool(getattr(optimizer, "_exclude_from_weight_decay", None))
+
+
+def is_sgd_of_keras(optimizer: Any) -> bool:
+    """Return whether an optimizer is Keras's SGD itself: a class derived from it may do something else.
+
+    Seen in 2.12 and 3.15.
+    """
+    return _is_of_keras(optimizer, "sgd", "SGD")
+
+
+def is_adagrad_of_keras(optimizer: Any) -> bool:
+    """Return whether an optimizer is Keras's Adagrad itself. Seen in 3.15."""
+    return _is_of_keras(optimizer, "adagrad", "Adagrad")
+
+
+def _is_of_keras(optimizer: Any, module: str, name: str) -> bool:
+    kind = type(optimizer)
+    is_kerass = kind.__module__.partition(".")[0] in ("keras", "tf_keras")
+    return is_kerass and kind.__module__.endswith(f".optimizers.{module}") and kind.__name__ == name
+
+
+def adagrad_accumulators(optimizer: Any) -> Sequence[Any]:
+    """Return the sums of squared gradients of Keras 3's Adagrad. Seen in 3.15."""
+    accumulators: Sequence[Any] = optimizer._accumulators
+    return accumulators
+
+
+def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
+    """Return TensorFlow's variables of the two moments that Keras 3's Adam has for a variable.
+
+    Seen in 3.15.
+    """
+    return (
+        slot_of(optimizer, optimizer._momentums, variable),
+        slot_of(optimizer, optimizer._velocities, variable),
+    )
+
+
+def slot_of(optimizer: Any, slots: Sequence[Any], variable: Any) -> Any:
+    """Return TensorFlow's variable of the slot that an optimizer of Keras 3 has for a variable.
+
+    Seen in 3.15.
+    """
+    return slots[optimizer._get_variable_index(variable)].value
+
+
+def slot_of_keras_2(optimizer: Any, slots: Sequence[Any], variable: Any) -> Any:
+    """Return the slot that an optimizer of Keras 2 has for a variable. Seen in 2.12."""
+    return slots[optimizer._index_dict[optimizer._var_key(variable)]]
+
+
+def known_gradients(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return the gradients that are there, and their variables; warn of the others as Keras does.
+
+    Seen in 3.15.
+    """
+    known: tuple[list[Any], list[Any]] = optimizer._filter_empty_gradients(gradients, variables)
+    return known
+
+
+def accumulators_of(optimizer: Any, variables: Sequence[Any] | None = None) -> list[Any]:
+    """Return the variables in which an optimizer adds up gradients of several steps, for all or some weights.
+
+    Seen in 3.15.
+    """
+    accumulators = optimizer._accumulated_gradients
+    if variables is None:
+        return list(accumulators)
+    return [accumulators[optimizer._get_variable_index(variable)] for variable in variables]
+
+
+def accumulate_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Add gradients to those of earlier steps. Seen in 3.15."""
+    optimizer._backend_increment_gradient_accumulators(gradients, accumulators_of(optimizer, variables))
+
+
+def apply_update(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Clip gradients and update variables by them, as `apply` does where it accumulates none.
+
+    Seen in 3.15.
+    """
+    clipped = optimizer._clip_gradients(gradients)
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(clipped, variables, optimizer.learning_rate)
+
+
+def average_weights(optimizer: Any) -> None:
+    """Update the moving averages of the weights. Seen in 3.15."""
+    optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
+
+
+def overwrite_by_averages(optimizer: Any) -> None:
+    """Overwrite the weights by their moving averages. Seen in 3.15."""
+    optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
+
+
+@contextlib.contextmanager
+def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Iterator[None]:
+    """Make an optimizer call `add_up` to add gradients up over the replicas, within the block.
+
+    The optimizer calls it after it has clipped gradients, right before it changes variables. Seen in 3.15.
+    """
+    optimizer._all_reduce_sum_gradients = add_up
+    try:
+        yield
+    finally:
+        del optimizer._all_reduce_sum_gradients
+
+
+# -- variables --
+
+
+def assign_at_once(variable: Any, value: Any) -> None:
+    """Assign a value to a variable of Keras 3 within a StatelessScope too. Seen in 3.15."""
+    variable._direct_assign(value)
+
+
+def variable_of_tensorflow(variable: Any) -> Any:
+    """Return TensorFlow's variable behind one of Keras 3, and any other variable as it is. Seen in 3.15."""
+    return variable._value if hasattr(variable, "path") else variable
+
+
+def uncast_value(variable: Any) -> Any:
+    """Return the value of a variable of Keras 3, without the cast that a layer in mixed precision asks for.
+
+    The first versions of Keras 3 have no such cast. Seen in 3.15.
+    """
+    is_cast = getattr(variable, "_autocast", True)
+    variable._autocast = False
+    try:
+        return variable.value
+    finally:
+        variable._autocast = is_cast
+
+
+def cast_as_layers_do(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Cast a part of a variable's value as a layer in mixed precision asks for. Seen in 3.15."""
+    return variable._maybe_autocast(value)
+
+
+# -- modules --
+
+
+@contextlib.contextmanager
+def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Make Keras 3 reduce losses with another function, as for one replica, within the block.
+
+    Some versions scale losses by the number of replicas, and have two functions for that. Seen in 3.15.
+
+    Args:
+        keras: The Keras of the model.
+        replace: Returns the function, given Keras's own.
+    """
+    loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")
+    scaling = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    kept = {name: vars(loss_module)[name] for name in scaling if hasattr(loss_module, name)}
+    kept["reduce_weighted_values"] = loss_module.reduce_weighted_values
+    vars(loss_module).update(dict.fromkeys(kept, lambda value: value))
+    loss_module.reduce_weighted_values = replace(kept["reduce_weighted_values"])
+    try:
+        yield
+    finally:
+        vars(loss_module).update(kept)
+
+
+def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+    """Return sample weights times a mask, as Keras 3 multiplies them before it reduces losses.
+
+    Seen in 3.15.
+    """
+    loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")
+    return loss_module.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+
+
+@contextlib.contextmanager
+def unseeded_generator(keras: ModuleType, generator: Any) -> Iterator[None]:
+    """Make Keras 3 draw unseeded random numbers of this thread from a generator, within the block.
+
+    Seen in 3.15.
+    """
+    state_module: Any = importlib.import_module(f"{keras.__name__}.src.backend.common.global_state")
+    name = "global_seed_generator"
+    before = state_module.get_global_attribute(name)
+    state_module.set_global_attribute(name, generator)
+    try:
+        yield
+    finally:
+        state_module.set_global_attribute(name, before)
+
+
+def adapters_of_keras_2(keras: ModuleType) -> Any:
+    """Return the module in which Keras 2 makes data sets of arrays, generators and Sequences.
+
+    Seen in 2.12.
+    """
+    package = keras.Model.__module__.rpartition(".")[0]
+    return importlib.import_module(f"{package}.data_adapter")
+
+
+def epoch_iterator(keras: ModuleType) -> Any:
+    """Return the class in which Keras 3 makes data sets of arrays, generators and PyDatasets.
+
+    Seen in 3.15.
+    """
+    module: Any = importlib.import_module(f"{keras.__name__}.src.trainers.epoch_iterator")
+    return module.EpochIterator
+
+
+def class_weight_mapper(keras: ModuleType, class_weight: Any, *, is_old: bool) -> Any:
+    """Return the function that gives the examples of a data set the weights of their classes.
+
+    Seen in 2.12 and 3.15.
+    """
+    if is_old:
+        return _class_weight_mapper_of_keras_2(adapters_of_keras_2(keras), class_weight)
+    name = f"{keras.__name__}.src.trainers.data_adapters.tf_dataset_adapter"
+    module: Any = importlib.import_module(name)
+    return module.make_class_weight_map_fn(class_weight)
+
+
+def _class_weight_mapper_of_keras_2(data_adapter: Any, class_weight: Any) -> Any:
+    """Return the same function of Keras 2.
+
+    Seen in 2.12.
+    """
+    return data_adapter._make_class_weight_map_fn(class_weight)
+
+
+def split_arrays(
+    keras: ModuleType, arrays: tuple[Any, ...], share: float, *, is_old: bool
+) -> tuple[Any, Any]:
+    """Return arrays without their last part, and that part.
+
+    Seen in 2.12 and 3.15.
+    """
+    name = f"{keras.__name__}.src.trainers.data_adapters.array_slicing"
+    module: Any = adapters_of_keras_2(keras) if is_old else importlib.import_module(name)
+    parts: tuple[Any, Any] = module.train_validation_split(arrays, validation_split=share)
+    return parts

@@ -1,0 +1,31 @@
+"""Draw plots, if matplotlib is installed; only plots need it."""
+
+from pathlib import Path
+from typing import Any
+
+from tfdist._utils.files import storage_errors
+from tfdist.errors import ConfigError
+
+__all__ = ["check_plotting", "new_figure", "save"]
+
+
+def check_plotting() -> None:
+    """Raise a ConfigError if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        remedy = "Install it: pip install 'tfdist[plots]'; or leave out --plot"
+        raise ConfigError("--plot", "needs matplotlib, which is not installed", remedy=remedy) from None
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure; width and height are in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file; its suffix selects the format."""
+    with storage_errors(path.parent):
+        figure.savefig(path, dpi=150)

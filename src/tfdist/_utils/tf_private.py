@@ -1,0 +1,368 @@
+"""Use TensorFlow's private API, which no other file of tfdist does.
+
+Each function says what it is for, and in which versions of TensorFlow its names were seen. Its parameters are
+called by the kind of object that they are, such as `strategy` or `dataset`: tests/unit/test_private_names.py
+reads kinds, names and versions from here, and asserts that the installed TensorFlow has them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import cross_device_ops, distribute_utils, ps_values, values
+from tensorflow.python.eager import context, executor
+from tensorflow.python.ops import script_ops
+
+__all__ = [
+    "CollectiveAllReduce",
+    "DistributedTable",
+    "ShardedVariable",
+    "ShardedVariableSavedAsOne",
+    "abort_collectives",
+    "are_devices_fixed",
+    "cluster_resolver",
+    "connected_tasks",
+    "cross_device_ops_of",
+    "dataset_inputs",
+    "dataset_options",
+    "dataset_tensors",
+    "device_datasets_made_by",
+    "dispatched_worker_index",
+    "has_answered",
+    "has_failed",
+    "is_deterministic",
+    "is_shard",
+    "local_value",
+    "mirrored",
+    "own_executor",
+    "register_function",
+    "replace_cross_device_ops",
+    "replica_specs",
+    "serialized",
+    "set_cluster_resolver",
+    "shuffle_seeds",
+    "traced_by_chief",
+    "traced_functions",
+    "update_connections",
+    "use_own_executor",
+    "wait_for_answer",
+    "worker_count",
+    "worker_number",
+]
+
+# A variable in shards, which Keras knows too. Seen in 2.12 and 2.21.
+ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
+
+
+class ShardedVariableSavedAsOne(ShardedVariable):  # type: ignore[misc]  # TensorFlow ships no types
+    """Save shards in a checkpoint as one variable, so that it can be restored with any number of shards.
+
+    Seen in 2.12 and 2.21.
+    """
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": tf.convert_to_tensor(self)}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+
+# A lookup table of which each worker has a copy. Seen in 2.12 and 2.21.
+DistributedTable: Any = ps_values.DistributedTable
+
+
+# -- this process and its connections --
+
+
+def register_function(token: str, function: Callable[..., Any]) -> None:
+    """Register a function under a token for PyFunc operations; TensorFlow does not keep it alive.
+
+    Seen in 2.12 and 2.21.
+    """
+    script_ops._py_funcs._funcs[token] = function
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """Run the operations of a block apart from those of other threads, whose failures are not theirs.
+
+    Seen in 2.12 and 2.21.
+    """
+    with context.executor_scope(executor.new_executor(enable_async=False)):
+        yield
+
+
+def use_own_executor() -> Any:
+    """Run all operations of this thread apart from those of others, and return what runs them.
+
+    Seen in 2.12 and 2.21.
+    """
+    own = executor.new_executor(enable_async=False)
+    context.context().executor = own
+    return own
+
+
+def connected_tasks() -> Any:
+    """Return what TensorFlow knows of the cluster that this process is connected to; None if to none.
+
+    Seen in 2.12 and 2.21.
+    """
+    return context.get_server_def()
+
+
+def update_connections(server_def: Any) -> None:
+    """Connect to other tasks, such as those that were started again, and send them all traced functions.
+
+    Seen in 2.12 and 2.21.
+    """
+    context.context().update_server_def(server_def)
+
+
+def abort_collectives(code: int, message: str) -> None:
+    """End TensorFlow's collectives in this process for good, those that run and those that come.
+
+    Seen in 2.12 and 2.21.
+    """
+    context.context().abort_collective_ops(code, message)
+
+
+def are_devices_fixed() -> bool:
+    """Return whether TensorFlow has set its devices and threads up, which cannot be changed after that.
+
+    Seen in 2.12 and 2.21.
+    """
+    return context.context()._context_handle is not None
+
+
+# -- strategies --
+
+
+def cluster_resolver(strategy: tf.distribute.Strategy) -> Any:
+    """Return what knows the cluster of a strategy; ParameterServerStrategy has one, and does not give it.
+
+    Seen in 2.12 and 2.21.
+    """
+    return strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
+
+
+def set_cluster_resolver(strategy: tf.distribute.Strategy, resolver: Any) -> None:
+    """Set what `strategy.cluster_resolver` returns, as TensorFlow's own strategies for clusters do.
+
+    Seen in 2.12 and 2.21.
+    """
+    strategy.extended._cluster_resolver = resolver
+
+
+@contextlib.contextmanager
+def traced_by_chief(strategy: Any) -> Iterator[None]:
+    """Allow the chief to trace a graph for asynchronous workers without a warning, within the block.
+
+    Seen in 2.12 and 2.21.
+    """
+    if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        yield
+        return
+    servers = strategy.extended
+    before = servers._allow_run_without_coordinator
+    servers._allow_run_without_coordinator = True
+    try:
+        yield
+    finally:
+        servers._allow_run_without_coordinator = before
+
+
+def worker_count(strategy: tf.distribute.Strategy) -> int:
+    """Return how many workers a strategy for several of them has. Seen in 2.12 and 2.21."""
+    return int(strategy.extended._num_workers)
+
+
+def worker_number(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of this worker among all, the chief's being 0. Seen in 2.12 and 2.21."""
+    return int(strategy.extended._id_in_cluster)
+
+
+def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:
+    """Return what adds values up over the replicas of a strategy. Seen in 2.12 and 2.21."""
+    return strategy.extended._cross_device_ops
+
+
+def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable[[Any], Any]) -> None:
+    """Replace the objects that add values up over the replicas of mirrored workers.
+
+    Seen in 2.12 and 2.21.
+    """
+    extended = strategy.extended
+    extended._cross_device_ops = replace(extended._cross_device_ops)
+    extended._host_cross_device_ops = replace(extended._host_cross_device_ops)
+
+
+class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]  # TensorFlow ships no types
+    """Add up by TensorFlow's collectives; classes derived from it override `all_reduce` and `all_gather`.
+
+    MultiWorkerMirroredStrategy wants a CollectiveAllReduce, and hands it the values of all of this process's
+    replicas at once. Seen in 2.12 and 2.21.
+
+    Attributes:
+        devices: Of this process's replicas.
+        group_size: How many replicas all processes have.
+    """
+
+    def __init__(self, replaced: Any) -> None:
+        """Copy the settings of the TensorFlow object that this one replaces."""
+        super().__init__(
+            replaced._devices,
+            replaced._group_size,
+            replaced._options,
+            replaced._collective_keys,
+            replaced._canonicalize_devices,
+        )
+        self.devices, self.group_size = self._devices, self._group_size
+
+    def all_reduce(self, op: tf.distribute.ReduceOp, per_replica: Sequence[Any], options: Any) -> list[Any]:
+        """Add values of the replicas up, or average them."""
+        reduced: list[Any] = super()._all_reduce_per_replica_values(op, per_replica, options)
+        return reduced
+
+    def all_gather(self, per_replica: Sequence[Any], axis: Any, options: Any) -> list[Any]:
+        """Put values of the replicas together along an axis."""
+        gathered: list[Any] = super()._batch_all_gather(per_replica, axis, options)
+        return gathered
+
+    def _all_reduce_per_replica_values(
+        self, reduce_op: Any, per_replica_values: Any, options: Any
+    ) -> list[Any]:
+        return self.all_reduce(reduce_op, per_replica_values, options)
+
+    def _batch_all_gather(self, per_replica_values: Any, axis: Any, options: Any) -> list[Any]:
+        return self.all_gather(per_replica_values, axis, options)
+
+
+def mirrored(copies: Sequence[tf.Tensor]) -> Any:
+    """Return one value of which each of this process's replicas has a copy. Seen in 2.12 and 2.21."""
+    return distribute_utils.regroup(list(copies), wrap_class=values.Mirrored)
+
+
+def is_shard(shard: Any) -> bool:
+    """Return whether a variable is one of the shards of another. Seen in 2.12 and 2.21."""
+    return hasattr(shard, "_sharded_container")
+
+
+def local_value(mirrored_variable: Any) -> Any:
+    """Return, in a replica, its own copy of a variable of which each replica has one.
+
+    Seen in 2.12 and 2.21.
+    """
+    return mirrored_variable._get()
+
+
+# -- data sets --
+
+
+def dataset_options(dataset: tf.data.Dataset) -> tf.data.Options:
+    """Return the options of a data set; in a graph those given there, of which the public way warns.
+
+    Seen in 2.12 and 2.21.
+    """
+    return dataset.options() if tf.executing_eagerly() else dataset._options_attr
+
+
+def dataset_inputs(dataset: tf.data.Dataset) -> list[Any]:
+    """Return the data sets that a data set is made of. Seen in 2.12 and 2.21."""
+    return list(dataset._inputs())
+
+
+def traced_functions(dataset: tf.data.Dataset) -> list[Any]:
+    """Return the functions that a data set calls, as they were traced. Seen in 2.12 and 2.21."""
+    return [wrapper.function for wrapper in dataset._functions()]
+
+
+def shuffle_seeds(shuffled_dataset: tf.data.Dataset) -> list[Any]:
+    """Return the two seeds of a data set that shuffles; None for each in any other. Seen in 2.12 and 2.21."""
+    return [getattr(shuffled_dataset, "_seed", None), getattr(shuffled_dataset, "_seed2", None)]
+
+
+def dataset_tensors(sliced_dataset: tf.data.Dataset) -> list[Any]:
+    """Return the arrays that a data set holds in memory. Seen in 2.12 and 2.21."""
+    return list(getattr(sliced_dataset, "_tensors", None) or ())
+
+
+def is_deterministic(parallel_dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set keeps the order of what it computes in parallel, as far as it says so itself.
+
+    Seen in 2.12 and 2.21.
+    """
+    return getattr(parallel_dataset, "_deterministic", None) not in ("false", False)
+
+
+def serialized(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Return the graph of a data set, which another process can make the data set of.
+
+    Seen in 2.12 and 2.21.
+    """
+    return dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN)
+
+
+@contextlib.contextmanager
+def device_datasets_made_by(finish: Callable[[Any], Any]) -> Iterator[None]:
+    """Pass each data set by which TensorFlow fetches a device's batches through a function, within the block.
+
+    TensorFlow gives these data sets no options. Seen in 2.12 and 2.21.
+    """
+    make = multi_device_iterator_ops._create_device_dataset
+    multi_device_iterator_ops._create_device_dataset = lambda *args: finish(make(*args))
+    try:
+        yield
+    finally:
+        multi_device_iterator_ops._create_device_dataset = make
+
+
+def replica_specs(distributed_spec: Any) -> list[Any]:
+    """Return the specs of the replicas' parts of a distributed value; of any other spec, that one.
+
+    Seen in 2.12 and 2.21.
+    """
+    return list(getattr(distributed_spec, "_value_specs", None) or [distributed_spec])
+
+
+# -- the coordinator of parameter servers --
+
+
+def has_failed(coordinator: Any) -> bool:
+    """Return whether the next call to a coordinator raises the error of a worker. Seen in 2.12 and 2.21."""
+    return coordinator._cluster.closure_queue._error is not None
+
+
+def has_answered(closure: Any) -> bool:
+    """Return whether what was scheduled has ended, and its results have come; `fetch` would wait for it.
+
+    Seen in 2.12 and 2.21.
+    """
+    return bool(closure._has_fetched_to_local or closure._error is not None)
+
+
+def wait_for_answer(closure: Any, seconds: float) -> bool:
+    """Wait until what was scheduled has ended, or the time is over; return whether it has ended.
+
+    Its results are copied to this process a little later. Seen in 2.12 and 2.21.
+    """
+    return bool(closure._status_available_event.wait(seconds))
+
+
+def dispatched_worker_index() -> tf.Tensor:
+    """Return, in a graph that a coordinator sends out, the index of the worker that runs it.
+
+    TensorFlow before 2.13 has the parts that the public function is made of, and not the function.
+    Seen in 2.12 and 2.21.
+    """
+    current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
+    if current is not None:
+        return current()
+    from tensorflow.python.distribute.coordinator import coordinator_context
+
+    return tf.compat.v1.get_default_graph().capture_call_time_value(
+        lambda: coordinator_context.get_current_dispatch_context().worker_index,
+        tf.TensorSpec([], tf.int64),
+        key="worker_index",
+    )

@@ -1,0 +1,1 @@
+"""Measure how fast a config trains on this machine, where the time goes, and what makes it faster."""

@@ -1,0 +1,97 @@
+"""Run a cluster on this machine, collect what its tasks measure, and delete its files."""
+
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import TfdistError
+from tfdist.launcher.launch import launch
+from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.resources import own_cores
+
+__all__ = ["Trial", "spread", "try_out"]
+
+_BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
+_ERROR_PREFIX = "tfdist: "
+
+
+class Trial(NamedTuple):
+    """The result of a trial.
+
+    Attributes:
+        written: What each task has written, by the name of its file.
+        outside: How many of this process's cores other programs kept busy; None if that is unknown.
+    """
+
+    written: dict[str, Any]
+    outside: float | None
+
+
+def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> Trial:
+    """Run a command as every task of a cluster; return what the tasks have written.
+
+    Args:
+        cluster: The cluster; all of it is on this machine.
+        command: What each task runs. Its last argument is a folder, into which the task writes `<any
+            name>.json`.
+        options: More arguments for `launch`.
+
+    Raises:
+        TfdistError: A task failed; the error has the last message of the task, and its exit status.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
+        folder = Path(name, "written")
+        folder.mkdir()
+        begun = _Processors()
+        try:
+            launch(cluster, [*command, str(folder)], run_dir=Path(name, "run"), stream=StringIO(), **options)
+        except LaunchError as error:
+            messages = [line for line in error.tail if line.startswith(_ERROR_PREFIX)] or list(error.tail)
+            if not messages:  # stopped by a signal
+                raise
+            failure = TfdistError(error.where, messages[-1].removeprefix(_ERROR_PREFIX))
+            failure.exit_code = error.exit_code
+            raise failure from error
+        written = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        return Trial(written, _Processors().others_since(begun))
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the median and the range of several trials as text."""
+    middle = sorted(values)[len(values) // 2]
+    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{middle:{form}}{around}"
+
+
+class _Processors:
+    """The work that this process's cores have done until now, and this process's part of it."""
+
+    def __init__(self) -> None:
+        self._now, self._busy = time.monotonic(), _busy_seconds()
+        # Children are the tasks, which have ended, and the processes between them and this one.
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        self._own = sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+    def others_since(self, begun: "_Processors") -> float | None:
+        if self._busy is None or begun._busy is None:
+            return None
+        others = (self._busy - begun._busy) - (self._own - begun._own)
+        return max(0.0, others) / max(self._now - begun._now, 1e-9)
+
+
+def _busy_seconds() -> float | None:
+    """Return how long programs have run on this process's cores since the system started."""
+    names = {f"cpu{core}" for core in own_cores()}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:  # a system without /proc/stat
+        return None
+    ticks = sum(int(fields[1 + column]) for fields in lines if fields[0] in names for column in _BUSY_COLUMNS)
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,148 @@
+"""Measure how fast a config trains with 1 to N workers here, where the time goes, and what bounds it.
+
+    tfdist bench --config configs/mwms2w.yaml --plot scaling.png
+    tfdist bench --config configs/mwms2w.yaml --tune
+
+Every worker has the same share of the machine in every row, as if it had a machine of its own. --tune tries
+what may make the config faster here, and says what to write into it. Nothing is left of the runs.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfdist._utils.files import write_json
+from tfdist._utils.plotting import check_plotting
+from tfdist.cluster.config import ClusterSection
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer.config import Settings, read_config
+
+if TYPE_CHECKING:
+    from tfdist.benchmark.scenario import Bench
+
+__all__ = ["main"]
+
+_MOST_WORKERS = 64
+
+
+def main(
+    config: str | None,
+    set: Sequence[str] = (),
+    workers: str | None = None,
+    weak: bool = False,
+    tune: bool = False,
+    only: Sequence[str] = (),
+    steps: int = 100,
+    warmup: int = 20,
+    rounds: int = 3,
+    plot: str | None = None,
+    json: str | None = None,
+    record: str | None = None,
+) -> None:
+    """Measure a config, or with `record` run as a task of one of its measurements."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
+    settings = read_config(config, set)
+    if record:
+        _record(settings, Path(record), steps, warmup)
+        return
+    from tfdist.benchmark.scenario import Bench
+
+    bench = Bench(settings, settings.find_cluster(), tuple(set), steps, warmup, rounds, weak)
+    if weak and (bench.is_one_process or bench.strategy == "parameter_server"):
+        raise ConfigError("--weak", f"has no effect with {bench.strategy}", remedy="Leave it out")
+    if tune:
+        for name, given in (("plot", plot), ("workers", workers), ("weak", weak)):
+            if given:
+                raise ConfigError(f"--{name}", "has no effect with --tune", remedy="Leave one of them out")
+        _tune(bench, only, json)
+    elif only:
+        raise ConfigError("--only", "has no effect without --tune", remedy="Add --tune, or leave it out")
+    else:
+        _measure(bench, _counts(workers, bench), plot, json)
+
+
+def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str | None) -> None:
+    from tfdist.benchmark.report import as_values, draw, show_scaling
+    from tfdist.benchmark.scaling import measure_scaling
+
+    if plot:
+        check_plotting()
+    _prepare(bench.settings)
+    results = measure_scaling(bench, counts)
+    show_scaling(results)
+    if json:
+        write_json(Path(json), as_values(results))
+    if plot:
+        draw(results, Path(plot))
+
+
+def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
+    from tfdist.benchmark.levers import levers
+    from tfdist.benchmark.report import as_values, show_tuning
+    from tfdist.benchmark.tuning import tune
+
+    tried = levers(bench, only)
+    _prepare(bench.settings)
+    results = tune(bench, tried)
+    show_tuning(results)
+    if json:
+        write_json(Path(json), as_values(results))
+
+
+def _prepare(settings: Settings) -> None:
+    """Prepare the data before any task starts: in a private network, tasks cannot download."""
+    from tfdist.datasets.registry import open_data
+
+    open_data(**settings.config.data.wanted())
+
+
+def _record(settings: Settings, folder: Path, steps: int, warmup: int) -> None:
+    from tfdist.benchmark.worker import measure  # loads TensorFlow, which the launcher does not need
+
+    # The launcher sets a cluster of one task for a single process, which must train without a cluster.
+    is_alone = settings.config.cluster == ClusterSection()
+    cluster = settings.find_cluster(environ={} if is_alone else None)
+    measure(settings.config, cluster, folder, steps=steps, warmup=warmup)
+
+
+def _counts(text: str | None, bench: "Bench") -> list[int]:
+    """Parse `1..4` or `1,2,4`; the default is 1 up to the config's number of workers."""
+    if text is None:
+        return list(range(1, bench.workers + 1))
+    if bench.is_one_process:
+        problem = f"has no effect with {bench.strategy}, which is one process"
+        raise ConfigError("--workers", problem, remedy="Leave it out, or add a cluster to the config")
+    bounds = re.fullmatch(r"([0-9]{1,2})\.\.([0-9]{1,2})", text)
+    counts: list[int] = []
+    if bounds:
+        counts = list(range(int(bounds[1]), int(bounds[2]) + 1))
+    elif re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text):
+        counts = sorted({int(number) for number in text.split(",")})
+    if not counts or not 1 <= counts[0] <= counts[-1] <= _MOST_WORKERS:
+        expected = f"1..4 or 1,2,4, of at most {_MOST_WORKERS} workers"
+        raise ConfigError("--workers", expected=expected, received=shown(text))
+    return counts
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_string("config", None, "The YAML file that is measured; see configs/.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. data.name=digits; can be repeated.")
+    flags.DEFINE_string(
+        "workers", None, "How many workers: 1..4, or 1,2,4. Else 1 to as many as the file has."
+    )
+    flags.DEFINE_bool("weak", False, "Keep the batch of each worker constant, not the global batch.")
+    flags.DEFINE_bool("tune", False, "Measure which changes make the config faster on this machine.")
+    flags.DEFINE_multi_string("only", [], "With --tune: try only this, e.g. communication; can be repeated.")
+    flags.DEFINE_integer("steps", 100, "How many steps each worker is measured for.", lower_bound=1)
+    flags.DEFINE_integer("warmup", 20, "How many warm-up steps come before.", lower_bound=1)
+    flags.DEFINE_integer("rounds", 3, "How often everything is run, in turns.", lower_bound=1)
+    flags.DEFINE_string("plot", None, "The PNG to draw the result in (needs matplotlib).")
+    flags.DEFINE_string("json", None, "The file to write all measured values to.")
+    flags.DEFINE_string("record", None, "Only train and write the times: for bench's own processes.")
+    run(main, loads="tfdist.benchmark.worker")

@@ -1,0 +1,52 @@
+"""Run the command that the command line names."""
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+from tfdist import __version__
+from tfdist.errors import did_you_mean
+
+__all__ = ["COMMANDS", "main", "run_command"]
+
+COMMANDS: dict[str, str] = {
+    "bench": "Measure how fast a config trains here, where the time goes, and which changes help.",
+    "train": "Train on the cluster that a config file describes, and export the model.",
+    "launch": "Start a script of your own as a cluster on this machine.",
+    "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
+    "predict": "Ask an exported model about images, a folder of them, or a data set.",
+    "verify": "Prove that the cluster computes what one process computes, step by step.",
+    "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
+    "schema": "Print the JSON Schema of the config file.",
+}
+
+
+def main() -> None:
+    """Run the command that `sys.argv` names."""
+    command, *rest = sys.argv[1:] or [""]
+    if command in COMMANDS:
+        run_command(command, rest)
+    elif command in ("--version", "version"):
+        print(f"tfdist {__version__}")
+    elif command in ("-h", "--help", "help"):
+        print(_usage())
+    elif command:
+        sys.exit(_report_mistake(f"tfdist: unknown command {command!r}. {did_you_mean(command, COMMANDS)}"))
+    else:
+        sys.exit(_report_mistake(_usage()))
+
+
+def run_command(command: str, arguments: Sequence[str]) -> None:
+    """Run one command as the program of this process; it defines its flags only then."""
+    sys.argv = [f"tfdist {command}", *arguments]
+    runpy.run_module(f"tfdist.cli.{command}", run_name="__main__", alter_sys=True)
+
+
+def _report_mistake(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2
+
+
+def _usage() -> str:
+    commands = [f"  {command:<8} {text}" for command, text in COMMANDS.items()]
+    return "\n".join(["usage: tfdist COMMAND [--flags]", "", *commands])

@@ -1,0 +1,108 @@
+"""Start a script of your own as a cluster on this machine, each process with its own TF_CONFIG.
+
+    tfdist launch --workers 2 --ps 1 -- python my_script.py --my_flag
+
+    tfdist launch --job reader=1 --job trainer=3 -- python my_script.py
+
+A chief is added where there is a ps or a job of another name. The script is the same on all tasks; see
+examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by itself where to continue.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError, shown
+from tfdist.launcher.launch import NetworkIsolation, launch
+
+__all__ = ["main"]
+
+_APART = (
+    "tfdist: WARNING: the script has not called tfdist: unless it reads TF_CONFIG itself, each task has"
+    " trained alone. Begin it with tfdist.start()"
+)
+
+
+def main(
+    command: Sequence[str],
+    workers: int | None = None,
+    ps: int = 0,
+    job: Sequence[str] = (),
+    run_dir: str | None = None,
+    restarts: int = 0,
+    alone: Sequence[str] = (),
+    threads: int | None = None,
+    pin: bool = False,
+    network_isolation: NetworkIsolation = "auto",
+    heartbeat_timeout: float | None = None,
+) -> None:
+    """Run a command as every task of a local cluster."""
+    if not command:
+        raise ConfigError("command line", "names no command", remedy="Write it last: -- python my_script.py")
+    folder = Path(run_dir or time.strftime("runs/launch-%Y%m%d-%H%M%S"))
+    jobs = dict(map(_counted, job))
+    workers = (0 if jobs else 2) if workers is None else workers
+    cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
+    report = launch(
+        cluster,
+        command,
+        run_dir=folder,
+        restarts=restarts,
+        alone=alone,
+        threads=threads,
+        pin=pin,
+        network_isolation=network_isolation,
+        heartbeat_timeout=heartbeat_timeout,
+    )
+    if not report.has_joined and len(cluster.tasks()) > 1:
+        print(_APART, file=sys.stderr)
+
+
+def _counted(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not re.fullmatch(r"[0-9]{1,4}", count):
+        raise ConfigError("--job", expected="a name and how many, such as trainer=3", received=shown(text))
+    return name, int(count)
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_integer("workers", None, "How many workers; 2 where no --job is given.")
+    flags.DEFINE_integer("ps", 0, "How many parameter servers.")
+    flags.DEFINE_multi_string("job", [], "A job of any name and how many tasks, trainer=3; can be repeated.")
+    flags.DEFINE_string("run_dir", None, "The folder for the logs. Without it, a new folder in runs/.")
+    flags.DEFINE_integer(
+        "restarts", 0, "How often, in all, tasks that are lost are started again.", lower_bound=0
+    )
+    flags.DEFINE_multi_string(
+        "alone",
+        [],
+        "A type of tasks that are started again alone, such as worker with asynchronous parameter servers;"
+        " can be repeated.",
+    )
+    flags.DEFINE_integer(
+        "threads", None, "The threads of each task; without it, the tasks share the cores.", lower_bound=1
+    )
+    flags.DEFINE_bool("pin", False, "Bind each task that computes to cores of its own.")
+    flags.DEFINE_enum(
+        "network_isolation",
+        "auto",
+        get_args(NetworkIsolation),
+        "Whether the tasks live in a private network: auto (if this system allows it),"
+        " always (or fail), or never.",
+    )
+    flags.DEFINE_float(
+        "heartbeat_timeout",
+        None,
+        "Kill a task that has been stopped for so many seconds, so that it counts as lost;"
+        " without it, never.",
+        lower_bound=0.1,
+    )
+    run(main, takes_command=True)

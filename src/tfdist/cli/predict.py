@@ -1,0 +1,110 @@
+"""Ask an exported model about images: label and score of each, and the accuracy where labels are known.
+
+    tfdist predict --model runs/ps2w --input digits
+    tfdist predict --model runs/ps2w --input photos --output answers.csv --grid answers.png
+
+The model is a run's folder, an export in it, or a .keras or .tflite file there. The input is an image, a
+folder of images (in folders named after their classes, where these are known), an .npz file with x and
+perhaps y and key, a folder of TFRecord files, or the name of a data set, whose test images are taken.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from tfdist.errors import ConfigError, StorageError
+from tfdist.export.layout import find_export
+
+if TYPE_CHECKING:
+    from tfdist.export.inference import Summary
+
+__all__ = ["main"]
+
+
+def main(
+    model: str | None,
+    input: str | None,
+    output: str = "-",
+    format: str | None = None,
+    grid: str | None = None,
+    batch_size: int = 256,
+) -> None:
+    """Write the answer for each image to standard output or a file, and print a summary."""
+    if not model:
+        raise ConfigError("--model", "is missing", remedy="Name a run's folder: --model runs/ps2w")
+    if not input:
+        raise ConfigError("--input", "is missing", remedy="Name images or a data set: --input digits")
+    exported = find_export(model)
+    _check_input(input)
+    target = None if output == "-" else _writable(output, "--output")
+    grid_path = None if grid is None else _writable(grid, "--grid")
+    if grid_path is not None and grid_path.suffix != ".png":
+        raise ConfigError("--grid", expected="a name that ends in .png", received=f"'{grid}'")
+    form = format or ("csv" if output.endswith(".csv") else "jsonl")
+
+    from tfdist.export.inference import (
+        answer,  # loads TensorFlow, after the checks of the flags
+    )
+
+    summary = answer(
+        exported,
+        input,
+        batch_size=batch_size,
+        output=target,
+        form=cast(Literal["jsonl", "csv"], form),
+        grid=grid_path,
+    )
+    _print_summary(summary, [path for path in (target, grid_path) if path is not None])
+
+
+def _check_input(source: str) -> None:
+    """Raise at a path that does not exist; a name without a slash or a suffix may be a data set."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return
+    is_path = source.startswith(("/", "./", "../", "~")) or "." in path.name
+    # tensorflow-datasets has names with a slash, such as imagenet_resized/32x32, and versions after a colon.
+    if is_path and ":" not in source:
+        remedy = "Name an image, a folder of images, an .npz file or a data set"
+        raise ConfigError("--input", f"{source} does not exist", remedy=remedy)
+
+
+def _writable(name: str, flag: str) -> Path:
+    path = Path(name).expanduser()
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(flag, f"there is no folder {folder}", remedy="Make it first")
+    if path.is_dir():
+        raise ConfigError(flag, expected="a file", received=f"the folder {path}")
+    if not os.access(folder, os.W_OK):
+        raise StorageError(
+            f"{flag} {name}", "cannot be written: Permission denied", remedy="Name another folder"
+        )
+    return path
+
+
+def _print_summary(summary: "Summary", written: list[Path]) -> None:
+    # On standard error, because a program may read the answers from standard output.
+    lines = [f"images    {summary.images}"]
+    if summary.accuracy is not None:
+        lines += [f"accuracy  {summary.accuracy:.4f} on {summary.known} whose label is known"]
+    print("\n".join([*lines, *(f"written   {path}" for path in written)]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_string("model", None, "A run's folder, an export in it, or a .keras or .tflite file there.")
+    flags.DEFINE_string("input", None, "An image, a folder of images, an .npz file, or a data set's name.")
+    flags.DEFINE_string("output", "-", "The file to write; - is standard output.")
+    flags.DEFINE_enum(
+        "format", None, ("jsonl", "csv"), "The format; by default, what --output ends in, or JSON lines."
+    )
+    flags.DEFINE_string(
+        "grid", None, "The PNG to draw up to 64 images and their answers in, wrong answers first."
+    )
+    flags.DEFINE_integer("batch_size", 256, "How many images the model predicts at once.", lower_bound=1)
+    run(main)

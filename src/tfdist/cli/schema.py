@@ -1,0 +1,23 @@
+"""Print the JSON Schema of the config file, for editors to complete and check it.
+
+    tfdist schema > tfdist.schema.json
+
+and as the first line of a config: `# yaml-language-server: $schema=tfdist.schema.json`
+"""
+
+import json
+
+from tfdist.trainer.config import json_schema
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Print the schema."""
+    print(json.dumps(json_schema(), indent=2))
+
+
+if __name__ == "__main__":
+    from tfdist.cli._run import run
+
+    run(main)

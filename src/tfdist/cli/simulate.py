@@ -1,0 +1,121 @@
+"""Predict how fast clusters of many sizes train, from what one worker takes and what the links carry.
+
+    tfdist simulate --config examples/simulate/inception.yaml --workers 1..1000 --plot scaling.png
+    tfdist simulate --config examples/simulate/inception.yaml --workers 50 --advise
+    tfdist simulate --check
+
+--check compares the simulation with published results. TensorFlow is not loaded.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfdist._utils.plotting import check_plotting
+from tfdist.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from tfdist.simulation import Forecast, Setup
+
+__all__ = ["main"]
+
+STRATEGIES = ("parameter_server", "parameter_server_sync", "multi_worker_mirrored")
+_MOST_WORKERS = 1000
+
+
+def main(
+    config: str | None,
+    workers: str = "1..100",
+    plot: str | None = None,
+    advise: bool = False,
+    check: bool = False,
+) -> None:
+    """Simulate what a file describes, or check the simulation."""
+    if check:
+        _check()
+    elif not config:
+        remedy = "Name a file, such as examples/simulate/inception.yaml; or use --check"
+        raise ConfigError("--config", "is missing", remedy=remedy)
+    if config:
+        from tfdist.simulation import read_setup
+
+        _simulate(read_setup(config), _counts(workers), plot, advise)
+
+
+def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool) -> None:
+    from msgspec.structs import replace
+
+    from tfdist.simulation import advise as advice
+    from tfdist.simulation import draw, forecast
+
+    if plot:
+        check_plotting()
+    forecasts: dict[str, list[Forecast]] = {}
+    for strategy in STRATEGIES:
+        print(f"{strategy}{', as the file says' if strategy == setup.strategy else ''}\n{_HEAD}", flush=True)
+        forecasts[strategy] = []
+        for count in counts:
+            result = forecast(replace(setup, strategy=strategy), count)
+            forecasts[strategy].append(result)
+            print(_row(result), flush=True)
+        print()
+    if plot:
+        draw(forecasts, Path(plot))
+        print(f"drawn in {plot}")
+    if advise:
+        most = counts[-1]
+        print(f"With {most} workers of {setup.strategy}, by itself each would bring:", flush=True)
+        changes = advice(setup, most)
+        for change in changes:
+            print(f"  {change.gain:+7.0%}  {change.what}")
+        if not changes:
+            print("  none of these changes helps: the workers compute nearly all the time")
+
+
+_HEAD = "workers  examples/s  speedup  efficiency    GB/s  staleness  waiting"
+
+
+def _row(forecast: "Forecast") -> str:
+    reached = f"{forecast.examples_per_second:10.0f}  {forecast.speedup:7.1f}  {forecast.efficiency:10.0%}"
+    moved = f"{forecast.bytes_per_second / 1e9:6.2f}"
+    return f"{forecast.workers:7}  {reached}  {moved}  {forecast.staleness:9.1f}  {forecast.waiting:7.0%}"
+
+
+def _check() -> None:
+    from tfdist.simulation import check_published
+
+    print("Against what was published, on hardware that is assumed:")
+    for point in check_published():
+        print(f"  {point}\n      {point.assumed}")
+
+
+def _counts(text: str) -> list[int]:
+    """Parse `1..1000` as 1, 2, 5, 10 and so on, or `1,2,4` as these numbers."""
+    bounds = re.fullmatch(r"([0-9]{1,5})\.\.([0-9]{1,5})", text)
+    if bounds:
+        least, most = int(bounds[1]), int(bounds[2])
+        steps = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
+        counts = sorted({least, most, *(step for step in steps if least <= step <= most)})
+    elif re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
+        counts = sorted({int(count) for count in text.split(",")})
+    else:
+        raise ConfigError("--workers", expected="1..1000 or 1,2,4", received=shown(text))
+    if not 1 <= counts[0] <= counts[-1] <= _MOST_WORKERS or (bounds and least > most):
+        expected = f"numbers in 1…{_MOST_WORKERS}, the smaller one first"
+        raise ConfigError("--workers", expected=expected, received=shown(text))
+    return counts
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_string("config", None, "The YAML file that says what is simulated; see examples/simulate/.")
+    flags.DEFINE_string(
+        "workers", "1..100", "How many workers: 1..1000, in steps of 1, 2, 5, 10 …, or 1,2,4."
+    )
+    flags.DEFINE_string("plot", None, "The PNG to draw the result in (needs matplotlib).")
+    flags.DEFINE_bool("advise", False, "Print which change helps the largest cluster most, and how much.")
+    flags.DEFINE_bool("check", False, "Compare the simulation with published results.")
+    run(main)

@@ -1,0 +1,159 @@
+"""Train on the cluster that a config file describes, and leave a SavedModel that the chief has written.
+
+    python -m tfdist.train --config configs/ps2w.yaml --set train.epochs=3
+
+Where the file counts tasks, they are started on this machine. Where it gives addresses, this process is one
+of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
+"""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import LOST, ConfigError
+from tfdist.strategies.options import strategy_name
+from tfdist.trainer.config import Settings, read_config
+
+__all__ = ["main"]
+
+# A run of seconds with two evaluations, two checkpoints and the export.
+_SMOKE = (
+    "train.steps=4",
+    "train.steps_per_execution=2",
+    "evaluation.every=2",
+    "evaluation.batches=2",
+    "checkpoint.every=2",
+    "summaries.every=2",
+)
+_SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
+
+
+def main(
+    config: str | None,
+    set: Sequence[str] = (),
+    run_dir: str | None = None,
+    task: str | None = None,
+    dry_run: bool = False,
+    smoke: bool = False,
+) -> None:
+    """Train, as the whole cluster or as one task of it."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
+    changes = [*set, *(_SMOKE if smoke else ())]
+    settings = read_config(config, changes)
+    cluster = settings.find_cluster(task=task)
+    settings.check_elastic(cluster)
+    settings.check_evaluator()
+    # All tasks of a run share its folder, so without a launcher its name must not contain the time.
+    is_whole = cluster.is_on_ports_of_ours or not cluster
+    stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
+    name = f"{Path(config).stem}{'-smoke' if smoke else ''}{stamp}"
+    folder = Path(run_dir or f"runs/{name}").absolute()
+    if dry_run:
+        _check(settings, cluster, folder)
+    elif cluster.is_on_ports_of_ours:
+        _launch(cluster, settings, changes, folder)
+    elif cluster and cluster.task is None:
+        raise _which_task(cluster, settings)
+    else:
+        _train(settings, cluster, folder)
+
+
+def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+    """Check the config without training, and print what a run would do."""
+    from tfdist.trainer.config_printing import config_text, plan_text
+    from tfdist.trainer.job import rehearse
+
+    print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
+    print(f"{plan_text(cluster, cluster.tasks(), settings)}\n")
+    for line in rehearse(settings.config, cluster, folder):
+        print(line)
+
+
+def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
+    """Start every task as a process on this machine."""
+    from tfdist.datasets.registry import open_data
+    from tfdist.launcher.launch import launch
+    from tfdist.launcher.outcome import LaunchError
+
+    if settings.config.elastic is not None:
+        problem = (
+            "is for tasks on several machines: here a lost one is started again, as launch.restarts says"
+        )
+        raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
+    # Before any task starts: in a private network, tasks cannot download.
+    open_data(**settings.config.data.wanted())
+    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
+    words += [f"--set={change}" for change in changes]
+    section = settings.config.launch
+    name = strategy_name(settings.config.strategy.name, cluster)
+    try:
+        launch(
+            cluster,
+            words,
+            run_dir=folder,
+            threads=section.threads,
+            pin=section.pin,
+            network_isolation=section.network_isolation,
+            linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            restarts=section.restarts,
+            alone=("worker", "evaluator") if name == "parameter_server" else ("evaluator",),
+            heartbeat_timeout=settings.config.watch.heartbeat_timeout,
+            loads_once=True,
+        )
+    except LaunchError as error:
+        if error.may_pass:
+            error.exit_code = LOST  # all is saved: start the same command again
+        raise
+    _print_report(folder)
+
+
+def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+    """Train as one task, in this process."""
+    from tfdist.trainer.job import train  # loads TensorFlow, which the launcher does not need
+
+    is_alone = not cluster
+    if train(settings.config, cluster, folder) is not None and is_alone:
+        _print_report(folder)
+
+
+def _print_report(folder: Path) -> None:
+    """Print the results of the run and the places of its files."""
+    from rich.console import Console
+
+    report = json.loads((folder / "report.json").read_text())
+    say = Console(highlight=False, markup=False, soft_wrap=True).print
+    if report["substitute_for"]:
+        text = f"ATTENTION: '{report['data']}' was used in place of '{report['substitute_for']}'"
+        say(text, style="bold yellow")
+    say(
+        f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
+        style="bold",
+    )
+    say(f"SavedModel     {report['export']}")
+    say(f"report         {folder / 'report.json'}")
+    say(f"curves         tensorboard --logdir {shlex.quote(str(folder))}")
+
+
+def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
+    commands = "; ".join(f"on {cluster.address(task)}: {settings.command(task)}" for task in cluster.tasks())
+    problem = "gives addresses, but not which of them this process is"
+    return ConfigError(cluster.source.at(), problem, remedy=f"Type {commands}")
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
+    flags.DEFINE_string("run_dir", None, "The folder for the run's files. Without it, a new folder in runs/.")
+    flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
+    flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
+    flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
+    run(main, loads="tfdist.trainer.job")

@@ -1,0 +1,156 @@
+"""Prove that a cluster computes what one process computes: the same weights after each step.
+
+    tfdist verify --config configs/mwms2w.yaml
+
+One process trains some steps on whole batches, then the cluster of the config on its parts of the same ones.
+In float64 all losses and weights must agree to 1e-10; in float32 to ten times what merely reversing each
+batch changes in one process. The exit status is 1 where they do not. Dropout is switched off for it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.strategies.options import strategy_name
+from tfdist.trainer.config import Settings, read_config
+
+if TYPE_CHECKING:
+    from tfdist.trainer.equivalence import Difference
+
+__all__ = ["main"]
+
+_ALONE = ["--set=cluster={}", "--set=strategy={name: one_device}"]
+_SECONDS = 1800
+
+
+def main(
+    config: str | None,
+    set: Sequence[str] = (),
+    steps: int = 10,
+    numbers: str = "float64",
+    record: str | None = None,
+    reverse: bool = False,
+) -> int:
+    """Verify a config's cluster, or with `record` run as one of its processes."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
+    settings = read_config(config, set)
+    cluster = settings.find_cluster()
+    if record:
+        from tfdist.trainer.equivalence import record as write_record
+
+        kind = cast(Literal["float32", "float64"], numbers)
+        write_record(settings.config, cluster, Path(record), steps=steps, numbers=kind, reverse=reverse)
+        return 0
+    _check(settings, cluster)
+    words = [
+        sys.executable,
+        "-m",
+        "tfdist",
+        "verify",
+        "--config",
+        config,
+        f"--steps={steps}",
+        f"--numbers={numbers}",
+    ]
+    words += [f"--set={change}" for change in set]
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
+        return _compare(words, cluster, settings, numbers, Path(folder))
+
+
+def _check(settings: Settings, cluster: ClusterConfig) -> None:
+    where = settings.document.source.at("strategy", "name")
+    if strategy_name(settings.config.strategy.name, cluster) == "parameter_server":
+        problem = "updates asynchronously: no two runs of it are equal"
+        raise ConfigError(where, problem, remedy="Verify with parameter_server_sync")
+    if cluster and not cluster.is_on_ports_of_ours:
+        problem = "gives addresses; verify starts its cluster on this machine"
+        raise ConfigError(
+            cluster.source.at(), problem, remedy="Write the number of tasks: cluster: {worker: 2}"
+        )
+
+
+def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbers: str, folder: Path) -> int:
+    alone, together = folder / "alone.npz", folder / "together.npz"
+    reordered = folder / "reordered.npz" if numbers == "float32" else None
+    _run([*words, *_ALONE, f"--record={alone}"])
+    if reordered is not None:
+        _run([*words, *_ALONE, f"--record={reordered}", "--reverse"])
+    if cluster:
+        from tfdist.launcher.launch import launch
+
+        with (folder / "output").open("w") as output:
+            launch(
+                cluster,
+                [*words, f"--record={together}"],
+                run_dir=folder / "run",
+                loads_once=True,
+                stream=output,
+            )
+    else:
+        _run([*words, f"--record={together}"])
+
+    from tfdist.trainer.equivalence import compare
+
+    return _show(compare(alone, together, reordered), settings.config.strategy.name)
+
+
+def _run(words: list[str]) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    run = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("tfdist: ")
+        error = TfdistError("verify", f"one process could not train: {last}")
+        error.exit_code = run.returncode
+        raise error
+
+
+def _show(differences: Sequence["Difference"], name: str) -> int:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "step", "loss alone", "loss of the cluster", "worst difference", "of", "allowed", box=SIMPLE
+    )
+    for difference in differences:
+        style = None if difference.is_allowed else "bold red"
+        row = (
+            f"{difference.step}",
+            f"{difference.loss:.12g}",
+            f"{difference.other_loss:.12g}",
+            f"{difference.worst:.1e}",
+            difference.where,
+        )
+        table.add_row(*row, f"{difference.allowed:.1e}", style=style)
+    # A file or a pipe has no width, so rich would cut the lines.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    wrong = next((difference for difference in differences if not difference.is_allowed), None)
+    if wrong is None:
+        console.print(f"{name} computes what one process computes: {len(differences)} steps", style="bold")
+        return 0
+    console.print(
+        f"{name} differs from one process from step {wrong.step} on, first in {wrong.where}", style="bold red"
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run import run
+
+    flags.DEFINE_string("config", None, "The YAML file whose cluster is verified.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. data.name=digits; can be repeated.")
+    flags.DEFINE_integer("steps", 10, "How many steps to compare.", lower_bound=1)
+    flags.DEFINE_enum("numbers", "float64", ("float64", "float32"), "The number type of all computation.")
+    flags.DEFINE_string("record", None, "Only train and write this record: for verify's own processes.")
+    flags.DEFINE_bool("reverse", False, "With --record: take each batch in reverse order.")
+    run(main, loads="tfdist.trainer.equivalence")

@@ -1,0 +1,1 @@
+"""Report which tasks of a cluster are present, alive or leaving, and let tasks call each other."""

@@ -1,0 +1,96 @@
+"""Detect a task of the cluster that is silent or gone, which TensorFlow would wait for without end.
+
+A call to a task that is stopped, or whose link is cut, neither returns nor fails. Only the end of the
+calling process ends the call. So one thread per watched task checks once a second whether that task
+answers.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Collection
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
+from tfdist.coordination.thread_per_task import TaskThreads
+from tfdist.errors import TaskLost
+from tfdist.launcher.report_pipe import report_silent
+
+__all__ = ["Watcher"]
+
+# If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
+# more.
+_SECONDS_BEFORE_OWN_ERROR = 10.0
+_log = logging.getLogger("tfdist")
+
+
+class Watcher(TaskThreads):
+    """Watch the tasks that this task waits for, for as long as the block lasts.
+
+    The chief watches all tasks, and the other tasks watch the chief. If a watched task is lost, this
+    process ends with status 138, and the tasks that watch this process notice in turn.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        *,
+        heartbeat_timeout: float,
+        spared: Collection[str] = (),
+        at_loss: Callable[[TaskLost], object] | None = None,
+    ) -> None:
+        """Store which tasks to watch, and prepare one thread for each.
+
+        Args:
+            cluster: The cluster and this process's task.
+            heartbeat_timeout: Seconds without an answer after which a task counts as lost.
+            spared: Job names of tasks without which the others continue.
+            at_loss: Called with the error instead of ending this process, whose calls to the lost task
+                never return.
+        """
+        watched = [task for task in cluster.training().tasks() if task != cluster.lead]
+        if cluster.task is None:
+            watched = []
+        elif cluster.task != cluster.lead:
+            watched = [cluster.lead]
+        super().__init__(self._watch, watched)
+        self._cluster, self._heartbeat_timeout = cluster, heartbeat_timeout
+        self._spared, self._at_loss = frozenset(spared), at_loss or _end_process
+
+    def _watch(self, task: Task) -> None:
+        address, silence, is_reported = self._cluster.address(task), SilenceClock(), False
+        while not self.is_over.wait(SECONDS_BETWEEN_CHECKS):
+            is_alive = answers(address)
+            silent_for = silence.after(is_alive)
+            if is_alive:
+                is_reported = False
+                continue
+            limit = _SECONDS_BEFORE_OWN_ERROR if is_alive is False else self._heartbeat_timeout
+            if silent_for < limit or self.is_over.is_set():
+                continue
+            state = "gone" if is_alive is False else "silent"
+            if task.type not in self._spared:
+                self._end(f"{task} at {address}", f"{state} for {silent_for:.0f} s", task, silent_for)
+                silence = SilenceClock()  # report again later if this process does not end
+            elif not is_reported:
+                _log.warning(
+                    "%s at %s %s for %.0f s: training continues without it", task, address, state, silent_for
+                )
+                if is_alive is None:  # a task that refuses connections is gone, or restarts
+                    report_silent(str(task), silent_for)
+                is_reported = True
+
+    def _end(self, where: str, problem: str, task: Task, seconds: float) -> None:
+        """End this process, whose main thread waits in a call that nothing else ends."""
+        if report_silent(str(task), seconds):
+            # The launcher ends the silent task, and then the calls to that task fail.
+            _log.warning("%s %s", where, problem)
+            return
+        remedy = "Its own log may say why; start the cluster again"
+        self._at_loss(TaskLost(where, problem, remedy=remedy))
+
+
+def _end_process(error: TaskLost) -> None:
+    print(f"tfdist: {error}", file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(error.exit_code)

@@ -1,0 +1,124 @@
+"""Handle SIGTERM, with which schedulers announce that they soon take the machine away, and save the work."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from tfdist.errors import Preempted
+
+__all__ = ["Notice", "handling_sigterm", "own_handler_restored"]
+
+_SECONDS_BETWEEN_POLLS = 0.1
+
+
+class Notice:
+    """The state of SIGTERM in this process: whether it has come, and whether to react later.
+
+    If there is nothing to save, the signal ends the process at once, by `Preempted`. Code that has
+    something to save defers the end, and reads `is_received` when it can.
+    """
+
+    def __init__(self) -> None:
+        self.is_received = False
+        self._is_deferred = False
+        self.listens = (
+            # Only the main thread may set a handler, and a process that ignores the signal does so on
+            # purpose.
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+        )
+
+    def listen(self) -> None:
+        """Install the handler, also in place of TensorFlow's, set when it connects mirrored workers."""
+        if self.listens:
+            signal.signal(signal.SIGTERM, self.handle)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep TensorFlow from consuming the signal unseen somewhere in the block.
+
+        In the block, the signal ends this process at once, from a thread. There is nothing to save yet, and
+        the main thread may be waiting for other tasks.
+        """
+        if not self.listens or sys.platform == "darwin":  # macOS cannot wait for a signal in a thread
+            yield
+            self.listen()
+            return
+        # Threads that start in the block inherit the blocked signal, and so leave it to the main thread.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        is_over = threading.Event()
+        threading.Thread(target=_end_on_signal, args=(is_over,), daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            self.listen()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Record the signal, but do not react to it, until the end of the block."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal: record it, and end unless that is deferred."""
+        self.is_received = True
+        if not self._is_deferred:
+            self.raise_if_received()
+
+    def raise_if_received(self) -> None:
+        """Raise Preempted if the signal has come."""
+        if self.is_received:
+            raise _preempted()
+
+
+def _preempted() -> Preempted:
+    return Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it continues")
+
+
+def _end_on_signal(is_over: threading.Event) -> None:
+    """Wait for the signal, which all other threads block, and end this process."""
+    while not is_over.wait(_SECONDS_BETWEEN_POLLS):
+        # With a timeout, Python takes a wait that lasted longer (the process was stopped) for a signal.
+        if signal.sigtimedwait({signal.SIGTERM}, 0):
+            error = _preempted()
+            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            logging.shutdown()
+            os._exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def handling_sigterm() -> Iterator[Notice]:
+    """Handle SIGTERM for as long as the block lasts, in the main thread and unless the process ignores it."""
+    notice = Notice()
+    before = signal.getsignal(signal.SIGTERM)
+    notice.listen()
+    try:
+        yield notice
+    finally:
+        if notice.listens:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def own_handler_restored() -> Iterator[None]:
+    """Restore this process's SIGTERM handler, which TensorFlow replaces when it connects mirrored workers.
+
+    TensorFlow's handler only records the signal, for code that asks. Only SIGKILL could end a script that
+    does not ask and waits in a collective.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,118 @@
+"""Lead the rendezvous: call the other tasks, and decide when all of them begin."""
+
+import socket
+import threading
+from collections.abc import Sequence
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.health import connected, reason_of
+from tfdist.coordination.rendezvous.messages import SECONDS_TO_SPEAK, Call, Refused, exchange
+from tfdist.coordination.waiting import Awaiting
+from tfdist.errors import TaskLost
+
+__all__ = ["Lead"]
+
+_SECONDS_BETWEEN_CALLS = 1.0
+_SECONDS_BETWEEN_RETRIES = 0.1
+
+
+class Lead:
+    """The task that calls all others, each from one thread, until all answer at the same time."""
+
+    def __init__(
+        self, cluster: ClusterConfig, mark: str, awaiting: Awaiting, least: int | None, wait: float
+    ) -> None:
+        self._cluster, self._mark, self._awaiting = cluster, mark, awaiting
+        self._least, self._wait = least, wait
+        others = [task for task in cluster.tasks() if task != cluster.lead]
+        self._changed = threading.Condition()
+        self._missing = dict.fromkeys(others, "not called yet")
+        self._answered = dict.fromkeys(others, 0)
+        self._round = 1
+        self._start: list[str] = []
+        self._is_over = False
+
+    def call(self) -> tuple[Task, ...]:
+        """Return the tasks that take part, after all of them have been told."""
+        for task in self._answered:
+            threading.Thread(target=self._call_one, args=(task,), daemon=True).start()
+        with self._changed:
+            try:
+                while True:
+                    self._changed.wait_for(lambda: not self._missing, timeout=_SECONDS_BETWEEN_CALLS)
+                    members = self._members()
+                    # A task may have left since its last answer: only members that answer again now can
+                    # begin.
+                    if self._is_enough(members) and self._all_answer(members):
+                        return self._begin_with(members)
+                    if self._missing and self._awaiting.is_due:
+                        self._awaiting.report(self._missing)
+            finally:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _members(self) -> tuple[Task, ...]:
+        return tuple(task for task in self._cluster.tasks() if task not in self._missing)
+
+    def _is_enough(self, members: Sequence[Task]) -> bool:
+        if not self._missing:
+            return True
+        workers = sum(task.type == "worker" for task in members)
+        return self._least is not None and workers >= self._least and self._awaiting.seconds >= self._wait
+
+    def _begin_with(self, members: tuple[Task, ...]) -> tuple[Task, ...]:
+        self._start = [str(task) for task in members]
+        if not self._all_answer(members):
+            lost_tasks = [task for task in members if task in self._missing]
+            names = " and ".join(f"{task} at {self._cluster.address(task)}" for task in lost_tasks)
+            problem = f"lost {names or 'a task'} just before all were to begin"
+            raise TaskLost("make_strategy", problem, remedy="Start the cluster again")
+        return members
+
+    def _all_answer(self, members: Sequence[Task]) -> bool:
+        """Call these tasks now; return whether all of them answer."""
+        self._round += 1
+        self._changed.notify_all()
+        others = [task for task in members if task in self._answered]
+
+        def have_answered() -> bool:
+            return all(self._answered[task] == self._round for task in others)
+
+        def is_settled() -> bool:
+            return have_answered() or any(task in self._missing for task in others)
+
+        self._changed.wait_for(is_settled, timeout=2 * SECONDS_TO_SPEAK)
+        return have_answered()
+
+    def _call_one(self, task: Task) -> None:
+        while not self._is_over:
+            try:
+                with connected(self._cluster.address(task)) as connection:
+                    self._serve_member(task, connection)
+                return
+            except Refused as error:
+                why = str(error)
+            except OSError as error:
+                why = reason_of(error)
+            with self._changed:
+                self._missing[task] = why
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_over, timeout=_SECONDS_BETWEEN_RETRIES)
+
+    def _serve_member(self, task: Task, connection: socket.socket) -> None:
+        while True:
+            with self._changed:
+                current_round, start = self._round, self._start
+                # The second case: this task answered too late to take part.
+                if self._is_over or (start and str(task) not in start):
+                    return
+                missing = {str(other): why[:200] for other, why in self._missing.items() if other != task}
+            exchange(connection, Call(self._mark, str(task), missing, start))
+            with self._changed:
+                self._missing.pop(task, None)
+                self._answered[task] = current_round
+                self._changed.notify_all()
+                if start:
+                    return
+                if self._round == current_round and not self._is_over:
+                    self._changed.wait(_SECONDS_BETWEEN_CALLS)

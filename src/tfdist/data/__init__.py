@@ -1,5 +1,0 @@
-"""Open image-classification data as tf.data pipelines: `open_data("mnist").train(batch=64, shard=(0, 2))`."""
-
-from tfdist.data.catalogue import Data, open_data
-
-__all__ = ["Data", "open_data"]

@@ -1,0 +1,106 @@
+"""Read idx files, in which MNIST and Fashion-MNIST come: `train-images-idx3-ubyte.gz` and its like."""
+
+import gzip
+import math
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.datasets.cache import Batches, Contents
+from tfdist.errors import DataError
+
+__all__ = ["idx_files", "read_idx"]
+
+Array = NDArray[np.uint8]
+
+# The file names of the original sets; some copies have a dot in place of the hyphen before idx.
+_NAME = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
+_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
+_UNSIGNED_BYTES = 8
+_AT_ONCE = 1000
+
+
+def idx_files(folder: Path) -> dict[tuple[str, str], Path]:
+    """Return the idx files in a folder by split, `train` or `test`, and part, `images` or `labels`.
+
+    If a file is there both as it is and compressed, the one as it is counts.
+    """
+    files: dict[tuple[str, str], Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (match := _NAME.fullmatch(path.name)) and path.is_file():
+            files.setdefault((_SPLITS[match[1]], match[2]), path)
+    return files
+
+
+def read_idx(folder: Path, classes: tuple[str, ...] = ()) -> Contents:
+    """Read the four idx files of a data set.
+
+    Args:
+        folder: The folder of the files.
+        classes: The names of the classes; without them, `labels.txt` beside the files, or the numbers.
+
+    Raises:
+        DataError: A file is missing, damaged, or does not fit the others.
+    """
+    files = idx_files(folder)
+    for split in ("train", "test"):
+        for part, dimensions in (("images", 3), ("labels", 1)):
+            if (split, part) not in files:
+                name = f"{'train' if split == 'train' else 't10k'}-{part}-idx{dimensions}-ubyte"
+                raise DataError(str(folder), f"has no {name} or {name}.gz", remedy="Add it")
+    images = {split: _read(files[split, "images"], 3) for split in ("train", "test")}
+    labels = {split: _read(files[split, "labels"], 1) for split in ("train", "test")}
+    for split in ("train", "test"):
+        if len(images[split]) != len(labels[split]):
+            expected, received = f"{len(images[split])} labels", str(len(labels[split]))
+            raise DataError(str(files[split, "labels"]), expected=expected, received=received)
+    size = images["train"].shape[1:]
+    if images["test"].shape[1:] != size:
+        expected, received = f"images of {_size(size)}", _size(images["test"].shape[1:])
+        raise DataError(str(files["test", "images"]), expected=expected, received=received)
+    highest = {split: int(values.max()) for split, values in labels.items()}
+    names = folder / "labels.txt"
+    if names.exists():
+        classes = tuple(names.read_text("utf-8").splitlines())
+    classes = classes or tuple(map(str, range(max(highest.values()) + 1)))
+    for split, label in highest.items():
+        if label >= len(classes):
+            expected = f"labels below {len(classes)}, the number of classes"
+            raise DataError(str(files[split, "labels"]), expected=expected, received=str(label))
+    batches = {split: _batches(images[split], labels[split]) for split in ("train", "test")}
+    return Contents((size[0], size[1], 1), classes, batches["train"], batches["test"])
+
+
+def _read(path: Path, dimensions: int) -> Array:
+    """Return the array in an idx file of bytes: two zeros, the type, the number of dimensions, the sizes."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:  # a bad gzip file is an OSError
+        raise DataError(str(path), f"cannot be read: {error}", remedy="Copy or download it again") from None
+    header = 4 + 4 * dimensions
+    start = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
+    if len(data) < header or data[:4] != start:
+        expected = f"an idx file of bytes with {dimensions} dimensions, which begins with {start.hex(' ')}"
+        raise DataError(str(path), expected=expected, received=data[:4].hex(" ") or "an empty file")
+    shape = struct.unpack(f">{dimensions}I", data[4:header])
+    if len(data) - header != math.prod(shape):
+        expected = f"{math.prod(shape)} bytes after the header, for {_size(shape)}"
+        received = f"{len(data) - header}"
+        raise DataError(str(path), expected=expected, received=received, remedy="Copy or download it again")
+    if not math.prod(shape):
+        raise DataError(str(path), "has no examples")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _batches(images: Array, labels: Array) -> Batches:
+    for start in range(0, len(images), _AT_ONCE):
+        stop = start + _AT_ONCE
+        yield images[start:stop, :, :, None], labels[start:stop].astype(np.int32)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,150 @@
+"""Read data sets of tensorflow-datasets: from disk if prepared, else by a download after a network probe."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from tfdist.datasets.cache import Contents, lock
+from tfdist.datasets.decoding import Part, contents_of, resized
+from tfdist.datasets.network_probe import Unavailable, why_unreachable
+from tfdist.errors import DataError, did_you_mean
+
+__all__ = ["fetch_tfds", "read_tfds"]
+
+_log = logging.getLogger("tfdist")
+
+
+def read_tfds(name: str, data_dir: Path, image_size: tuple[int, int] | None) -> Contents:
+    """Read a data set from its TFRecord files."""
+    builder = fetch_tfds(name, data_dir)
+    info = builder.info
+    where = f"{name} in {data_dir}"
+    image_key, label_key = _keys(info, where)
+    train, test = _split_names(info, where)
+    if info.file_format is None or info.file_format.value != "tfrecord":
+        raise DataError(where, expected="TFRecord files", received=str(info.file_format))
+
+    classes = tuple(info.features[label_key].names)
+    parts = {
+        split: [
+            _part(info, os.fspath(path), image_key, label_key, image_size)
+            for path in info.splits[split].filepaths
+        ]
+        for split in (train, test)
+    }
+    return contents_of(parts[train], parts[test], classes, where)
+
+
+def _part(info: Any, path: str, image_key: str, label_key: str, image_size: tuple[int, int] | None) -> Part:
+    def parse(record: Any) -> tuple[Any, Any]:
+        example = info.features.deserialize_example(record)
+        return resized(example[image_key], image_size), example[label_key]
+
+    records = tf.data.TFRecordDataset(path).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    # File by file: TensorFlow's own messages name neither the file nor the number of a record.
+    return Part(
+        records, lambda number: f"{path}: record {number}", "Delete its folder to prepare the data set again"
+    )
+
+
+def _keys(info: Any, where: str) -> tuple[str, str]:
+    image_key, label_key = (
+        info.supervised_keys if len(info.supervised_keys or ()) == 2 else ("image", "label")
+    )
+    features = info.features
+    try:
+        is_usable = isinstance(features[image_key], tfds.features.Image) and isinstance(
+            features[label_key], tfds.features.ClassLabel
+        )
+    except (KeyError, TypeError):
+        is_usable = False
+    if not is_usable:
+        received = ", ".join(
+            f"{key}: {type(feature).__name__}" for key, feature in sorted(dict(features).items())
+        )
+        raise DataError(where, expected="an image and a class label", received=received)
+    return image_key, label_key
+
+
+def _split_names(info: Any, where: str) -> tuple[str, str]:
+    for test in ("test", "validation"):
+        if "train" in info.splits and test in info.splits:
+            return "train", test
+    raise DataError(where, expected="the splits train and test", received=", ".join(info.splits) or "none")
+
+
+def fetch_tfds(name: str, data_dir: Path) -> Any:
+    """Return the builder of a data set; download and prepare the data set if it is not on disk."""
+    builder = _builder(name, data_dir)
+    if _is_prepared(builder):
+        return builder
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        holder = lock(data_dir / f".tfdist-{builder.name}.lock", f"{name} is being prepared in {data_dir}")
+    except OSError as error:
+        raise DataError(
+            str(data_dir), f"cannot be written: {error.strerror}", remedy="Name another data_dir"
+        ) from None
+    with holder:
+        # A builder reads the state of the disk when it is created, so it must be created under the lock.
+        builder = _builder(name, data_dir)
+        if not _is_prepared(builder):
+            _download(builder, name, data_dir)
+    return builder
+
+
+def _builder(name: str, data_dir: Path) -> Any:
+    try:
+        return tfds.builder(name, data_dir=os.fspath(data_dir))
+    except tfds.core.DatasetNotFoundError:
+        known = tfds.list_builders(with_community_datasets=False)
+        remedy = did_you_mean(name, known)
+        if len(remedy) > 200:
+            remedy = "Known: mnist, cifar10, … (tensorflow.org/datasets/catalog); write a path with a slash"
+        raise DataError("data", f"tensorflow-datasets has no '{name}'", remedy=remedy) from None
+
+
+def _is_prepared(builder: Any) -> bool:
+    # tensorflow-datasets writes into a folder of another name, and renames it when it is complete.
+    return bool(builder.data_path.exists()) and bool(builder.info.splits)
+
+
+def _download(builder: Any, name: str, data_dir: Path) -> None:
+    urls = builder.url_infos or {}
+    manual = data_dir / "downloads" / "manual"
+    missing = [url for url, info in urls.items() if not (manual / info.filename).exists()]
+    if missing or not urls:
+        hosts = sorted({urlsplit(url).hostname or "" for url in missing} - {""}) or ["storage.googleapis.com"]
+        for host in hosts:
+            if reason := why_unreachable(host):
+                raise Unavailable(
+                    name,
+                    f"is not in {data_dir}, and the download would fail: {reason}",
+                    remedy=_remedy(
+                        name, manual, [info.filename for url, info in urls.items() if url in missing]
+                    ),
+                )
+    _log.info("%s: downloading and preparing in %s", name, data_dir)
+    try:
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(verify_ssl=True),
+            download_dir=os.fspath(data_dir / "downloads"),
+        )
+    except Exception as error:  # a builder may raise errors of requests, of TensorFlow and its own
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise Unavailable(
+            name, f"could not be prepared in {data_dir}: {reason}", remedy=_remedy(name, manual, [])
+        ) from error
+
+
+def _remedy(name: str, manual: Path, files: list[str]) -> str:
+    by_hand = f"place {', '.join(files[:6])} in {manual}" if files else f"place its originals in {manual}"
+    return (
+        f"Set data_dir or TFDS_DATA_DIR to a folder that has it prepared, or {by_hand}, "
+        "or set if_unavailable: digits"
+    )

@@ -1,0 +1,1 @@
+"""Write, check and load an exported model, and predict with it."""

@@ -1,0 +1,119 @@
+"""Find exported models, and write and read their metadata, without TensorFlow.
+
+RUN/export/<step>/            a SavedModel
+    metadata.json             its step and formats, the shape of its images, its classes, its data
+    model.keras, model.tflite if the config asks for them
+RUN/export/latest             a link to the newest
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tfdist._utils.files import storage_errors, write_json, write_whole
+from tfdist.errors import ConfigError, DataError
+
+__all__ = ["FILES", "Exported", "Format", "find_export", "set_latest", "write_metadata"]
+
+Format = Literal["saved_model", "keras", "tflite"]
+FILES: Mapping[str, str] = {"keras": "model.keras", "tflite": "model.tflite"}
+
+_METADATA = "metadata.json"
+_LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The place of an exported model, and the metadata that a prediction needs."""
+
+    path: Path
+    format: Format
+    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    about: Mapping[str, Any]
+
+
+def find_export(place: str | os.PathLike[str]) -> Exported:
+    """Return the exported model at a path.
+
+    Args:
+        place: A run's folder or its `export`, which mean the newest model; the folder of one export; or a
+            `.keras` or `.tflite` file in one.
+
+    Raises:
+        ConfigError: The path has no exported model, or tfdist has not written it.
+    """
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise ConfigError(str(path), "does not exist", remedy="Name a run's folder, or an exported model")
+    if path.is_file():
+        formats: dict[str, Format] = {".keras": "keras", ".tflite": "tflite"}
+        if path.suffix not in formats:
+            raise ConfigError(
+                str(path), expected="a folder, a .keras or a .tflite file", received=f"'{path.name}'"
+            )
+        return _described(path, path.parent, formats[path.suffix])
+    folder = next(
+        (place for place in (path, _newest(path), _newest(path / "export")) if _is_whole(place)), None
+    )
+    if folder is None:
+        remedy = "A completed run has one in RUN/export/latest"
+        raise ConfigError(str(path), "has no exported model", remedy=remedy)
+    folder = folder.resolve()  # a reader reads one export, also if `latest` changes in the meantime
+    return _described(folder, folder, "saved_model")
+
+
+def write_metadata(folder: Path, *, image_shape: tuple[int, ...], about: Mapping[str, Any]) -> None:
+    """Write the metadata that `find_export` reads beside a model."""
+    write_json(folder / _METADATA, {"image_shape": list(image_shape), **about})
+
+
+def set_latest(folder: Path, name: str) -> None:
+    """Set `latest` to one of a folder's exports, atomically: it always leads to a complete model.
+
+    It is a link, or a file that contains the name if the file system does not support links.
+    """
+    latest, link = folder / _LATEST, folder / f".{_LATEST}-{os.getpid()}"
+    with storage_errors(latest):
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(name)
+        except OSError:  # FAT and some network file systems; on a full disk, the file fails too
+            write_whole(latest, f"{name}\n".encode())
+            return
+        try:
+            link.replace(latest)
+        finally:
+            link.unlink(missing_ok=True)
+
+
+def _newest(folder: Path) -> Path:
+    """Return the path of the newest export, which may not exist."""
+    latest = folder / _LATEST
+    if not latest.is_file():
+        return latest
+    # Only the last part of the name, so that it cannot lead out of the folder.
+    return folder / Path(latest.read_text("utf-8").strip() or _LATEST).name
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "saved_model.pb").is_file()
+
+
+def _described(path: Path, folder: Path, form: Format) -> Exported:
+    described = folder / _METADATA
+    try:
+        about = json.loads(described.read_text("utf-8"))
+        height, width, channels = map(int, about["image_shape"])
+        classes = tuple(map(str, about["classes"]))
+    except FileNotFoundError:
+        problem = f"is not an export of tfdist: there is no {_METADATA} in {folder}"
+        raise ConfigError(
+            str(path), problem, remedy="Name a run's folder, or a model exported there"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(str(described), f"is malformed: {type(error).__name__}: {error}") from None
+    return Exported(path, form, (height, width, channels), classes, about)

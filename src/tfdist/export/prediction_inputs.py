@@ -1,0 +1,169 @@
+"""Read the images to predict: an image, a folder of images, an .npz file or a data set."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.datasets.decoding import READING_ERRORS, decode, gist
+from tfdist.datasets.from_files import is_hidden
+from tfdist.datasets.from_idx import idx_files
+from tfdist.datasets.registry import open_data
+from tfdist.errors import DataError, did_you_mean
+from tfdist.export.layout import Exported
+
+__all__ = ["ImageBatch", "read_images"]
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """A batch of images with their keys, their labels (None: unknown) and the names of their files."""
+
+    images: Any
+    keys: Sequence[int]
+    labels: Sequence[int | None]
+    files: Sequence[str] | None = None
+
+
+def read_images(source: str, exported: Exported, batch: int) -> Iterator[ImageBatch]:
+    """Read images in batches; raise a DataError at an image that does not fit the model.
+
+    Args:
+        source: The path of a file or a folder that exists, else the name of a data set.
+        exported: The model.
+        batch: The number of images in a batch.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        return _from_data(source, exported, batch)
+    if path.is_file():
+        if path.suffix == ".npz":
+            return _from_npz(path, exported, batch)
+        return _from_files([(path, None)], path.parent, exported, batch)
+    if idx_files(path) or any(".tfrecord" in file.name for file in _visible(path)):
+        return _from_data(str(path.resolve()), exported, batch)
+    return _from_files(_files_in(path, exported.classes), path, exported, batch)
+
+
+def _files_in(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int | None]]:
+    """Return a folder's images with their labels; a folder inside it has the name of its images' class."""
+    images: list[tuple[Path, int | None]] = []
+    for path in _visible(folder):
+        if not path.is_dir():
+            images.append((path, None))
+            continue
+        if path.name not in classes:
+            expected, remedy = "a folder named after a class of the model", did_you_mean(path.name, classes)
+            raise DataError(str(path), expected=expected, received=f"'{path.name}'", remedy=remedy)
+        for image in _visible(path):
+            if image.is_dir():
+                raise DataError(
+                    str(image), "is a folder in the folder of a class", remedy="Replace it by images"
+                )
+            images.append((image, classes.index(path.name)))
+    if not images:
+        raise DataError(str(folder), "has no images")
+    return images
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not is_hidden(path))
+    except OSError as error:
+        raise DataError(str(folder), f"cannot be read: {error.strerror}") from None
+
+
+def _from_files(
+    files: list[tuple[Path, int | None]], root: Path, exported: Exported, batch: int
+) -> Iterator[ImageBatch]:
+    for start in range(0, len(files), batch):
+        part = files[start : start + batch]
+        yield ImageBatch(
+            images=np.stack([_image(path, exported.image_shape) for path, _ in part]),
+            keys=range(start, start + len(part)),
+            labels=[label for _, label in part],
+            files=[path.relative_to(root).as_posix() for path, _ in part],
+        )
+
+
+def _image(path: Path, shape: tuple[int, int, int]) -> Any:
+    try:
+        # As the signature for encoded images does, this converts grey to colour and colour to grey.
+        image = decode(tf.io.read_file(str(path)), None, shape[2]).numpy()
+    except READING_ERRORS as error:
+        raise DataError(str(path), f"cannot be read: {gist(error)}") from None
+    _check_shape(str(path), image.shape, shape)
+    return image
+
+
+def _from_npz(path: Path, exported: Exported, batch: int) -> Iterator[ImageBatch]:
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(str(path), f"cannot be read: {error}") from None
+    suffix = next((suffix for suffix in ("", "_test") if f"x{suffix}" in arrays), None)
+    if suffix is None:
+        has = ", ".join(arrays) or "none"
+        raise DataError(str(path), "has neither x nor x_test", remedy=f"Its arrays: {has}")
+    where = f"{path}: x{suffix}"
+    images = arrays[f"x{suffix}"]
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4:
+        received = f"{images.dtype} {list(images.shape)}"
+        raise DataError(where, expected="uint8 [images, height, width, channels]", received=received)
+    _check_shape(where, images.shape[1:], exported.image_shape)
+    count = len(images)
+    labels: list[int | None] = [None] * count
+    if (name := f"y{suffix}") in arrays:
+        labels = _whole_numbers(path, name, arrays[name], count)
+        highest = len(exported.classes) - 1
+        if wrong := [label for label in labels if not 0 <= (label or 0) <= highest]:
+            raise DataError(f"{path}: {name}", expected=f"labels from 0 to {highest}", received=str(wrong[0]))
+    keys = _whole_numbers(path, "key", arrays["key"], count) if "key" in arrays else range(count)
+    return _slices(images, keys, labels, batch)
+
+
+def _whole_numbers(path: Path, name: str, values: Any, count: int) -> list[Any]:
+    if values.ndim == 2 and values.shape[1] == 1:  # as CIFAR-10's labels are
+        values = values[:, 0]
+    if values.shape != (count,) or values.dtype.kind not in "iu":
+        received = f"{values.dtype} {list(values.shape)}"
+        raise DataError(f"{path}: {name}", expected=f"{count} whole numbers", received=received)
+    return list(values.tolist())
+
+
+def _slices(images: Any, keys: Sequence[int], labels: list[int | None], batch: int) -> Iterator[ImageBatch]:
+    for start in range(0, len(images), batch):
+        part = slice(start, start + batch)
+        yield ImageBatch(images[part], keys[part], labels[part])
+
+
+def _from_data(name: str, exported: Exported, batch: int) -> Iterator[ImageBatch]:
+    data = open_data(name)
+    _check_shape(name, data.image_shape, exported.image_shape)
+    # By name: another data set may have the same classes in another order, or other classes.
+    known = [exported.classes.index(name) if name in exported.classes else None for name in data.classes]
+    return _batches(data.test(batch), known)
+
+
+def _batches(dataset: Any, known: list[int | None]) -> Iterator[ImageBatch]:
+    start = 0
+    for images, labels in dataset.as_numpy_iterator():
+        yield ImageBatch(images, range(start, start + len(images)), [known[label] for label in labels])
+        start += len(images)
+
+
+def _check_shape(where: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(shape) != tuple(expected):
+        wanted, remedy = f"an image of {_size(expected)}", "Resize it to the size of the model's input"
+        raise DataError(where, expected=wanted, received=_size(shape), remedy=remedy)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

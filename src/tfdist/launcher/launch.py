@@ -1,0 +1,281 @@
+"""Start the tasks of a cluster on this machine, and return how they ended."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, TextIO
+
+from tfdist.cluster.addresses import split_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.cluster.environments import ROLES
+from tfdist.errors import LOST, ConfigError, did_you_mean, shown
+from tfdist.launcher import report_pipe
+from tfdist.launcher.environment import SECRET, task_environment
+from tfdist.launcher.outcome import LaunchReport
+from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
+from tfdist.launcher.supervisor_events import LAUNCH, Job, TaskLog
+
+__all__ = ["SECRET", "NetworkIsolation", "launch"]
+
+NetworkIsolation = Literal["auto", "always", "never"]
+
+# The variable that marks what a task has started, also if that has begun its own session.
+_TASK = "TFDIST_TASK"
+
+_log = logging.getLogger("tfdist")
+
+# Runs with the standard library first on the path, and this package's folder last.
+_SUPERVISOR_PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+from supervisor.supervisor import main
+main(int(sys.argv[2]), int(sys.argv[3]))
+"""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(
+    cluster: ClusterConfig,
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    run_dir: Path,
+    env: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    cores: Sequence[int] | None = None,
+    gpus: Sequence[str] | None = None,
+    pin: bool = False,
+    network_isolation: NetworkIsolation = "auto",
+    grace: float = 30.0,
+    linger: float | None = None,
+    restarts: int = 0,
+    alone: Collection[str] = ("evaluator",),
+    heartbeat_timeout: float | None = None,
+    loads_once: bool = False,
+    stream: TextIO | None = None,
+) -> LaunchReport:
+    """Run the same command as every task of a cluster on this machine, and wait until all tasks have ended.
+
+    The job is done when the chief (or worker 0, if there is no chief) has ended with 0 and the others have
+    ended too. The first task that fails makes the launcher end the others. SIGINT, SIGTERM and SIGHUP end
+    all tasks; a second signal kills them.
+
+    A task that a signal ends, or that ends with 138, is lost. It is started again: alone if the others can
+    continue without it, else together with all others. `restarts` limits how often that happens in all.
+
+    Args:
+        cluster: The cluster; all its addresses are on this machine.
+        command: The program and its arguments; no shell reads them.
+        run_dir: The folder of the logs, `logs/<type>-<index>.log`. Existing logs are appended to.
+        env: Variables for all tasks, which override those of this process.
+        threads: The threads of each task; None to divide the cores (see `share_cores`), unless this process
+            has TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_THREADS.
+        cores: The numbers of the cores to divide; None for those that this process may use.
+        gpus: The GPUs, as CUDA names them; None for those that this process may use.
+        pin: Whether to bind each task that computes to its own cores.
+        network_isolation: Whether the tasks run in a private network: "auto" if possible, "always" or an
+            error, or "never".
+        grace: The seconds that a task has to end after SIGTERM.
+        linger: The seconds that the others have to end after the chief; None for as many as `grace`.
+        restarts: How often, in all, lost tasks are started again.
+        alone: The types of tasks that are started again alone, while the others continue.
+        heartbeat_timeout: The seconds that a task may be stopped until it is killed, and so lost; None for
+            no limit.
+        loads_once: Whether the command calls `fork_tasks`, which loads a module once for all tasks.
+        stream: Where to show what happens; None for the standard output.
+
+    Raises:
+        ConfigError: if the command cannot be started, the logs cannot be written, or the cluster cannot run
+            here.
+        LaunchError: if a task failed, or a signal stopped the job.
+    """
+    _check(cluster, command, restarts, alone)
+    cores = own_cores() if cores is None else cores
+    shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
+    mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
+    with contextlib.ExitStack() as stack:
+        logs = stack.enter_context(_opened_logs(cluster, run_dir))
+        reports, reporter = stack.enter_context(_pipe())
+        # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
+        )
+        tasks = []
+        for task in cluster.tasks():
+            own = {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
+            if task == cluster.lead:
+                own[report_pipe.VARIABLE] = report_pipe.address(reporter)
+            environment = task_environment(
+                cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
+            )
+            environment |= own
+            task_plan = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
+            tasks.append({**task_plan, "alone": task.type in alone})
+        plan = {
+            "command": [_as_latin1(word) for word in command],
+            "tasks": tasks,
+            "lead": str(cluster.lead),
+            "scratch": scratch,
+            "network_isolation": network_isolation,
+            "grace": grace,
+            "linger": grace if linger is None else linger,
+            "restarts": restarts,
+            "heartbeat_timeout": heartbeat_timeout,
+            "loads_once": loads_once,
+            "lost": LOST,
+        }
+        control = stack.enter_context(_supervisor(plan, [reporter, *(log.fd for log in logs.values())]))
+        job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))
+        job.say(f"{describe_shares(shares, cores)}; logs: {run_dir / 'logs'}")
+        if network_isolation == "never":
+            job.warn_of_exposure("network_isolation is 'never'")
+        with _signals_to(job.stop):
+            return job.follow()
+
+
+def _task_plan(
+    cluster: ClusterConfig, environment: Mapping[str, str], share: Cores, log: TaskLog, reporter: int
+) -> dict[str, Any]:
+    """Return what the supervisor must know about a task."""
+    return {
+        "name": str(cluster.task),
+        "env": {_as_latin1(name): _as_latin1(value) for name, value in environment.items()},
+        "mark": f"{_TASK}={environment[_TASK]}",
+        "cores": share.pinned,
+        "log": log.fd,
+        "progress": reporter if report_pipe.VARIABLE in environment else None,
+        "serves": cluster.serves,
+    }
+
+
+def _check(
+    cluster: ClusterConfig,
+    command: Sequence[str | os.PathLike[str]],
+    restarts: int,
+    alone: Collection[str],
+) -> None:
+    if isinstance(command, str) or not command:
+        raise ConfigError(
+            "command", expected="a program and its arguments, in a list", received=repr(command)
+        )
+    if not cluster:
+        raise ConfigError("launch", expected="a cluster", received="one without tasks")
+    if restarts < 0:
+        raise ConfigError("restarts", expected="0 or more", received=str(restarts))
+    for role in alone:
+        known = dict.fromkeys([*ROLES, *(task.type for task in cluster.tasks())])
+        if role not in known:
+            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, known))
+        if role == cluster.lead.type:
+            problem = f"{cluster.lead} leads the others, which cannot continue without it"
+            raise ConfigError("alone", problem, remedy=f"Leave {role} out")
+    for task in cluster.tasks():
+        host = split_address(cluster.address(task))[0]
+        if host not in ("localhost", "::1") and not host.startswith("127."):
+            raise ConfigError(
+                "launch",
+                expected="a cluster on this machine (127.0.0.1)",
+                received=f"{task} at {cluster.address(task)}",
+                remedy="Start each task on its own machine",
+            )
+
+
+@contextlib.contextmanager
+def _opened_logs(cluster: ClusterConfig, run_dir: Path) -> Iterator[dict[Task, TaskLog]]:
+    with contextlib.ExitStack() as stack:
+        logs = {}
+        for task in cluster.tasks():
+            path = run_dir / "logs" / f"{task.type}-{task.index}.log"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # Append: a run that continues an earlier one keeps the earlier log.
+                file = stack.enter_context(open(path, "ab", 0))
+            except OSError as error:
+                problem = f"cannot write {path}: {error.strerror}"
+                raise ConfigError("run_dir", problem, remedy="Choose one that you may write to") from None
+            _lock(file.fileno(), path)
+            logs[task] = TaskLog(path, file.fileno(), file.seek(0, os.SEEK_END))
+        yield logs
+
+
+def _lock(log: int, path: Path) -> None:
+    """Lock the folder against other launches for as long as this launch or any of its processes lives."""
+    try:
+        # The tasks inherit the descriptor, and the lock with it.
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        problem = f"another launch is writing {path}"
+        raise ConfigError("run_dir", problem, remedy="Choose another one, or end that launch") from None
+    except OSError as error:  # a file system without locks
+        _log.warning(
+            "cannot lock %s (%s): two launches there would not notice each other", path, error.strerror
+        )
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Yield the two ends of a pipe that never blocks."""
+    ends = os.pipe()
+    try:
+        for end in ends:
+            os.set_blocking(end, False)
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@contextlib.contextmanager
+def _supervisor(plan: Mapping[str, Any], descriptors: Sequence[int]) -> Iterator[socket.socket]:
+    """Start the supervisor with a plan, and yield the socket to it; after the block it ends all tasks."""
+    control, its_end = socket.socketpair()
+    with control:
+        with its_end:
+            arguments = Path(__file__).parent, its_end.fileno(), os.getpid()
+            process = subprocess.Popen(
+                # -I -S: the user's variables and site-packages do not affect it.
+                [sys.executable, "-I", "-S", "-c", _SUPERVISOR_PROGRAM, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[its_end.fileno(), *descriptors],
+                start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
+            )
+        try:
+            with contextlib.suppress(ConnectionError):  # it was killed, which Job.follow reports
+                control.sendall(json.dumps(plan).encode() + b"\n")
+            yield control
+        finally:
+            control.close()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Install a handler for the signals that stop a job, in the main thread; ignored signals stay ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    replaced = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    try:
+        for number in replaced:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, old in replaced.items():
+            signal.signal(number, old)
+
+
+def _as_latin1(word: str | os.PathLike[str]) -> str:
+    """Return a text in which each character represents one byte, as the supervisor expects it."""
+    return os.fsencode(word).decode("latin-1")

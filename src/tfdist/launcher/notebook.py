@@ -1,0 +1,87 @@
+"""Run a function of a notebook as every task of a cluster on this machine."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError
+from tfdist.launcher.launch import NetworkIsolation, launch
+
+__all__ = ["notebook_launcher"]
+
+_Result = TypeVar("_Result")
+
+
+def notebook_launcher(
+    function: Callable[..., _Result],
+    args: Sequence[Any] = (),
+    *,
+    workers: int = 2,
+    ps: int = 0,
+    run_dir: Path | str | None = None,
+    threads: int | None = None,
+    restarts: int = 0,
+    alone: Collection[str] = (),
+    network_isolation: NetworkIsolation = "auto",
+) -> _Result:
+    """Call a function in a process for each task of a cluster on this machine, and return the chief's result.
+
+    The function takes the place of a script: it begins with `tfdist.start()`. It may be defined in the
+    notebook, and is sent with the globals that it uses. So it should create its models, and read large
+    data, itself. The notebook shows what the tasks print, as they print it. Interrupting the kernel ends
+    all tasks.
+
+    Args:
+        function: The function that each task calls.
+        args: The function's arguments.
+        workers: The number of workers.
+        ps: The number of parameter servers; if there are any, there is also a chief.
+        run_dir: The folder of the logs; None for a new folder in `runs/`.
+        threads: The threads of each task; None to divide the cores among the tasks.
+        restarts: How often, in all, lost tasks are started again.
+        alone: The types of tasks that are started again alone.
+        network_isolation: Whether the tasks run in a private network.
+
+    Raises:
+        ConfigError: cloudpickle is not installed, or the function cannot be sent to other processes.
+        LaunchError: A task failed; the message names its log.
+    """
+    cloudpickle = _cloudpickle()
+    cluster = ClusterConfig.local(workers=workers, ps=ps)
+    folder = Path(run_dir or time.strftime("runs/notebook-%Y%m%d-%H%M%S"))
+    try:
+        pickled = cloudpickle.dumps((function, tuple(args)))
+    except Exception as error:
+        remedy = "Create models and data sets, and open files, inside the function"
+        raise ConfigError(
+            "notebook_launcher", f"the function cannot be sent: {error}", remedy=remedy
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+        call, result = Path(scratch, "call"), Path(scratch, "result")
+        call.write_bytes(pickled)
+        launch(
+            cluster,
+            [sys.executable, "-m", "tfdist.launcher.notebook_task", str(call), str(result)],
+            run_dir=folder,
+            threads=threads,
+            restarts=restarts,
+            alone=alone,
+            network_isolation=network_isolation,
+            loads_once=True,
+        )
+        returned: _Result = cloudpickle.loads(result.read_bytes())
+    return returned
+
+
+def _cloudpickle() -> ModuleType:
+    try:
+        import cloudpickle
+    except ImportError:
+        problem = "needs cloudpickle, which is not installed"
+        raise ConfigError("notebook_launcher", problem, remedy="pip install 'tfdist[notebook]'") from None
+    return cloudpickle  # type: ignore[no-any-return]

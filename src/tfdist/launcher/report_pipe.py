@@ -1,0 +1,139 @@
+"""Send reports from the chief to the launcher through a pipe: one JSON object per line.
+
+Only the chief gets the variable TFDIST_PROGRESS, which names the pipe's descriptor and inode, such as
+`7:81442`. A child of the chief inherits the variable, but its descriptor 7 may be another file or closed.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = [
+    "VARIABLE",
+    "Joined",
+    "Progress",
+    "Silence",
+    "address",
+    "read_reports",
+    "report_joined",
+    "report_progress",
+    "report_silent",
+]
+
+VARIABLE = "TFDIST_PROGRESS"
+
+
+class Progress(NamedTuple):
+    """A report of progress: the step reached, of how many, the speed and the loss."""
+
+    step: int
+    steps: int | None = None
+    examples_per_second: float | None = None
+    loss: float | None = None
+
+
+class Silence(NamedTuple):
+    """A report that a task does not answer, and for how many seconds."""
+
+    silent: str
+    seconds: float
+
+
+class Joined(NamedTuple):
+    """A report that the chief takes part in the cluster through tfdist."""
+
+    joined: bool
+
+
+def report_joined() -> None:
+    """Tell the launcher that this process connects to its cluster."""
+    _report(Joined(True)._asdict())
+
+
+def report_progress(
+    step: int,
+    steps: int | None = None,
+    *,
+    examples_per_second: float | None = None,
+    loss: float | None = None,
+) -> None:
+    """Tell the launcher how many steps are done; do nothing if no launcher listens to this process.
+
+    A call takes some microseconds and never waits. If the launcher reads slowly, the report is dropped.
+
+    Args:
+        step: The number of steps done.
+        steps: The number of all steps.
+        examples_per_second: The speed of the whole cluster.
+        loss: The last loss.
+    """
+    _report(Progress(step, steps, examples_per_second, loss)._asdict())
+
+
+def report_silent(task: str, seconds: float) -> bool:
+    """Ask the launcher to kill a running task that does not answer, which then counts as lost.
+
+    Args:
+        task: The name of the task, such as `worker:1`.
+        seconds: For how long it has not answered. A process that was started since then is not killed.
+
+    Returns:
+        Whether a launcher was asked. Without one, whoever started the task must end it.
+    """
+    return _report(Silence(task, seconds)._asdict())
+
+
+def _report(values: Mapping[str, Any]) -> bool:
+    """Write a line to the launcher without waiting; return whether that was possible."""
+    fd, _, inode = os.environ.get(VARIABLE, "").partition(":")
+    if not inode:
+        return False
+    # The launcher may be slow (BlockingIOError) or gone (BrokenPipeError), or the descriptor closed (EBADF).
+    # None of this may disturb the training.
+    try:
+        status = os.fstat(int(fd))
+        if not stat.S_ISFIFO(status.st_mode) or status.st_ino != int(inode):
+            return False
+        os.write(int(fd), json.dumps(values).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def address(pipe: int) -> str:
+    """Return the value of VARIABLE with which a task reports through the writing end of a pipe."""
+    return f"{pipe}:{os.fstat(pipe).st_ino}"
+
+
+def read_reports(data: bytes) -> Iterator[Progress | Silence | Joined]:
+    """Yield the valid reports in the data, and skip everything else.
+
+    >>> list(read_reports(b'{"step": "two"}\\n{"silent": "ps:0", "seconds": 30}\\n'))
+    [Silence(silent='ps:0', seconds=30)]
+    """
+    for line in data.splitlines():
+        try:
+            values = json.loads(line)
+            report = next((kind for key, kind in _TYPE_OF_KEY.items() if key in values), Progress)(**values)
+        except (TypeError, ValueError, RecursionError):
+            continue
+        if _is_valid(report):
+            yield report
+
+
+_TYPE_OF_KEY: dict[str, type[Silence | Joined]] = {"silent": Silence, "joined": Joined}
+
+
+def _is_valid(report: Progress | Silence | Joined) -> bool:
+    if isinstance(report, Joined):
+        return report.joined is True
+    if isinstance(report, Silence):
+        is_time = isinstance(report.seconds, (int, float)) and 0 <= report.seconds < math.inf
+        return is_time and isinstance(report.silent, str)
+    counts = (report.step, report.steps or 0)
+    figures = (report.examples_per_second or 0, report.loss or 0)
+    are_numbers = all(isinstance(number, int) and 0 <= number < 2**63 for number in counts)
+    return are_numbers and all(isinstance(number, (int, float)) for number in figures)

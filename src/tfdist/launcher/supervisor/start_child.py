@@ -1,0 +1,65 @@
+"""Start a child of the supervisor: a task, or the fork server that tasks are forked from."""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+
+from .process_queries import die_with_parent
+
+__all__ = ["as_bytes", "become", "start"]
+
+
+def start(
+    variables: Mapping[str, str],
+    cores: Sequence[int],
+    command: Sequence[str],
+    output: int,
+    keeps: Iterable[int],
+) -> tuple[int, str]:
+    """Start a command that prints to a pipe; return its pid, and an error text if it cannot be started."""
+    error_reader, error_writer = os.pipe()
+    supervisor = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:  # the user's limit of processes is reached
+        return 0, f"fork: {error.strerror}"
+    if pid == 0:
+        try:
+            become(cores, supervisor, output)
+            for fd in keeps:
+                os.set_inheritable(fd, True)
+            environment = {as_bytes(name): as_bytes(value) for name, value in variables.items()}
+            os.execvpe(as_bytes(command[0]), [as_bytes(word) for word in command], environment)  # noqa: S606
+        except (OSError, ValueError) as error:
+            os.write(error_writer, str(getattr(error, "strerror", None) or error).encode())
+        finally:
+            os._exit(127)
+    os.close(error_writer)
+    with open(error_reader, "rb") as stream:  # ends when exec closes the writing end
+        reason = stream.read().decode()
+    if reason:
+        os.waitpid(pid, 0)
+    return pid, reason
+
+
+def become(cores: Sequence[int], supervisor: int, output: int) -> None:
+    """Start a session in a forked child of the supervisor, and make it end with the supervisor."""
+    os.setsid()
+    die_with_parent(supervisor)
+    signal.set_wakeup_fd(-1)
+    # Python ignores the first two; a shell's & or nohup ignores the others.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if cores:
+        os.sched_setaffinity(0, cores)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def as_bytes(text: str) -> bytes:
+    """Return the bytes of a text with one character per byte: file names may have any encoding."""
+    return text.encode("latin-1")

@@ -1,0 +1,295 @@
+"""Monitor the tasks of one launch, from the supervisor's events to the result."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TextIO
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.console import LogTail, Screen, last_lines
+from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.report_pipe import Joined, Silence, read_reports
+from tfdist.launcher.supervisor.process_queries import is_stopped, with_variable
+
+__all__ = ["LAUNCH", "Job", "TaskLog"]
+
+LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks
+_TAIL_LINES = 20
+_CLEANUP_TIMEOUT = 10.0
+_POLL_MS = 100
+_SECONDS_BETWEEN_CHECKS = 1.0
+
+
+class TaskLog(NamedTuple):
+    """A task's open log file, and the position at which this launch begins in it."""
+
+    path: Path
+    fd: int
+    start: int
+
+
+class StartedProcess(NamedTuple):
+    """The process of a task, and when it started."""
+
+    pid: int
+    began: float
+
+
+class Job:
+    """One launch: reads the supervisor's events, shows them, and forwards the user's signals."""
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        logs: Mapping[Task, TaskLog],
+        control: socket.socket,
+        reports: int,
+        stream: TextIO,
+        plan: Mapping[str, Any],
+        mark: str,
+    ) -> None:
+        self._cluster, self._logs, self._control, self._reports = cluster, logs, control, reports
+        self._grace = f"SIGTERM, and SIGKILL after {plan['grace']:g} s"
+        self._linger, self._restarts = f"{plan['linger']:g} s", plan["restarts"]
+        self._heartbeat_timeout: float | None = plan["heartbeat_timeout"]
+        self._mark = mark
+        self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
+        self._screen = Screen(stream, self._tails)
+        self._began = time.monotonic()
+        self._received = b""
+        self._signals: list[int] = []
+        self._signals_reported = 0
+        self._running: dict[Task, StartedProcess] = {}
+        self._stopped: dict[Task, float] = {}  # the stopped ones, and since when
+        self._checked_at = 0.0
+        # Tasks that are being killed because they were stopped too long.
+        self._being_killed: set[Task] = set()
+        self._exits: list[TaskExit] = []
+        self._restarted = 0  # how often
+        self._error: TfdistError | None = None
+        self._is_private = False
+        self._has_joined = False
+        self._is_over = False
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.close()
+        for tail in self._tails:
+            tail.close()
+
+    def stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler."""
+        self._signals.append(number)
+        self._send("end" if len(self._signals) == 1 else "kill")
+
+    def follow(self) -> LaunchReport:
+        """Show what happens until all tasks have ended; then return the report, or raise an error."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._reports, select.POLLIN)
+        while not self._is_over:
+            more = self._screen.refresh()
+            with self._screen.room_wakes(poll):
+                ready = {fd for fd, _ in poll.poll(0 if more else _POLL_MS)}
+            if self._reports in ready:
+                self._read_reports(os.read(self._reports, 1 << 20))
+            if self._control.fileno() in ready:
+                self._read_events()
+            if len(self._signals) > self._signals_reported:
+                self._say_signal()
+            if (
+                self._heartbeat_timeout is not None
+                and time.monotonic() - self._checked_at > _SECONDS_BETWEEN_CHECKS
+            ):
+                self._end_stopped(self._heartbeat_timeout)
+        with contextlib.suppress(BlockingIOError):
+            self._read_reports(os.read(self._reports, 1 << 20))  # the last reports of the chief
+        return self._result()
+
+    def say(self, text: str) -> None:
+        """Show a line of the launcher."""
+        self._screen.say(text)
+
+    def warn_of_exposure(self, reason: str) -> None:
+        """Warn that others can reach the tasks."""
+        addresses = (self._cluster.address(task) for task in self._cluster.tasks())
+        ports = ", ".join(address.rpartition(":")[2] for address in addresses)
+        self.say(
+            f"WARNING: no private network ({reason}): anyone who reaches port {ports} of this machine can run"
+            " code in TensorFlow's servers. Close them to others (docs/security.md)"
+        )
+
+    def _result(self) -> LaunchReport:
+        failures = [end for end in self._exits if end.failed]
+        tail: list[str] = []
+        if failures:
+            tail = last_lines(failures[0].log, self._logs[failures[0].task].start, _TAIL_LINES)
+            self._show_rest()
+            self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
+        if lost := [f"{end.task} {end}" for end in self._exits if end.was_survived]:
+            self._show_rest()
+            self.say(f"lost, and started again: {'; '.join(lost)}")
+        self._show_rest()
+        if self._error is not None:
+            raise self._error
+        if failures:
+            raise LaunchError.of_failures(self._exits, tail, self._restarted)
+        lead = self._cluster.lead
+        if any(end.task == lead and end.code == 0 and not end.again for end in self._exits):
+            seconds = time.monotonic() - self._began
+            return LaunchReport(tuple(self._exits), self._is_private, seconds, self._has_joined)
+        if self._signals:
+            raise LaunchError.of_signal(self._signals[0], self._exits)
+        raise LaunchError("launcher", "another process told its supervisor to end", exits=self._exits)
+
+    def _show_rest(self) -> None:
+        """Show the rest of the output, however long that takes, or until the next signal."""
+        signals = len(self._signals)
+        poll = select.poll()
+        while len(self._signals) == signals:
+            if not self._screen.refresh(to_the_end=True):
+                if not self._screen.has_unwritten:
+                    return
+                with self._screen.room_wakes(poll):
+                    poll.poll(_POLL_MS)
+
+    def _read_reports(self, data: bytes) -> None:
+        progress = None
+        for report in read_reports(data):
+            if isinstance(report, Silence):
+                self._end_silent(report)
+            elif isinstance(report, Joined):
+                self._has_joined = True
+            else:
+                progress = report
+        if progress is not None:
+            self._screen.progress(progress)
+
+    def _end_stopped(self, patience: float) -> None:
+        """Kill tasks that have been stopped for too long: an evaluator has no server that could be asked."""
+        self._checked_at = now = time.monotonic()
+        stopped = [task for task, process in self._running.items() if is_stopped(process.pid)]
+        self._stopped = {task: self._stopped.get(task, now) for task in stopped}
+        for task, since in self._stopped.items():
+            if now - since >= patience:
+                self._end_silent(Silence(str(task), now - since))
+
+    def _end_silent(self, report: Silence) -> None:
+        task = next((task for task in self._running if str(task) == report.silent), None)
+        if task is None or task in self._being_killed:
+            return
+        # The silent process may have been lost, and this one may have started since.
+        if time.monotonic() - self._running[task].began < report.seconds:
+            return
+        self._being_killed.add(task)
+        self.say(f"{task} silent for {round(report.seconds, 1):g} s: killing it")
+        self._send({"kill": str(task)})
+
+    def _send(self, what: object) -> None:
+        with contextlib.suppress(OSError):  # the supervisor has already ended
+            self._control.send(json.dumps(what).encode() + b"\n")
+
+    def _read_events(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            data = b""
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self._handle(json.loads(line))
+        if not data and not self._is_over:
+            self._lose_supervisor()
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        match event:
+            case {"network": ""}:
+                self._is_private = True
+                self.say("the tasks live in a private network: they reach each other and nobody else")
+            case {"network": reason, "required": True}:
+                self._error = ConfigError(
+                    "network_isolation", f"no private network: {reason}", remedy="Set it to 'auto'"
+                )
+            case {"network": reason}:
+                self.warn_of_exposure(reason)
+            case {"unstartable": name, "error": reason, "program": program}:
+                self._error = self._unstartable(name, repr(program), reason)
+            case {"started": name, "pid": pid}:
+                self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
+            case {"exited": name, "code": code, "asked": asked, "again": again}:
+                self._note_exit(Task.parse(name), code, asked, again)
+                if "pause" in event:
+                    self._say_restart(Task.parse(name), event["alone"], event["pause"])
+            case {"unwritable": name, "reason": reason}:
+                lost = f"what {name} prints is lost until there is room"
+                self.say(f"WARNING: cannot write {self._logs[Task.parse(name)].path} ({reason}): {lost}")
+            case {"large": name, "bytes": size}:
+                self.say(f"WARNING: {self._logs[Task.parse(name)].path} has grown to {size / 1e9:.1f} GB")
+            case {"asked": names, "done": done}:
+                self._say_ending(", ".join(names), done)
+            case {"ended": left, "orphans": orphans}:
+                self._is_over = True
+                if orphans:
+                    count = "1 process" if orphans == 1 else f"{orphans} processes"
+                    self.say(f"killed {count} that the tasks had started")
+                if left:
+                    problem = f"SIGKILL has not ended the processes {left}; see their state with ps"
+                    self._error = LaunchError("launcher", problem, exits=self._exits)
+
+    def _unstartable(self, name: str, program: str, reason: str) -> TfdistError:
+        # A task that has started before is no mistake of the user.
+        if any(str(end.task) == name for end in self._exits):
+            return LaunchError(name, f"cannot start {program} again: {reason}", exits=self._exits)
+        return ConfigError("command", f"{name} cannot start {program}: {reason}")
+
+    def _note_exit(self, task: Task, code: int, asked: bool, again: bool) -> None:
+        self._being_killed.discard(task)
+        task_exit = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
+        self._exits.append(task_exit)
+        if code and not asked:
+            self.say(f"{task} {task_exit}")
+        elif code == -signal.SIGKILL:
+            self.say(f"{task} had to be killed (SIGKILL, pid {task_exit.pid})")
+
+    def _say_restart(self, task: Task, alone: bool, pause: float) -> None:
+        self._restarted += 1
+        what = f"{task} again, alone" if alone else "all tasks again"
+        when = f" in {pause:g} s" if pause else ""
+        self.say(f"starting {what}{when} (restart {self._restarted} of {self._restarts})")
+
+    def _say_ending(self, names: str, done: bool) -> None:
+        if self._signals:
+            return  # reported already
+        if done:
+            lead = self._cluster.lead
+            self.say(f"{lead} is done; {names} did not end within {self._linger}: ending ({self._grace})")
+        else:
+            self.say(f"ending {names} ({self._grace})")
+
+    def _say_signal(self) -> None:
+        self._signals_reported = len(self._signals)
+        name = signal.Signals(self._signals[-1]).name
+        how = f"ending the tasks ({self._grace} or a second {name})"
+        self.say(f"{name}: {how if self._signals_reported == 1 else 'killing the tasks'}")
+
+    def _lose_supervisor(self) -> None:
+        """Kill what is left after the supervisor was killed: the kernel has killed only the tasks."""
+        self._is_over = True
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT
+        while (left := with_variable(f"{LAUNCH}={self._mark}")) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        names = ", ".join(map(str, self._running)) or "no task"
+        self._error = LaunchError(
+            "launcher", f"its supervisor was killed, and {names} with it", exits=self._exits
+        )

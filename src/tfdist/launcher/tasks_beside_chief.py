@@ -1,0 +1,67 @@
+"""Start the tasks that serve this process, their chief, on this machine; they end when it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tfdist._utils.files import storage_errors
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.environment import SECRET, task_environment
+from tfdist.launcher.resources import share_cores
+
+__all__ = ["start_servers"]
+
+# The chief has the other end of standard input. The kernel closes it when the chief ends, whatever the
+# reason.
+_SERVE = """
+import os, sys, threading
+def end_with_chief():
+    sys.stdin.buffer.read()
+    os._exit(0)
+threading.Thread(target=end_with_chief, daemon=True).start()
+import tfdist
+tfdist.start()
+"""
+_processes: list[subprocess.Popen[bytes]] = []  # kept, or their standard input would be closed
+
+
+def start_servers(workers: int, ps: int, run_dir: Path, *, threads: int | None = None) -> ClusterConfig:
+    """Start parameter servers and workers, and return their cluster, whose chief is this process.
+
+    The tasks write their logs to `run_dir/logs`.
+
+    Raises:
+        StorageError: The logs cannot be written.
+    """
+    cluster = ClusterConfig.local(workers=workers, ps=ps)
+    shares = share_cores(cluster, threads=threads)
+    # The launcher sets a secret for its tasks. Here this process, which is the chief, needs it too.
+    os.environ.setdefault(SECRET, os.urandom(32).hex())
+    logs = run_dir / "logs"
+    with storage_errors(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+    for task in cluster.tasks():
+        if task == cluster.lead:
+            continue
+        environment = task_environment(
+            cluster,
+            task,
+            shares[task],
+            {"TF_CPP_MIN_LOG_LEVEL": "2"},
+            None,
+            is_width_forced=threads is not None,
+        )
+        log = logs / f"{task.type}-{task.index}.log"
+        with storage_errors(log), log.open("ab") as output:
+            _processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", _SERVE],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches only the chief
+                )
+            )
+    return cluster.with_task("chief", 0)

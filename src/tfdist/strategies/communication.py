@@ -1,0 +1,105 @@
+"""Choose how tensors travel between tasks: over tfdist's own TCP connections, or through TensorFlow."""
+
+import logging
+
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError
+from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
+from tfdist.strategies.ps_transfer import PsTransfer
+from tfdist.strategies.runtime import device_kind
+from tfdist.strategies.tf_strategies import MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
+from tfdist.transport.handshake import ConnectError
+from tfdist.transport.secret import SECRET, SECRET_FILE, find_secret
+
+__all__ = ["collectives_of", "exchange_over_ring", "shared_secret", "transfer_over_tcp"]
+
+_log = logging.getLogger("tfdist")
+
+
+def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.CommunicationOptions:
+    """Return the options of TensorFlow's collectives, which exchange all that no ring exchanges.
+
+    They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange.
+    """
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    implementation = "auto" if options.needs_tcp else options.implementation or "auto"
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack or 0,
+        implementation=implementations[implementation.upper()],
+    )
+
+
+def shared_secret(cluster: ClusterConfig, name: str, options: CommunicationOptions) -> bytes | None:
+    """Return the secret by which tasks recognize each other; None if TensorFlow sends all tensors."""
+    is_alone = name in ("one_device", "mirrored")  # also an evaluator, whose cluster may use tcp
+    on_gpus = device_kind() == "GPU"
+    if is_alone or len(cluster.training().tasks()) < 2 or not options.may_use_tcp(on_gpus=on_gpus):
+        return None
+    secret = find_secret()
+    if options.needs_tcp and secret is None:
+        own = "ring" if name == "multi_worker_mirrored" else "grpc"
+        problem = "needs a secret by which the tasks recognize each other; the launcher makes one"
+        remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks, or set {own}"
+        raise ConfigError("communication.implementation tcp", problem, remedy=remedy)
+    return secret
+
+
+def exchange_over_ring(
+    strategy: MultiWorkerMirrored, cluster: ClusterConfig, secret: bytes, options: CommunicationOptions
+) -> None:
+    """Add gradients up over a ring; if the tasks cannot connect, raise or log it, as `options` demand."""
+    try:
+        strategy.exchange_over_ring(
+            cluster,
+            secret,
+            wire_type=options.dtype or "float32",
+            # An explicit tcp means bytes on the wire, also on one machine.
+            may_share=not options.needs_tcp,
+        )
+    except ConnectError as error:
+        _leave_to_tensorflow(
+            error, options, "gradients use TensorFlow's own collectives, which are slower", "ring"
+        )
+    else:
+        _log.info("using the TCP transport: a ring of %d tasks", len(cluster.training().tasks()))
+
+
+def transfer_over_tcp(
+    strategy: ParameterServer | SynchronousParameterServer,
+    cluster: ClusterConfig,
+    options: StrategyOptions,
+) -> None:
+    """Use the TCP transport; if the tasks cannot connect, raise or log it, as `options` demand."""
+    communication = options.communication
+    gpus = [gpu for gpu in tf.config.list_logical_devices("GPU") if "/job:worker/" in gpu.name]
+    if not communication.may_use_tcp(on_gpus=is_gpu_used(options.device, len(gpus))):
+        return
+    if strategy.num_replicas_in_sync > 1 and isinstance(strategy, ParameterServer):
+        problem = "is not supported with workers that compute on several devices"
+        raise ConfigError("communication.implementation tcp", problem, remedy="Set grpc, or device cpu")
+    try:
+        strategy.ps_transfer = PsTransfer(
+            cluster.training(),
+            wire_type=communication.dtype or "float32",
+            is_in_step=isinstance(strategy, SynchronousParameterServer),
+            timeout=communication.timeout,
+            is_asked_for=communication.needs_tcp,
+        )
+    except ConnectError as error:
+        _leave_to_tensorflow(
+            error, communication, "variables and gradients use TensorFlow's gRPC, which is slower", "grpc"
+        )
+    else:
+        _log.info("using the TCP transport for variables and gradients")
+
+
+def _leave_to_tensorflow(error: ConnectError, options: CommunicationOptions, instead: str, name: str) -> None:
+    """Log that TensorFlow sends the tensors; raise ConfigError if the user asked for tcp."""
+    if options.needs_tcp:
+        remedy = f"Give all tasks the same secret and let them reach each other on any port, or set {name}"
+        raise ConfigError(
+            "communication.implementation tcp", f"cannot connect the tasks: {error}", remedy=remedy
+        ) from error
+    _log.warning("%s: %s", instead, error)

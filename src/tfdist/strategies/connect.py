@@ -1,0 +1,61 @@
+"""Connect a process to its cluster: wait for the other tasks, and report in one line what fails."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import connected_tasks
+from tfdist.cluster.addresses import is_free, port_taken, split_address
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
+from tfdist.coordination.waiting import await_servers
+from tfdist.errors import TaskLost
+from tfdist.launcher.report_pipe import report_joined
+
+__all__ = ["connecting", "is_connected"]
+
+
+@contextlib.contextmanager
+def connecting(
+    where: str, cluster: ClusterConfig, shared: Sequence[object] | None, *, timeout: float
+) -> Iterator[None]:
+    """Wait for the whole cluster before the block connects TensorFlow; report a taken port in one line.
+
+    Args:
+        where: The function that connects, for error messages.
+        cluster: The cluster, and this process's task.
+        shared: Settings that all tasks must share; None if the others serve this one.
+        timeout: Seconds that the other tasks may take to start.
+    """
+    report_joined()
+    training = cluster.training()
+    is_one_of_many = training.task in training.tasks() and len(training.tasks()) > 1
+    if is_one_of_many and not is_connected():
+        _check_port(training)
+        if shared is None:
+            others = [task for task in training.tasks() if task.type != "chief"]
+            await_servers(where, training, others, timeout)
+        else:
+            hold_rendezvous(training, fingerprint(training, *shared), timeout=timeout)
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:
+        if "gRPC server" not in str(error) or training.task is None:
+            raise
+        raise port_taken(str(training.task), training.address(training.task)) from error
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
+        problem = f"lost a task as TensorFlow connected all: {str(error).splitlines()[0]}"
+        raise TaskLost(where, problem, remedy="Start the cluster again") from error
+
+
+def is_connected() -> bool:
+    """Return whether this process was connected before: its server then still runs."""
+    return connected_tasks() is not None
+
+
+def _check_port(cluster: ClusterConfig) -> None:
+    """Raise ConfigError if the port is taken, because TensorFlow 2.12 would crash."""
+    task = cluster.task
+    if task is not None and not is_free(split_address(cluster.address(task))[1]):
+        raise port_taken(str(task), cluster.address(task))

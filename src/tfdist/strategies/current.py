@@ -1,0 +1,31 @@
+"""Store the cluster and the strategy of this process, which has one of each until it ends."""
+
+from typing import Any
+
+from tfdist.cluster.config import ClusterConfig
+
+__all__ = ["current_strategy", "is_chief", "remember"]
+
+_cluster: ClusterConfig | None = None
+_strategy: Any = None
+
+
+def remember(cluster: ClusterConfig, strategy: Any) -> None:
+    """Store the cluster and the strategy that this process trains with."""
+    global _cluster, _strategy
+    _cluster, _strategy = cluster, strategy
+
+
+def current_strategy() -> Any:
+    """Return the strategy that was made last in this process; None if there is none."""
+    return _strategy
+
+
+def is_chief() -> bool:
+    """Return whether this process is the one that writes files and prints results.
+
+    That is the chief of a cluster, worker 0 of a cluster without a chief, or a process without a cluster.
+    This function does not load TensorFlow. Before a strategy is made, it reads the cluster from the
+    environment.
+    """
+    return (ClusterConfig.from_environment() if _cluster is None else _cluster).is_chief

@@ -1,0 +1,247 @@
+"""Make the tf.distribute.Strategy that fits a cluster.
+
+strategy = make_strategy(cluster)                      # from the cluster's shape and the devices
+strategy = make_strategy(None, "mirrored", logical_devices=2)
+"""
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import are_devices_fixed
+from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.environments import ROLES
+from tfdist.coordination.chief_end import shut_servers_down_at_exit
+from tfdist.coordination.preemption import own_handler_restored
+from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.errors import ConfigError
+from tfdist.strategies.communication import (
+    collectives_of,
+    exchange_over_ring,
+    shared_secret,
+    transfer_over_tcp,
+)
+from tfdist.strategies.connect import connecting, is_connected
+from tfdist.strategies.cpu_malloc import keep_memory
+from tfdist.strategies.current import remember
+from tfdist.strategies.options import (
+    Communication,
+    CommunicationOptions,
+    Device,
+    Precision,
+    StrategyName,
+    StrategyOptions,
+    choose_strategy,
+    is_gpu_used,
+    strategy_name,
+)
+from tfdist.strategies.runtime import check_device, configure_devices, device_kind, threads_to_wait
+from tfdist.strategies.sharded_variable import Partitioner
+from tfdist.strategies.share_random_state import share_random_state
+from tfdist.strategies.tf_strategies import (
+    Mirrored,
+    MultiWorkerMirrored,
+    ParameterServer,
+    SynchronousParameterServer,
+)
+
+__all__ = ["check_strategy", "make_strategy"]
+
+_log = logging.getLogger("tfdist")
+
+_OF_PS = ("parameter_server", "parameter_server_sync")
+
+
+def make_strategy(
+    cluster: ClusterConfig | None = None,
+    strategy: StrategyName = "auto",
+    *,
+    communication: Communication | None = None,
+    min_shard_bytes: int | None = None,
+    max_shards: int | None = None,
+    device: Device = "auto",
+    logical_devices: int | None = None,
+    memory_growth: bool | None = None,
+    precision: Precision | None = None,
+    intra_op_threads: int | None = None,
+    inter_op_threads: int | None = None,
+    start_timeout: float | None = None,
+) -> tf.distribute.Strategy:
+    """Make the strategy for this process, and connect to the cluster when all of its tasks have started.
+
+    Call it before anything else uses TensorFlow's devices: the first use fixes threads, memory growth and
+    logical devices. TF_CONFIG need not be in the environment.
+
+    Args:
+        cluster: The cluster and this process's task; None for a single process.
+        strategy: The strategy; auto takes one that fits the cluster and the devices.
+        communication: How multi_worker_mirrored adds gradients up, such as {"implementation": "tcp"}.
+        min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
+        max_shards: The largest number of shards of a variable; None for the number of ps tasks.
+        device: The device to compute on: cpu, gpu, or auto, which takes GPUs if there are any.
+        logical_devices: Split the first GPU, or the CPU if there is none, into this number of devices.
+        memory_growth: Allocate GPU memory when it is needed, not all at once.
+        precision: Keras's global dtype policy; None leaves it as it is.
+        intra_op_threads: Threads that work on one operation.
+        inter_op_threads: Operations that run at once. In a cluster the default is at least 8, because an
+            operation that waits for another task occupies a thread.
+        start_timeout: Seconds that the other tasks may take to start; 600 if None. Meanwhile the log names
+            the missing tasks, and why they cannot be reached.
+
+    Raises:
+        ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
+        TaskLost: A task did not start in time.
+    """
+    cluster = ClusterConfig() if cluster is None else cluster
+    options = StrategyOptions(
+        communication=CommunicationOptions.of(communication),
+        device=device,
+        min_shard_bytes=min_shard_bytes,
+        max_shards=max_shards,
+        logical_devices=logical_devices,
+        memory_growth=memory_growth,
+        precision=precision,
+        intra_op_threads=intra_op_threads,
+        inter_op_threads=inter_op_threads,
+        start_timeout=start_timeout,
+    )
+    name = _checked(cluster, strategy, options)
+    # Beside ps tasks the workers' GPUs count, and TensorFlow knows these only when all are connected.
+    is_for_workers = name in _OF_PS and device == "gpu"
+    check_device("auto" if is_for_workers else device, memory_growth=memory_growth)
+    if inter_op_threads is None and len(cluster.training().tasks()) > 1:
+        inter_op_threads = threads_to_wait()
+    configure_devices(
+        device,
+        logical_devices=logical_devices,
+        memory_growth=memory_growth,
+        intra_op_threads=intra_op_threads,
+        inter_op_threads=inter_op_threads,
+    )
+    keep_memory()
+    if precision is not None:
+        tf.keras.mixed_precision.set_global_policy(precision)
+    secret = shared_secret(cluster, name, options.communication)
+    # The tasks must agree on these, or they would wait for each other in different exchanges.
+    wanted = options.communication
+    agreed = (name, wanted.implementation, wanted.dtype, wanted.bytes_per_pack, precision, secret is not None)
+    shared = None if name in _OF_PS else agreed
+    if name == "multi_worker_mirrored" and are_devices_fixed() and not is_connected():
+        problem = "is called after TensorFlow was used, which can connect workers only before"
+        raise ConfigError("make_strategy", problem, remedy="Call it right after the imports")
+    timeout = START_TIMEOUT if start_timeout is None else start_timeout
+    with own_handler_restored(), connecting("make_strategy", cluster, shared, timeout=timeout):
+        made = _make(cluster, name, options)
+        if secret is not None and name in _OF_PS:
+            transfer_over_tcp(made, cluster, options)
+        elif secret is not None:
+            exchange_over_ring(made, cluster, secret, options.communication)
+        if name == "multi_worker_mirrored":
+            share_random_state(made.summed_over_workers, is_chief=cluster.is_chief)
+    remember(cluster, made)
+    _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
+    return made
+
+
+def check_strategy(
+    cluster: ClusterConfig,
+    strategy: str = "auto",
+    *,
+    communication: Communication | None = None,
+    **options: Any,
+) -> StrategyName:
+    """Raise ConfigError if cluster, strategy and options do not fit together; return the strategy's name."""
+    wanted = CommunicationOptions.of(communication)
+    return _checked(cluster, strategy, StrategyOptions(communication=wanted, **options))
+
+
+def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) -> StrategyName:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    devices = options.logical_devices or (gpus if is_gpu_used(options.device, gpus) else 1)
+    name = strategy_name(strategy, cluster, devices=devices)
+    if strategy == "auto":
+        _log.info("strategy auto takes %s: %s", *choose_strategy(cluster, devices=devices))
+    _check_cluster(cluster, name)
+    options.check(name)
+    return name
+
+
+def _is_evaluator(cluster: ClusterConfig) -> bool:
+    return cluster.task is not None and cluster.task.type == "evaluator"
+
+
+def _check_cluster(cluster: ClusterConfig, name: str) -> None:
+    """Raise ConfigError for a strategy that the cluster cannot run, or that is not for this task."""
+    trainers = cluster.size("chief") + cluster.size("worker")
+    at = cluster.source.at("ps")
+    if cluster.jobs:
+        job = next(task.type for task in cluster.tasks() if task.type not in ROLES)
+        problem = "is not supported in training, which has chief, workers and ps"
+        raise ConfigError(cluster.source.at(job), problem, remedy="Leave it out, or take tfdist.connect")
+    alone = name in ("one_device", "mirrored")
+    if alone and not _is_evaluator(cluster) and trainers + cluster.size("ps") > 1:
+        problem = f"trains in one process, but the cluster has {trainers + cluster.size('ps')} tasks"
+        raise ConfigError(f"strategy {name}", problem, remedy="Each would train on its own: take auto")
+    if alone:
+        return
+    if cluster.task is None:
+        problem = "needs to know which task of the cluster this is"
+        remedy = "Set its task: cluster.with_task('worker', 0)"
+        raise ConfigError(f"strategy {name}", problem, remedy=remedy)
+    if _is_evaluator(cluster):
+        problem = "is for the training cluster, and the evaluator is not part of it"
+        raise ConfigError(f"strategy {name}", problem, remedy="Take auto, one_device or mirrored there")
+    if name == "multi_worker_mirrored":
+        if cluster.size("ps"):
+            raise ConfigError(at, "has no work under multi_worker_mirrored", remedy="Take parameter_server")
+        return
+    for role in ("chief", "worker", "ps"):
+        if not cluster.size(role):
+            where, problem = cluster.source.at(role), f"is missing, and {name} needs a chief, workers and ps"
+            raise ConfigError(where, problem, remedy=f"Add at least one {role}")
+    if cluster.task.type != "chief":
+        problem = f"is made by the chief, but this is {cluster.task}"
+        raise ConfigError(f"strategy {name}", problem, remedy="Call tfdist.serve(cluster) on this task")
+
+
+def _make(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) -> Any:
+    kind = device_kind()
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(f"/device:{kind}:0")
+    if name == "mirrored":
+        devices = [device.name for device in tf.config.list_logical_devices(kind)]
+        # Several CPU devices of one process share its threads, and collectives on them wait for each other.
+        reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None
+        return Mirrored(devices, reduction)
+    if name == "multi_worker_mirrored":
+        return MultiWorkerMirrored(
+            cluster.resolver(), collectives_of(options.communication), options.communication.timeout
+        )
+    partitioner = _partitioner(cluster, options)
+    if name == "parameter_server":
+        made = ParameterServer(cluster, partitioner)
+    else:
+        made = SynchronousParameterServer(cluster, partitioner, options.device)
+    if options.device == "gpu":
+        _check_workers(cluster)
+    servers = [task for task in cluster.tasks() if task.type in ("ps", "worker")]
+    shut_servers_down_at_exit([f"/job:{job}/task:{index}" for job, index in servers])
+    return made
+
+
+def _check_workers(cluster: ClusterConfig) -> None:
+    """Raise ConfigError for a worker without a GPU; all tasks must be connected."""
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    for index in range(cluster.size("worker")):
+        if not any(f"/job:worker/replica:0/task:{index}/" in name for name in gpus):
+            where = f"worker:{index} at {cluster.address(('worker', index))}"
+            remedy = "Set auto or cpu; or check whether nvidia-smi lists a GPU there"
+            raise ConfigError(where, "has no GPU that TensorFlow finds, but device is gpu", remedy=remedy)
+
+
+def _partitioner(cluster: ClusterConfig, options: StrategyOptions) -> Partitioner | None:
+    least, most = options.min_shard_bytes, options.max_shards
+    if least is None and most is None:
+        return None
+    return Partitioner(min_shard_bytes=least, max_shards=cluster.size("ps") if most is None else most)

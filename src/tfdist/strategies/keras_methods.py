@@ -1,0 +1,41 @@
+"""Make `model.fit` tfdist's for models of a cluster: Keras 3's own trains on one machine only."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["replace_methods"]
+
+_METHODS = ("fit", "evaluate", "predict")
+
+
+def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
+    """Replace `fit`, `evaluate` and `predict` for models that are made under strategies of some kinds.
+
+    Other models keep Keras's own methods. Nothing changes if Keras 3 is not loaded, or if the methods have
+    been replaced before.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or keras.__version__.startswith("2."):
+        return
+    model = keras.Model
+    for name in _METHODS:
+        if name not in vars(model):  # it is a method of a base class
+            setattr(model, name, _by_strategy(name, getattr(model, name), kinds))
+
+
+def _by_strategy(name: str, of_keras: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
+    """Return a method that is tfdist's for models of strategies of some kinds, and Keras's for others."""
+
+    @functools.wraps(of_keras)
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(model.distribute_strategy, kinds):
+            return of_keras(model, *args, **kwargs)
+        # By its public name: the package that trains is above this one.
+        return getattr(importlib.import_module("tfdist"), name)(model, *args, **kwargs)
+
+    return method

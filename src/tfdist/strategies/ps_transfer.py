@@ -1,0 +1,181 @@
+"""Send variables and gradients between workers and parameter servers over the TCP transport, not gRPC.
+
+TensorFlow sends each tensor that one task computes and another one needs in a call of its own. Here one
+message has all variables that a worker needs of one server, and one message has all of their gradients. A
+pair of operations, one on each task, replaces many edges of the graph. Variables, optimizers and updates do
+not change.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.grouping import places_by_key
+from tfdist.cluster.addresses import split_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.rpc import call, token
+from tfdist.transport.graph_calls import named
+from tfdist.transport.handshake import ConnectError
+from tfdist.transport.message import Manifest
+from tfdist.transport.ps_endpoints import written_addresses
+
+__all__ = ["PsTransfer", "StepTransfer"]
+
+_SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
+
+
+class PsTransfer:
+    """The transfer of tensors in a cluster whose chief makes the graphs.
+
+    Attributes:
+        is_asked_for: Whether the user requires the TCP transport.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        *,
+        wire_type: str,
+        is_in_step: bool,
+        timeout: float | None,
+        is_asked_for: bool,
+    ) -> None:
+        """Connect all workers to all servers.
+
+        Raises:
+            ConnectError: A worker and a server cannot connect.
+        """
+        self.is_asked_for = is_asked_for
+        self._wire_type, self._is_in_step, self._timeout = wire_type, is_in_step, timeout
+        self._numbers = itertools.count()
+        self._servers = range(cluster.size("ps"))
+        hosts = {index: split_address(cluster.address(("ps", index)))[0] for index in self._servers}
+        ports = {index: _call_endpoint(Task("ps", index), "port", tf.int64) for index in self._servers}
+        self._addresses = written_addresses({index: (hosts[index], int(ports[index])) for index in hosts})
+        for index in range(cluster.size("worker")):
+            why = _call_endpoint(Task("worker", index), "connect", tf.string, self._addresses)
+            if why:
+                raise ConnectError(f"worker:{index} has no connection to {why.decode()}")
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return how many bytes all tasks have sent, as the servers' sockets count them."""
+        return sum(int(_call_endpoint(Task("ps", index), "moved", tf.int64)) for index in self._servers)
+
+    def transfer(self, variables: Sequence[Any]) -> "StepTransfer":
+        """Start a step in the graph of a worker that needs these variables."""
+        return StepTransfer(variables, self._addresses, self._manifest)
+
+    def _manifest(self, server: int, tensors: Sequence[tf.Tensor], *, is_state: bool) -> tf.Tensor:
+        dtypes = tuple(tensor.dtype.name for tensor in tensors)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        name = f"{'down' if is_state else 'up'} {next(self._numbers)}"
+        # An explicit tcp means bytes on the wire, also on one machine.
+        types = self._wire_type, is_state, self._is_in_step, not self.is_asked_for, self._timeout
+        return tf.constant(Manifest(name, server, dtypes, shapes, *types).written())
+
+
+class StepTransfer:
+    """One step of a worker, in its graph.
+
+    Attributes:
+        values: The values of the variables, on the worker.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any], addresses: bytes, manifest: Callable[..., tf.Tensor]
+    ) -> None:
+        self._manifest = manifest
+        [self._ticket] = tf.raw_ops.PyFunc(
+            input=[tf.constant(addresses)], token=token(named("begin")), Tout=[tf.int64]
+        )
+        self._ticket.set_shape([3])
+        self._sent: dict[int, tf.Tensor] = {}
+        self._returned: set[int] = set()  # the servers that get gradients
+        self.values: list[Any] = [None] * len(variables)
+        for server, places in _by_server(variables).items():
+            mine = [variables[place] for place in places]
+            values = self._fetch_variables(server, mine)
+            for place, value in zip(places, values, strict=True):
+                self.values[place] = value
+
+    def delivered(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], *, device: str | None = None
+    ) -> list[tf.Tensor]:
+        """Send gradients to the servers of their variables; return them as tensors of these servers.
+
+        `device` is where the gradients are, if that is not the current device.
+        """
+        delivered: list[Any] = [None] * len(variables)
+        for server, places in _by_server(variables).items():
+            # tf.device(None) would clear the device, so that the chief's would be used.
+            with contextlib.nullcontext() if device is None else tf.device(device):
+                values = self._send_gradients(
+                    server, [gradients[place] for place in places], [variables[place] for place in places]
+                )
+            for place, value in zip(places, values, strict=True):
+                delivered[place] = value
+        return delivered
+
+    def send_unreturned(self) -> None:
+        """Make the graph send also variables whose gradients return in another way, or not at all.
+
+        TensorFlow drops an operation whose result nothing uses, and the worker would wait forever.
+        """
+        for server, sent in self._sent.items():
+            if server not in self._returned:
+                with tf.device(_SERVER.format(server)):
+                    tf.raw_ops.Assert(condition=tf.equal(sent, 0), data=[sent])
+
+    def _fetch_variables(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
+        with tf.device(_SERVER.format(server)):
+            values = [variable.read_value() for variable in variables]
+            manifest = self._manifest(server, values, is_state=True)
+            self._sent[server] = _call("send", [manifest, self._ticket, *values], [tf.int64])[0]
+        return _shaped(_call("receive", [manifest, self._ticket], [value.dtype for value in values]), values)
+
+    def _send_gradients(
+        self, server: int, gradients: Sequence[tf.Tensor], variables: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        self._returned.add(server)
+        # TensorFlow does not infer the shape of every gradient, such as that of a product of 3-D inputs.
+        for gradient, variable in zip(gradients, variables, strict=True):
+            gradient.set_shape(variable.shape)
+        manifest = self._manifest(server, gradients, is_state=False)
+        # hand_over returns the ticket when the gradients are ready, so no thread of the server waits while
+        # the worker computes. The server receives only after it has sent the variables.
+        [ready] = _call("hand_over", [manifest, self._ticket, *gradients], [tf.int64])
+        with tf.device(_SERVER.format(server)):
+            inputs = [manifest, ready, self._sent[server]]
+            return _shaped(_call("receive", inputs, [gradient.dtype for gradient in gradients]), gradients)
+
+
+def _call(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    # A stateful operation would wait for earlier operations of the program, which here run on other tasks:
+    # the worker's would wait for the server's, and the server's for the worker's. Data dependencies order
+    # these operations instead, and the update depends on all of them.
+    results: list[tf.Tensor] = tf.raw_ops.PyFuncStateless(input=inputs, token=token(named(name)), Tout=dtypes)
+    return results
+
+
+def _shaped(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    for tensor, template in zip(came, like, strict=True):
+        tensor.set_shape(template.shape)
+    return list(came)
+
+
+def _by_server(variables: Sequence[Any]) -> dict[int, list[int]]:
+    """Return, for each server, the positions of the variables that it holds."""
+    return places_by_key(tf.DeviceSpec.from_string(variable.handle.device).task for variable in variables)
+
+
+def _call_endpoint(task: Task, name: str, dtype: tf.DType, *inputs: bytes) -> Any:
+    """Call a function of another task's endpoint."""
+    try:
+        return call(task, named(name), dtype, *inputs)
+    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.InternalError) as error:
+        why = "it has no secret, or runs another version of tfdist"
+        raise ConnectError(f"{task}: {why} ({str(error).strip().splitlines()[-1]})") from error

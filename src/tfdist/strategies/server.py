@@ -1,0 +1,155 @@
+"""Serve the chief, as another task of its cluster, until the chief ends."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.addresses import port_taken
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
+from tfdist.coordination.departure_notice import announce_departure
+from tfdist.coordination.health import answers
+from tfdist.coordination.preemption import Notice, handling_sigterm
+from tfdist.coordination.traffic import reporting_traffic
+from tfdist.coordination.waiting import START_TIMEOUT, await_servers
+from tfdist.errors import ConfigError, TaskLost
+from tfdist.strategies.cpu_malloc import keep_memory
+from tfdist.strategies.options import Device
+from tfdist.strategies.runtime import check_device, server_config
+from tfdist.transport.graph_calls import open_endpoint
+from tfdist.transport.handshake import ConnectError
+
+__all__ = ["serve"]
+
+_log = logging.getLogger("tfdist")
+
+_SECONDS_BETWEEN_PROBES = 1.0
+_SECONDS_WHEN_TOLD_TO_END = 0.1  # the sender of the signal waits
+# Less than the 30 s that Kubernetes, Slurm and our launcher give before SIGKILL.
+_SECONDS_FOR_THE_CHIEF_TO_SAVE = 25.0
+
+
+def serve(
+    cluster: ClusterConfig,
+    *,
+    device: Device = "auto",
+    memory_growth: bool | None = None,
+    start_timeout: float = START_TIMEOUT,
+    heartbeat_timeout: float = 60.0,
+    stays: bool = False,
+) -> None:
+    """Run this task's server until the chief ends or dismisses this task, then return.
+
+    The chief calls `connect`, or `make_strategy` on a cluster with ps tasks. This task asks the chief once a
+    second whether it is alive, and returns within about 5 seconds after the chief's process has ended, with
+    or without success. The chief's own exit status tells whether the work succeeded. End the script then;
+    TensorFlow's server stops with the process.
+
+    After SIGTERM, this task continues to serve for as long as the chief may need to save its work.
+
+    Args:
+        cluster: The cluster. It has a chief, and this task is neither the chief nor the evaluator.
+        device: The device to compute on: cpu, gpu, or auto, which takes GPUs if there are any; no GPU on ps.
+        memory_growth: Allocate GPU memory when it is needed, not all at once.
+        start_timeout: Seconds that the chief may take to start.
+        heartbeat_timeout: Seconds without an answer after which the chief, or its machine, counts as lost.
+        stays: Whether to wait, after the chief was killed or lost, for it to start again, and serve it.
+
+    Raises:
+        ConfigError: This task serves no chief, its port is taken, or device is gpu and it has none.
+        TaskLost: The chief did not start in time, did not answer in time, or was killed.
+        Preempted: This task was told to end.
+    """
+    _check_task(cluster)
+    if cluster.task is not None and cluster.task.type == "ps":
+        device, memory_growth = "cpu", None  # it computes nothing, and would take all of a GPU's memory
+    else:
+        keep_memory()
+    check_device(device, memory_growth=memory_growth)
+    with reporting_traffic(cluster), _tcp_transport(cluster):
+        server = _start(cluster, server_config(device, memory_growth=memory_growth))
+        _log.info("%s serves at %s", cluster.task, server.target)
+        _serve(cluster, start_timeout, heartbeat_timeout, stays=stays)
+    _log.info("the chief has ended, so %s ends too", cluster.task)
+
+
+def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: float, *, stays: bool) -> None:
+    """Wait until the chief ends or dismisses this task."""
+    chief = cluster.address(("chief", 0))
+    while True:
+        # A chief that fails at once may start and end between two health checks.
+        await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=is_shutdown_told)
+        with handling_sigterm() as notice, notice.deferred():
+            _wait_until_gone(chief, heartbeat_timeout, notice)
+        if is_shutdown_told() or was_dismissed():
+            break
+        notice.raise_if_received()
+        if not stays:
+            remedy = "Its own log says why; start this task again with it"
+            raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
+        _log.warning("the chief at %s is gone without notice: waiting for it to start again", chief)
+
+
+@contextlib.contextmanager
+def _tcp_transport(cluster: ClusterConfig) -> Iterator[None]:
+    """Open this task's end of the TCP transport, if the task takes part in it."""
+    try:
+        endpoint = open_endpoint(cluster)
+    except ConnectError as error:
+        _log.warning("%s uses TensorFlow's gRPC instead of the TCP transport: %s", cluster.task, error)
+        endpoint = None
+    try:
+        yield
+    finally:
+        if endpoint is not None:
+            endpoint.close()  # what waits in it would outlast this process's end
+
+
+def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
+    last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
+    while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
+        answer = answers(chief)
+        now = time.monotonic()
+        refusals = refusals + 1 if answer is False else 0
+        if answer:
+            last_seen = now
+        if notice.is_received and told_at > now:
+            told_at = now
+            announce_departure()
+        if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
+            return
+        if now - last_seen > timeout:
+            remedy = "It is stopped, or its machine cannot be reached"
+            raise TaskLost(f"chief at {chief}", f"has been silent for {timeout:g} s", remedy=remedy)
+        time.sleep(_SECONDS_WHEN_TOLD_TO_END if notice.is_received else _SECONDS_BETWEEN_PROBES)
+
+
+def _check_task(cluster: ClusterConfig) -> None:
+    task = cluster.task
+    if task is None:
+        remedy = "Set its task: cluster.with_task('ps', 0)"
+        raise ConfigError("serve", "needs to know which task of the cluster this is", remedy=remedy)
+    if not cluster.chief:
+        problem = f"is missing: {task} would have no chief to serve"
+        raise ConfigError(cluster.source.at("chief"), problem, remedy="Add a chief, or call make_strategy")
+    if task.type in ("chief", "evaluator"):
+        remedy = (
+            "Call make_strategy on it, or connect"
+            if task.type == "chief"
+            else "It reads checkpoints; see fit"
+        )
+        raise ConfigError("serve", f"is for tasks that serve the chief, but this is {task}", remedy=remedy)
+
+
+def _start(cluster: ClusterConfig, config: Any) -> tf.distribute.Server:
+    task_type, index = cluster.task or ("", 0)
+    try:
+        return tf.distribute.Server(
+            cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config
+        )
+    except tf.errors.OpError as error:
+        raise port_taken(str(cluster.task), cluster.address((task_type, index))) from error

@@ -1,0 +1,73 @@
+"""Cut large variables into shards along their first axis, so that several parameter servers share one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import ShardedVariableSavedAsOne
+
+__all__ = ["Partitioner", "Sharded"]
+
+
+class Sharded(ShardedVariableSavedAsOne):
+    """A variable that is one variable to Keras, and several shards to TensorFlow.
+
+    TensorFlow's own class lacks two abilities that Keras 3 needs: conversion to an array, and saving as one
+    value. Its `sparse_read` returns rows in the order of the shards, not of the indices.
+    """
+
+    def __array__(self, dtype: Any = None) -> Any:
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Read some rows, from the shards that hold them."""
+        return tf.nn.embedding_lookup(list(self.variables), indices, name=name)
+
+
+class Partitioner:
+    """A creator for `tf.variable_creator_scope` that makes large variables in shards.
+
+    One of TensorFlow's partitioners chooses the number of shards. This class then cuts as TensorFlow does,
+    also under strategies and versions of Keras for which TensorFlow does not cut.
+    """
+
+    def __init__(self, *, min_shard_bytes: int | None, max_shards: int) -> None:
+        least = 256 << 10 if min_shard_bytes is None else min_shard_bytes
+        self._partition = tf.distribute.experimental.partitioners.MinSizePartitioner(least, max_shards)
+        self._is_cutting = False
+
+    def __call__(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Make a variable, in shards where it is large enough."""
+        # An optimizer's slot variable belongs to a shard already. A nested scope calls this creator again.
+        if self._is_cutting or "colocate_with" in kwargs or kwargs.get("initial_value") is None:
+            return next_creator(**kwargs)
+        initial = kwargs["initial_value"]
+        with tf.init_scope():
+            value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        kwargs["initial_value"] = value
+        shards = self._partition(value.shape, value.dtype)[0] if value.shape.rank else 1
+        self._is_cutting = True
+        try:
+            if shards < 2:
+                return next_creator(**kwargs)
+            return Sharded(
+                self._parts(next_creator, value, shards, kwargs), name=kwargs.get("name") or "Sharded"
+            )
+        finally:
+            self._is_cutting = False
+
+    @staticmethod
+    def _parts(
+        next_creator: Callable[..., Any], value: tf.Tensor, shards: int, kwargs: dict[str, Any]
+    ) -> list[Any]:
+        rows, more = divmod(value.shape[0], shards)
+        sizes = [rows + (index < more) for index in range(shards)]  # as embedding_lookup expects
+        name = kwargs.get("name") or "Variable"
+        return [
+            next_creator(
+                **{**kwargs, "initial_value": part, "shape": part.shape, "name": f"{name}/part_{index}"}
+            )
+            for index, part in enumerate(tf.split(value, sizes))
+        ]

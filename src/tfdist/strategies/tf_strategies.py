@@ -1,0 +1,230 @@
+"""Extend TensorFlow's strategies for Keras 3, and add synchronous training on parameter servers.
+
+Replicas may write to variables that are made in the scopes of the synchronous strategies. TensorFlow 2 itself
+has no synchronous strategy for parameter servers.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import (
+    cross_device_ops_of,
+    replace_cross_device_ops,
+    set_cluster_resolver,
+)
+from tfdist.cluster.config import ClusterConfig
+from tfdist.strategies.keras_methods import replace_methods
+from tfdist.strategies.options import is_gpu_used
+from tfdist.strategies.ps_transfer import PsTransfer
+from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit
+from tfdist.strategies.sharded_variable import Partitioner
+from tfdist.transport.bootstrap import join_ring
+from tfdist.transport.ring import Ring
+
+__all__ = [
+    "Mirrored",
+    "MultiWorkerMirrored",
+    "ParameterServer",
+    "SynchronousParameterServer",
+    "ps_transfer_of",
+    "ring_of",
+]
+
+
+def ring_of(strategy: tf.distribute.Strategy) -> Ring | None:
+    """Return the ring over which a strategy adds gradients up; None if TensorFlow adds them."""
+    return strategy.ring if isinstance(strategy, MultiWorkerMirrored) else None
+
+
+def ps_transfer_of(strategy: tf.distribute.Strategy) -> PsTransfer | None:
+    """Return the transfer between workers and parameter servers; None if TensorFlow sends the tensors."""
+    is_of_ps = isinstance(strategy, (ParameterServer, SynchronousParameterServer))
+    return strategy.ps_transfer if is_of_ps else None
+
+
+def _aggregating(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """Make a variable that replicas may write to: it takes the mean, or an integer of the first replica.
+
+    Keras 3 makes its variables without an aggregation. TensorFlow then rejects a replica's write, or each
+    worker keeps its own value, such as the moving averages of BatchNormalization.
+    """
+    none = tf.VariableAggregation.NONE
+    if kwargs.get("aggregation", none) in (None, none):
+        dtype = kwargs.get("dtype")
+        is_whole = dtype is not None and not tf.as_dtype(dtype).is_floating
+        aggregations = tf.VariableAggregation
+        kwargs["aggregation"] = aggregations.ONLY_FIRST_REPLICA if is_whole else aggregations.MEAN
+    return next_creator(**kwargs)
+
+
+class _Entered:
+    """The scope of a strategy, in which some creators make the variables."""
+
+    def __init__(self, scope: Any, *creators: Callable[..., Any]) -> None:
+        self._scopes = [scope, *(tf.variable_creator_scope(creator) for creator in creators)]
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        strategy, *_ = [self._stack.enter_context(scope) for scope in self._scopes]
+        return strategy
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._stack.__exit__(*error)
+
+
+class Mirrored(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """A MirroredStrategy whose variables replicas may write to."""
+
+    def scope(self) -> Any:
+        """Return the scope, in which replicas may write to the variables."""
+        return _Entered(super().scope(), _aggregating)
+
+
+class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """A MultiWorkerMirroredStrategy whose variables replicas may write to, with or without a ring.
+
+    Attributes:
+        ring: The ring that adds gradients up; None if TensorFlow adds them.
+    """
+
+    ring: Ring | None = None
+
+    def __init__(
+        self,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        options: tf.distribute.experimental.CommunicationOptions,
+        timeout: float | None,
+    ) -> None:
+        """Connect to the other workers of the cluster.
+
+        Args:
+            resolver: The resolver of the cluster and this task.
+            options: The options of TensorFlow's collectives.
+            timeout: Seconds that an exchange may take; None for no limit.
+        """
+        super().__init__(resolver, options)
+        self._timeout = timeout
+        self._limit = None if timeout is None else TimeLimit(timeout)
+        if self._limit:
+            replace_cross_device_ops(self, lambda replaced: LimitedAllReduce(replaced, self._limit))
+
+    def exchange_over_ring(
+        self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool
+    ) -> None:
+        """Add gradients up over a ring of TCP connections from now on; all workers must call it.
+
+        Raises:
+            ConnectError: A worker cannot connect to its neighbours. All workers continue without a ring.
+        """
+        ring = join_ring(
+            cluster, secret, self.summed_over_workers, timeout=self._timeout, may_share=may_share
+        )
+        replace_cross_device_ops(self, lambda replaced: RingAllReduce(replaced, ring, wire_type, self._limit))
+        self.ring = ring
+
+    def summed_over_workers(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Return the sums of the workers' numbers; all workers must call it."""
+        sums: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
+        return sums
+
+    def add_gradients_up(self, gradients: Sequence[Any], share: Any) -> list[Any]:
+        """Return sums of dense gradients, each replica's times its share; in cross-replica context."""
+        sums: list[Any] = cross_device_ops_of(self).scaled_sums(gradients, share)
+        return sums
+
+    def scope(self) -> Any:
+        """Return the scope, in which replicas may write to the variables."""
+        replace_methods(_OF_CLUSTERS)
+        return _Entered(super().scope(), _aggregating)
+
+
+class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
+    """A ParameterServerStrategy: each worker computes at its own pace, on variables of the servers.
+
+    Attributes:
+        ps_transfer: The transfer of variables and gradients; None if TensorFlow sends them.
+    """
+
+    ps_transfer: PsTransfer | None = None
+
+    def __init__(self, cluster: ClusterConfig, partitioner: Partitioner | None) -> None:
+        super().__init__(cluster.resolver())
+        self._partitioners = [partitioner] if partitioner else []
+
+    def scope(self) -> Any:
+        """Return the scope, in which large variables are made in shards."""
+        replace_methods(_OF_CLUSTERS)
+        return _Entered(super().scope(), *self._partitioners)
+
+
+# To prefetch to the workers, TensorFlow would register functions on each of them, which the remote workers of
+# TensorFlow 2.12 reject as duplicates.
+_FROM_CHIEF = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+
+
+class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrategy):  # type: ignore[misc]
+    """Synchronous training: all workers compute each step, on variables that parameter servers update.
+
+    CentralStorageStrategy puts all variables on one device. If that device is only "a CPU", the scope chooses
+    the task, and takes the parameter server that holds the fewest bytes.
+
+    Attributes:
+        ps_transfer: The transfer of variables and gradients; None if TensorFlow sends them.
+    """
+
+    ps_transfer: PsTransfer | None = None
+
+    def __init__(self, cluster: ClusterConfig, partitioner: Partitioner | None, device: str = "auto") -> None:
+        tf.config.experimental_connect_to_cluster(
+            cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
+        )
+        gpus, cpus = (_of_workers(kind) for kind in ("GPU", "CPU"))
+        devices = gpus if is_gpu_used(device, len(gpus)) else cpus
+        super().__init__(compute_devices=devices, parameter_device="/device:CPU:0")
+        set_cluster_resolver(self, cluster.resolver())
+        self._load = {f"/job:ps/replica:0/task:{index}": 0 for index in range(cluster.size("ps"))}
+        self._is_placing = False
+        self._partitioners = [partitioner] if partitioner else []
+
+    def scope(self) -> Any:
+        """Return the scope, which spreads variables over the parameter servers."""
+        replace_methods(_OF_CLUSTERS)
+        return _Entered(super().scope(), _aggregating, self._place, *self._partitioners)
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Distribute a data set of global batches over the workers."""
+        return tf.distribute.Strategy.experimental_distribute_dataset(self, dataset, options or _FROM_CHIEF)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., tf.data.Dataset], options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Distribute a data set of replica batches over the workers."""
+        return tf.distribute.Strategy.distribute_datasets_from_function(
+            self, dataset_fn, options or _FROM_CHIEF
+        )
+
+    def _place(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self._is_placing:  # a nested scope
+            return next_creator(**kwargs)
+        self._is_placing = True
+        try:
+            with tf.device(min(self._load, key=lambda device: self._load[device])):
+                made = next_creator(**kwargs)
+        finally:
+            self._is_placing = False
+        for device in self._load:
+            if device in made.device:  # a slot variable is where its variable is, perhaps elsewhere
+                self._load[device] += made.dtype.size * max(made.shape.num_elements() or 0, 1)
+        return made
+
+
+_OF_CLUSTERS = (MultiWorkerMirrored, ParameterServer, SynchronousParameterServer)
+
+
+def _of_workers(kind: str) -> list[str]:
+    return [device.name for device in tf.config.list_logical_devices(kind) if "/job:worker/" in device.name]

@@ -1,0 +1,1 @@
+"""The job that a config file describes: train, evaluate, keep checkpoints, and export."""

@@ -1,0 +1,138 @@
+"""Make the callbacks that a config names, and call them as Keras's `fit` does."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.import_by_name import import_object
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer.config import Config, Named, name_and_arguments
+from tfdist.trainer.keras_names import call_named, find_class, snake_case
+from tfdist.training.arguments import callbacks_of
+from tfdist.training.early_stop import Stopping
+from tfdist.training.keras.callbacks import make_callbacks
+
+__all__ = ["Callbacks", "named_callbacks"]
+
+_NO_CALLBACKS = (
+    "BackupAndRestore",
+    "BaseLogger",
+    "CallbackList",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "OrbaxCheckpoint",
+    "ProgbarLogger",
+)
+_BACKUPS = ("backup_and_restore", "orbax_checkpoint")
+
+
+def named_callbacks(config: Config) -> list[Any]:
+    """Return the callbacks that a config names.
+
+    Raises:
+        ConfigError: There is no such callback, or it does not accept its arguments.
+    """
+    return [callback for value in config.train.callbacks for callback in _make(value)]
+
+
+def _make(value: Named) -> list[Any]:
+    name, arguments = name_and_arguments(value)
+    place = f"train.callbacks: {name}"
+    if ":" not in name:
+        if snake_case(name) in _BACKUPS:
+            problem = "is not supported: tfdist saves checkpoints of its own, and resumes from them"
+            raise ConfigError(place, problem, remedy="Leave it out; see checkpoint.every")
+        base = tf.keras.callbacks.Callback
+        kind = find_class("train.callbacks", name, tf.keras.callbacks, base, without=_NO_CALLBACKS)
+        return [call_named(place, kind, arguments)]
+    made = import_object(name, "train.callbacks")
+    if callable(made) and not isinstance(made, tf.keras.callbacks.Callback):
+        made = call_named(place, made, arguments)
+    if made is None or not (isinstance(made, (list, tuple)) or hasattr(made, "set_model")):
+        raise ConfigError(place, expected="a callback of Keras or a list of them", received=shown(made))
+    return callbacks_of(made)
+
+
+class Callbacks:
+    """Calls callbacks before and after the steps of a run; all tasks that compute call the methods.
+
+    An epoch is a pass through the training data, whatever the evaluations and checkpoints within it.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        *,
+        per_epoch: int,
+        total: int,
+    ) -> None:
+        """Set the callbacks' model.
+
+        Args:
+            callbacks: The callbacks.
+            model: The model, which is built.
+            strategy: The strategy. Workers other than the chief leave out Keras's callbacks that write files.
+            per_epoch: The number of steps in an epoch.
+            total: The number of steps in the run.
+        """
+        self._model, self._per_epoch = model, per_epoch
+        epochs = -(-total // per_epoch)
+        self._calls = make_callbacks(
+            callbacks, model, strategy, verbose=0, epochs=epochs, steps=min(per_epoch, total)
+        )
+        self._stopping = Stopping(callbacks, model, strategy)
+        self._epoch: int | None = None  # the epoch that has begun
+        self._logs: dict[str, Any] = {}
+        self.has_stopped = False
+
+    def begin(self) -> None:
+        """Call the callbacks at the start or restart of the training."""
+        self._model.stop_training = False
+        self._calls.on_train_begin()
+
+    def go_back(self) -> None:
+        """Begin an epoch again at an earlier step, and forget whether a callback has stopped since then."""
+        self._epoch, self.has_stopped, self._model.stop_training = None, False, False
+
+    def before_steps(self, step: int) -> None:
+        """Call the callbacks before an execution, and before its epoch if it is the first."""
+        epoch, index = divmod(step, self._per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._calls.on_epoch_begin(epoch)
+        self._calls.on_train_batch_begin(index)
+
+    def after_steps(self, step: int, logs: Mapping[str, Any]) -> bool:
+        """Call the callbacks after an execution; return whether one of them stops the training."""
+        self._logs = dict(logs)
+        self._calls.on_train_batch_end((step - 1) % self._per_epoch, self._logs)
+        self.has_stopped = self._stopping.after_execution() or self.has_stopped
+        return self.has_stopped
+
+    def before_test(self) -> None:
+        """Call the callbacks before an evaluation."""
+        self._calls.on_test_begin()
+
+    def after_test(self, results: Mapping[str, float]) -> None:
+        """Call the callbacks after an evaluation."""
+        self._calls.on_test_end(dict(results))
+
+    def after_epoch(self, results: Mapping[str, float]) -> bool:
+        """Call the callbacks after an epoch, with the results of an evaluation if there was one.
+
+        Returns:
+            Whether a callback stops the training.
+        """
+        self._logs.update({f"val_{name}": value for name, value in results.items()})
+        self._calls.on_epoch_end(self._epoch or 0, self._logs)
+        self._epoch = None
+        self.has_stopped = self._stopping.after_epoch() or self.has_stopped
+        return self.has_stopped
+
+    def end(self) -> None:
+        """Call the callbacks after the last epoch."""
+        self._calls.on_train_end(self._logs)

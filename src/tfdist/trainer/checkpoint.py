@@ -1,0 +1,175 @@
+"""Save and load what a run needs to resume: variables by name, in TensorFlow's own file format.
+
+    RUN/checkpoints/<step>/
+        variables.index, variables.data-…    read by tf.train.load_checkpoint too
+        about.json                           the step, facts of the run, and the SHA-256 of each file
+
+A folder gets its name when all of its files are on the disk. A checkpoint that is damaged later is skipped.
+The variables are those that one process would have, so a run can resume with another strategy or another
+number of tasks.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
+from tfdist.errors import ConfigError, StorageError, shown
+
+__all__ = ["Checkpoint", "check_variables", "find_newest", "list_steps", "open_checkpoint", "prune", "save"]
+
+_FORMAT = 1
+_VARIABLES = "variables"
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are complete.
+
+    Attributes:
+        folder: The folder of this checkpoint.
+        step: How many steps were done.
+        facts: Further facts of the run: see `save`.
+        variables: Name, shape and dtype of each variable, in order.
+    """
+
+    folder: Path
+    step: int
+    facts: dict[str, Any]
+    variables: tuple[tuple[str, tuple[int, ...], str], ...]
+
+    def read(self) -> list[Any]:
+        """Return the values of all variables, in their order."""
+        with _tensorflow_errors(self.folder):
+            reader = tf.train.load_checkpoint(str(self.folder / _VARIABLES))
+            return [reader.get_tensor(name) for name, _, _ in self.variables]
+
+
+def save(folder: Path, step: int, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Checkpoint:
+    """Write a checkpoint atomically.
+
+    Args:
+        folder: The folder of all checkpoints of a run.
+        step: How many steps are done; the name of the checkpoint.
+        values: The values of all variables by name.
+        facts: Further facts that a resumed run needs; plain values.
+    """
+    final = folder / str(step)
+    tensors = [tf.convert_to_tensor(value) for value in values.values()]
+    described = [
+        (name, tuple(tensor.shape.as_list()), tensor.dtype.name)
+        for name, tensor in zip(values, tensors, strict=True)
+    ]
+    with fresh_folder(final) as partial, _tensorflow_errors(final):
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(partial / _VARIABLES),
+                tensor_names=list(values),
+                shape_and_slices=[""] * len(tensors),
+                tensors=tensors,
+            )
+        sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
+        about = {"format": _FORMAT, "step": step, "facts": facts, "variables": described, "sha256": sums}
+        write_json(partial / "about.json", about)
+    return Checkpoint(final, step, dict(facts), tuple(described))
+
+
+def find_newest(folder: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint, if any; warn of each newer one that is damaged."""
+    for step in reversed(list_steps(folder)):
+        opened = open_checkpoint(folder / str(step))
+        if isinstance(opened, Checkpoint):
+            return opened
+        _log.warning("%s: %s; using the checkpoint before it", folder / str(step), opened)
+    return None
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Return the steps of all checkpoints in a folder, complete or not."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def open_checkpoint(folder: Path) -> Checkpoint | str:
+    """Return a checkpoint, or a text that says what is wrong with it."""
+    try:
+        about = json.loads((folder / "about.json").read_text("utf-8"))
+        if about["format"] != _FORMAT:
+            return f"is of format {shown(about['format'])}, which this tfdist does not read"
+        for name, wanted in about["sha256"].items():
+            if _sha256(folder / Path(name).name) != wanted:
+                return f"{name} is damaged"
+        variables = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in about["variables"])
+        return Checkpoint(folder, int(about["step"]), dict(about["facts"]), variables)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"cannot be read ({type(error).__name__}: {error})"
+
+
+def check_variables(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a checkpoint of another model, with the first difference.
+
+    This compares the shapes and types of the variables in order, but not their names: Keras numbers layers by
+    what the process has built before.
+    """
+    mine = [(name, tuple(value.shape), value.dtype.name) for name, value in values.items()]
+    theirs: Sequence[Any] = checkpoint.variables
+    for (name, shape, dtype), (their_name, their_shape, their_dtype) in zip(mine, theirs, strict=False):
+        if (shape, dtype) != (their_shape, their_dtype):
+            raise _differs(
+                checkpoint, f"{their_name} {_size(their_shape, their_dtype)}", f"{name} {_size(shape, dtype)}"
+            )
+    if len(mine) != len(theirs):
+        longer = max(mine, theirs, key=len)
+        first = longer[min(len(mine), len(theirs))]
+        extra = f"{len(longer)} variables, the first extra one {first[0]} {_size(first[1], first[2])}"
+        both = (extra, f"{len(mine)}") if longer is theirs else (f"{len(theirs)}", extra)
+        raise _differs(checkpoint, *both)
+
+
+def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
+    """Remove all checkpoints but the newest `keep`, and those of the steps in `also`."""
+    for step in list_steps(folder)[:-keep]:
+        if step not in also:
+            with storage_errors(folder):
+                remove_folder(folder / str(step))
+
+
+def _differs(checkpoint: Checkpoint, theirs: str, mine: str) -> ConfigError:
+    problem = f"is of another model: it has {theirs}, the config's model has {mine}"
+    return ConfigError(str(checkpoint.folder), problem, remedy="Set another --run_dir, or use the same model")
+
+
+def _size(shape: Sequence[int], dtype: str) -> str:
+    return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _tensorflow_errors(folder: Path) -> Iterator[None]:
+    """Raise StorageError instead of the errors of TensorFlow's file operations."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        reason = error.message.splitlines()[0]
+        remedy = "Free some space, or name a folder that can be written to"
+        raise StorageError(str(folder), f"cannot be written or read: {reason}", remedy=remedy) from error

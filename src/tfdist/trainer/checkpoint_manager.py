@@ -1,0 +1,196 @@
+"""Save the checkpoints of a run, and find the one from which it resumes after a stop."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist._utils.files import storage_errors, write_json
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer import checkpoint
+from tfdist.trainer.run_context import RunContext
+from tfdist.training.variables import State, take_from_chief
+
+__all__ = ["CheckpointManager", "Start"]
+
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run.
+
+    Attributes:
+        at_step: The step of the checkpoint that the run started from, or 0.
+        lost: How many steps after that checkpoint had been done before, and were repeated.
+    """
+
+    at_step: int
+    lost: int
+
+
+class CheckpointManager:
+    """The checkpoints of a run: all tasks call the methods, and only the chief reads and writes files."""
+
+    def __init__(self, context: RunContext) -> None:
+        config, data = context.config, context.data
+        self._folder, self._config = context.folder / "checkpoints", config
+        self._strategy, self._is_chief = context.strategy, context.is_chief
+        self._found: checkpoint.Checkpoint | None = None
+        self.kept: int | None = None  # the step of the newest checkpoint
+        self.skipped: tuple[int, ...] = ()  # numbers of global batches
+        self.kept_enough = False  # whether the training has ended with the newest checkpoint
+        self._best: dict[str, Any] = {}
+        self._reached: int | None = None  # the descriptor of the file "reached"
+        self.history: tuple[Start, ...] = ()
+        # These settings must stay the same when a run resumes.
+        self._trained: dict[str, Any] = {
+            "data.name": data.name,
+            "data.fingerprint": data.fingerprint,
+            "data.batch_size": config.data.batch_size,
+            "data.augment": config.data.augment,
+            "model.name": config.model.name,
+            **{f"model.options.{name}": value for name, value in config.model.options.items()},
+            "train.optimizer": config.train.optimizer,
+            "train.loss": config.train.loss,
+            "data.one_hot": config.data.one_hot,
+            "train.schedule": config.train.schedule,
+            "train.seed": config.train.seed,
+        }
+
+    def find(self) -> int:
+        """Return the step to resume from: that of the chief's newest complete checkpoint, or 0."""
+        self._found = newest = checkpoint.find_newest(self._folder) if self._is_chief else None
+        if newest is not None:
+            if self._config.checkpoint.resume == "never" and self.kept is None:
+                problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
+                remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
+                raise ConfigError(str(self._folder), problem, remedy=remedy)
+            _check_same(newest, self._trained)
+        step, skipped = (-1, []) if newest is None else (newest.step, newest.facts.get("skipped_batches", []))
+        is_enough = newest is not None and self._is_over(newest)
+        if self._is_chief and not self.history:
+            self._note_start(max(step, 0))
+        step, count, enough = self._agreed([step, len(skipped), is_enough])
+        self.kept_enough = bool(enough)
+        # After the first call, all tasks know the batches that were left out since that checkpoint.
+        self.skipped = self.skipped or tuple(self._agreed(skipped if newest is not None else [0] * count))
+        self.kept = step if step >= 0 else None
+        return max(step, 0)
+
+    def batch(self, step: int) -> int:
+        """Return the number of the global batch that follows after `step` steps."""
+        number = step
+        for skipped in self.skipped:
+            number += skipped <= number
+        return number
+
+    def skip(self, batch: int) -> None:
+        """Leave a global batch out from now on; all tasks must call this."""
+        self.skipped = tuple(sorted((*self.skipped, batch)))
+
+    def restore(self, state: State, total: int) -> None:
+        """Set all variables to the values of the checkpoint to resume from, which the chief reads."""
+        if self.kept is None:
+            return
+        mine = state.values()
+        values: list[Any] = list(mine.values())
+        if self._found is not None:
+            checkpoint.check_variables(self._found, mine)
+            values, self._best = self._found.read(), self._found.facts["best"]
+        state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
+        _log.info("resuming at step %d of %d, from %s", self.kept, total, self._folder)
+
+    def note(self, step: int, results: Mapping[str, float]) -> None:
+        """Record an evaluation if it is the best so far: its checkpoint is kept."""
+        if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
+            self._best = {"step": step, **results}
+
+    def has_enough(self, results: Mapping[str, float]) -> bool:
+        """Return whether an evaluation reaches train.until_accuracy; all tasks call this and agree."""
+        if self._config.train.until_accuracy is None:
+            return False
+        return bool(self._agreed([self._is_enough(results)])[0])
+
+    def _is_enough(self, results: Mapping[str, float]) -> bool:
+        wanted = self._config.train.until_accuracy
+        # Keras computes in 32 bits, where 0.9 is a little less than in 64 bits.
+        return wanted is not None and bool(np.float32(results.get("accuracy", 0.0)) >= np.float32(wanted))
+
+    def _is_over(self, newest: checkpoint.Checkpoint) -> bool:
+        """Return whether training has ended with a checkpoint: at train.until_accuracy, or by a callback."""
+        is_stopped = bool(self._config.train.callbacks) and newest.facts.get("is_stopped", False)
+        return is_stopped or self._is_enough(newest.facts["evaluation"])
+
+    def reached(self, step: int) -> None:
+        """Write the number of steps done to a file, so that a resumed run can count the steps it lost."""
+        if self._reached is not None:
+            # No fsync: the file survives the end of the process, which is the usual fault. It is rewritten in
+            # place, which works on a full disk too. The count is only for the report, so no error is raised.
+            with contextlib.suppress(OSError):
+                os.pwrite(self._reached, b"%20d\n" % step, 0)
+
+    def _note_start(self, step: int) -> None:
+        """Add this start to the history of the run."""
+        with storage_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._reached = os.open(self._folder / "reached", os.O_RDWR | os.O_CREAT, 0o666)
+            before = os.pread(self._reached, 64, 0).strip()
+            file = self._folder / "history.json"
+            earlier = json.loads(file.read_text()) if file.exists() else []
+        lost = max(0, int(before) - step) if before.isdigit() else 0
+        self.history = (*(Start(**start) for start in earlier), Start(step, lost))
+        write_json(file, [asdict(start) for start in self.history])
+        self.reached(step)
+
+    def save(
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        results: Mapping[str, float],
+        *,
+        is_stopped: bool = False,
+    ) -> None:
+        """Write what the run needs to resume, if this is the chief; remove old checkpoints.
+
+        Args:
+            step: The number of steps done.
+            values: All variables.
+            results: The evaluation at this step, if there was one.
+            is_stopped: Whether a callback has ended the training at this step.
+        """
+        self.kept = step
+        if not self._is_chief:
+            return
+        facts = {
+            "trained": self._trained,
+            "examples": step * self._config.data.batch_size,
+            "evaluation": dict(results),
+            "best": self._best,
+            "skipped_batches": list(self.skipped),
+            "is_stopped": is_stopped,
+        }
+        checkpoint.save(self._folder, step, values, facts)
+        checkpoint.prune(self._folder, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
+
+    def _agreed(self, numbers: list[int]) -> list[int]:
+        """Return the chief's numbers; all tasks must call this with the same count of numbers."""
+        if not numbers:
+            return []
+        agreed = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
+        return [int(number) for number in agreed]
+
+
+def _check_same(newest: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the config differs from what was trained, with the first difference."""
+    for name in {**newest.facts["trained"], **trained}:
+        before, value = newest.facts["trained"].get(name), trained.get(name)
+        if before != value:
+            problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
+            remedy = "Set another --run_dir, or the same value"
+            raise ConfigError(str(newest.folder), problem, remedy=remedy)

@@ -1,0 +1,125 @@
+"""Continue a run with the workers that are present, and admit the others when they come.
+
+TensorFlow cannot change a cluster that is running. So when a task is lost or joins, all tasks restart: each
+keeps its process and executes its command again. They meet in a rendezvous, and resume from the last
+checkpoint as the new cluster. The global batch, with its examples, stays the same. Beside parameter servers
+only the chief restarts; the others serve it as before.
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from typing import NoReturn
+
+import msgspec
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.health import answers
+from tfdist.coordination.rendezvous import find_waiting, fingerprint, hold_rendezvous
+from tfdist.coordination.waiting import START_TIMEOUT, await_servers
+from tfdist.errors import Preempted, TaskLost
+from tfdist.trainer.config import Config, ElasticSection
+from tfdist.training.variables import take_from_chief
+
+__all__ = ["Elastic", "MembershipChanged"]
+
+# How many tasks were lost in a row, without a checkpoint in between; it survives the restart of this process.
+_LOSSES = "TFDIST_LOSSES_IN_A_ROW"
+_log = logging.getLogger("tfdist")
+
+
+class MembershipChanged(Exception):
+    """A task waits to join the cluster: all tasks must restart, from the checkpoint that they have saved."""
+
+
+class Elastic:
+    """The tasks of a cluster that take part in training.
+
+    Attributes:
+        cluster: The cluster of these tasks.
+        strategy: The arguments of `make_strategy` for this cluster.
+    """
+
+    def __init__(self, config: Config, section: ElasticSection, cluster: ClusterConfig) -> None:
+        """Wait until enough of the tasks are present."""
+        self._whole, self._restarts = cluster.training(), config.launch.restarts
+        self._mark = fingerprint(cluster, msgspec.json.encode(config).decode())
+        present = self._gather(config.strategy.start_timeout or START_TIMEOUT, section)
+        self.strategy = {
+            **config.strategy_options(cluster),
+            # Not auto: it would take another strategy for one worker.
+            "strategy": "parameter_server_sync" if cluster.ps else "multi_worker_mirrored",
+            "start_timeout": section.join_timeout,
+        }
+        self._absent = [task for task in self._whole.tasks() if task not in present]
+        self.cluster = self._whole.of(present)
+        if self._absent:
+            renamed = zip(present, self.cluster.tasks(), strict=True)
+            others = ", ".join(f"{old} is {new} now" for old, new in renamed if old != new)
+            _log.warning(
+                "continuing with %d of %d tasks, without %s%s",
+                len(present),
+                len(self._whole.tasks()),
+                self._named(self._absent),
+                f"; {others}" if others else "",
+            )
+        self._restarting = threading.Lock()
+        count = os.environ.get(_LOSSES, "0")
+        self._losses_in_a_row = int(count) if re.fullmatch(r"[0-9]{1,6}", count) else 0
+
+    def _gather(self, timeout: float, section: ElasticSection) -> tuple[Task, ...]:
+        """Wait until enough of the tasks are present, and return them."""
+        least, wait = section.min_workers, section.join_timeout
+        if not self._whole.ps:
+            return hold_rendezvous(self._whole, self._mark, timeout=timeout, least=least, wait=wait)
+        servers = [task for task in self._whole.tasks() if task.type != "chief"]
+        there = await_servers("make_strategy", self._whole, servers, timeout, least=least, wait=wait)
+        return (Task("chief", 0), *there)
+
+    def _find_joining(self) -> tuple[Task, ...]:
+        """Return the absent tasks that are present now."""
+        if not self._whole.ps:
+            return find_waiting(self._whole, self._absent, self._mark)
+        return tuple(task for task in self._absent if answers(self._whole.address(task)))
+
+    def check_membership(self, strategy: tf.distribute.Strategy) -> None:
+        """Check whether an absent task waits to join; all tasks call this after a checkpoint.
+
+        Raises:
+            MembershipChanged: A task waits to join. All tasks raise it, and must restart.
+        """
+        self._losses_in_a_row = 0
+        if not self._absent:
+            return
+        joining = self._find_joining() if self.cluster.is_chief else ()
+        [count] = take_from_chief(strategy, [tf.constant(len(joining))], is_chief=self.cluster.is_chief)
+        if int(count):
+            raise MembershipChanged(f"{self._named(joining) or 'a task'} has joined")
+
+    def restart(self, reason: MembershipChanged | Preempted | TaskLost) -> NoReturn:
+        """Execute this task's command again; exit instead after too many lost tasks in a row.
+
+        A second thread may call this while the main thread waits for the lost task.
+        """
+        self._restarting.acquire()  # a second caller waits until this process ends
+        # Only a lost task has not saved a checkpoint.
+        self._losses_in_a_row = self._losses_in_a_row + 1 if isinstance(reason, TaskLost) else 0
+        if isinstance(reason, TaskLost) and self._losses_in_a_row > self._restarts:
+            print(f"tfdist: {reason}", file=sys.stderr, flush=True)
+            logging.shutdown()
+            os._exit(reason.exit_code)
+        _log.warning("%s: restarting from the last checkpoint", reason)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.environ[_LOSSES] = str(self._losses_in_a_row)
+        # The process stays the same, so the shell, scheduler or launcher that started it notices nothing.
+        # execv closes TensorFlow's sockets and ends its threads.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+    def _named(self, tasks: Iterable[Task]) -> str:
+        return " and ".join(f"{task} at {self._whole.address(task)}" for task in tasks)

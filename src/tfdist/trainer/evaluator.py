@@ -1,0 +1,103 @@
+"""Evaluate each new checkpoint of a run in the evaluator task, while the other tasks train."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import answers
+from tfdist.datasets.registry import open_data
+from tfdist.errors import StorageError, TaskLost
+from tfdist.strategies.factory import make_strategy
+from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
+from tfdist.trainer.config import Config
+from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
+from tfdist.trainer.labels import has_one_hot_labels
+from tfdist.trainer.summaries import Summaries
+from tfdist.training.evaluate import run_tests
+from tfdist.training.logs import as_scalars, as_text
+from tfdist.training.session import Session
+from tfdist.training.variables import State
+
+__all__ = ["evaluate_checkpoints"]
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_PATIENCE_SECONDS = 600
+_log = logging.getLogger("tfdist")
+
+
+def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -> None:
+    """Evaluate each checkpoint of a run, up to that of the last step.
+
+    Args:
+        config: The config of the run.
+        cluster: The cluster and this process's task.
+        folder: The run's folder, on a disk that the chief writes to.
+    """
+    strategy = make_strategy(cluster, **_own_options(config))
+    data = open_data(**config.data.wanted())
+    outputs = find_outputs(config, data)
+    with strategy.scope():
+        model = compiled_model(config, data, outputs)
+    one_hot = has_one_hot_labels(config, getattr(model, "loss", None))
+    session = Session(
+        model, strategy, lambda context: test_batches(context, data, config, one_hot=one_hot), trains=False
+    )
+    testing = session.testing()
+    state = State(model, strategy, session.random_states)
+    mine = state.values()
+    summaries = Summaries(folder / "summaries", ("evaluator",))
+    chief = cluster.address(cluster.lead)
+    for checkpoint in _new_checkpoints(folder / "checkpoints", total_steps(config, data), chief):
+        check_variables(checkpoint, mine)
+        try:
+            state.assign(checkpoint.read())
+        except StorageError:
+            if checkpoint.folder.exists():
+                raise
+            _log.warning("step %d: its checkpoint was removed before it could be read", checkpoint.step)
+            continue
+        results = as_scalars(run_tests(testing, model, config.evaluation.batches))
+        summaries.add("evaluator", checkpoint.step, results)
+        _log.info("step %d: %s", checkpoint.step, as_text(results))
+    summaries.close()
+
+
+def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoint]:
+    """Yield the checkpoints in their order, when they appear, up to that of the last step."""
+    seen, damaged, sign_of_life = -1, set[int](), time.monotonic()
+    while seen < total:
+        checkpoint = _next_whole(folder, seen, damaged)
+        if checkpoint is not None:
+            seen = checkpoint.step
+            yield checkpoint
+        if checkpoint is not None or answers(chief):
+            sign_of_life = time.monotonic()
+        elif time.monotonic() - sign_of_life > _PATIENCE_SECONDS:
+            problem = f"has been gone for {_PATIENCE_SECONDS} s, and there is no checkpoint of step {total}"
+            remedy = f"Start it again, or see its log; is {folder} on a disk that both can see?"
+            raise TaskLost(f"chief at {chief}", problem, remedy=remedy)
+        if checkpoint is None:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _next_whole(folder: Path, seen: int, damaged: set[int]) -> Checkpoint | None:
+    """Return the next complete checkpoint, if any; the run may write a damaged one again."""
+    for step in list_steps(folder):
+        if step <= seen:
+            continue
+        opened = open_checkpoint(folder / str(step))
+        if isinstance(opened, Checkpoint):
+            return opened
+        if step not in damaged:
+            _log.warning("step %d: %s", step, opened)
+            damaged.add(step)
+    return None
+
+
+def _own_options(config: Config) -> dict[str, Any]:
+    """Return the options of the cluster's strategy that apply to one process."""
+    names = ("device", "logical_devices", "precision", "memory_growth")
+    return {name: value for name in names if (value := getattr(config.strategy, name)) is not None}

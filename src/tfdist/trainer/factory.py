@@ -1,0 +1,117 @@
+"""Make what a config describes: the compiled model, and the batches of training and test data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.datasets.registry import Data
+from tfdist.errors import ConfigError
+from tfdist.models.output_kind import Outputs, outputs_of
+from tfdist.models.registry import build
+from tfdist.trainer.compilation import compile_model
+from tfdist.trainer.config import Config
+
+__all__ = [
+    "build_model",
+    "compiled_model",
+    "find_outputs",
+    "steps_per_epoch",
+    "test_batches",
+    "total_steps",
+    "train_batches",
+]
+
+_IMAGES_TO_LOOK_AT = 16
+
+
+def steps_per_epoch(config: Config, data: Data) -> int:
+    """Return the whole number of batches in the training data."""
+    return max(1, data.train_examples // config.data.batch_size)
+
+
+def total_steps(config: Config, data: Data) -> int:
+    """Return the number of steps that a run takes."""
+    return config.train.steps or config.train.epochs * steps_per_epoch(config, data)
+
+
+def build_model(config: Config, data: Data) -> Any:
+    """Build the model for the data's images and classes."""
+    return build(config.model.name, data.image_shape, len(data.classes), **config.model.options)
+
+
+def find_outputs(config: Config, data: Data) -> Outputs:
+    """Return what the model returns; call it outside of the strategy's scope, before `compiled_model`.
+
+    A model of the user's own is built once more for that, with the same weights in all tasks.
+    """
+    if ":" not in config.model.name:  # tfdist's own
+        return "logits"
+    tf.keras.utils.set_random_seed(config.train.seed)
+    images, _ = data.prepared.split("test").arrays()
+    return outputs_of(build_model(config, data), np.array(images[:_IMAGES_TO_LOOK_AT]), len(data.classes))
+
+
+def compiled_model(config: Config, data: Data, outputs: Outputs) -> Any:
+    """Build the model and compile it for its outputs; call it in the strategy's scope."""
+    model = build_model(config, data)
+    compile_model(model, config, outputs, steps=total_steps(config, data))
+    return model
+
+
+# No control flow depends on tensors here, and AutoGraph would take half a second to find that out.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def train_batches(
+    context: tf.distribute.InputContext,
+    data: Data,
+    config: Config,
+    *,
+    one_hot: bool,
+    skip_steps: int = 0,
+    without: Sequence[int] = (),
+) -> tf.data.Dataset:
+    """Return one input pipeline's part of the training data, after `skip_steps` of its steps.
+
+    `without` is the global batches to leave out. Synchronous replicas share the global batch as evenly as
+    possible: their number need not divide it.
+    """
+    section, pipelines = config.data, context.num_input_pipelines
+    replicas = max(context.num_replicas_in_sync, pipelines)
+    # An asynchronous worker takes a whole batch in each step.
+    of = section.batch_size * (1 if context.num_replicas_in_sync >= pipelines else pipelines)
+    if of < replicas:
+        remedy = f"Set {replicas} or more, or use fewer replicas"
+        problem = f"{of} examples cannot be shared by {replicas} replicas"
+        raise ConfigError("data.batch_size", problem, remedy=remedy)
+    per_pipeline = replicas // pipelines
+    own = range(context.input_pipeline_id * per_pipeline, (context.input_pipeline_id + 1) * per_pipeline)
+    parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
+    dataset = data.train_parts(
+        parts,
+        of=of,
+        seed=config.train.seed,
+        augment=section.augment,
+        skip_steps=skip_steps,
+        without=without,
+    )
+    return _one_hot(dataset, data) if one_hot else dataset
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def test_batches(
+    context: tf.distribute.InputContext, data: Data, config: Config, *, one_hot: bool
+) -> tf.data.Dataset:
+    """Return one input pipeline's part of the test data."""
+    batch = -(-config.data.batch_size // context.num_replicas_in_sync)
+    dataset = data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
+    return _one_hot(dataset, data) if one_hot else dataset
+
+
+def _one_hot(dataset: tf.data.Dataset, data: Data) -> tf.data.Dataset:
+    """Return the data set with one-hot labels."""
+    classes = len(data.classes)
+    convert = tf.autograph.experimental.do_not_convert(
+        lambda images, labels: (images, tf.one_hot(labels, classes))
+    )
+    return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,286 @@
+"""Run the job of a config: connect, load data, train, check, export. Each task of a cluster calls `train`.
+
+The chief writes the files of a run; the launcher, if there is one, writes its logs:
+
+    RUN/report.json         the config, the results and the versions
+    RUN/export/latest/      the SavedModel; its signature takes uint8 images and keys
+    RUN/checkpoints/        the state from which a run resumes, one folder a step
+    RUN/summaries/          curves and images for TensorBoard
+    RUN/logs/               the output of each task
+"""
+
+import contextlib
+import logging
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from tfdist import __version__
+from tfdist._utils.files import remove_partial, storage_errors, write_json
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.chief_end import keep_servers_at_exit
+from tfdist.coordination.departure_notice import Departures
+from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.preemption import Notice, handling_sigterm
+from tfdist.coordination.traffic import Traffic
+from tfdist.datasets.registry import Data, open_data
+from tfdist.errors import Preempted, TaskLost, TfdistError
+from tfdist.export.saved_model import export, try_formats
+from tfdist.models.output_kind import Outputs
+from tfdist.strategies.factory import check_strategy, make_strategy
+from tfdist.strategies.runtime import check_device
+from tfdist.strategies.server import serve
+from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer.checkpoint import find_newest
+from tfdist.trainer.config import Config
+from tfdist.trainer.elastic import Elastic, MembershipChanged
+from tfdist.trainer.evaluator import evaluate_checkpoints
+from tfdist.trainer.factory import (
+    build_model,
+    compiled_model,
+    find_outputs,
+    steps_per_epoch,
+    total_steps,
+)
+from tfdist.trainer.nan_recovery import check_on_nan
+from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.train_loop import Run
+from tfdist.training.consensus import wait_for_all
+from tfdist.training.task_errors import naming_lost_tasks
+
+__all__ = ["Report", "rehearse", "train"]
+
+_IMAGES_TO_CHECK = 16
+_IMAGES_AT_ONCE = 500
+# Another order of sums may change the class of an image or two in ten thousand.
+_ACCURACY_TOLERANCE = 2e-3
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of a run."""
+
+    data: str
+    substitute_for: str | None
+    test_accuracy: float
+    test_loss: float
+    test: dict[str, float]
+    steps: int
+    skipped_batches: list[int]
+    begun_at_step: int
+    starts: int
+    steps_lost: int
+    seconds: float
+    bytes_sent_per_step: dict[str, int]
+    export: str
+    config: dict[str, Any]
+    versions: dict[str, str]
+
+
+def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None:
+    """Run this task's part of the job; return the report if this is the chief.
+
+    Raises:
+        Preempted: This or another task was told to end (SIGTERM). A checkpoint is saved.
+    """
+    if cluster.serves:
+        stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
+        serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
+        return None
+    with handling_sigterm() as notice:
+        if cluster.task is not None and cluster.task.type == "evaluator":
+            evaluate_checkpoints(config, cluster, folder)
+            return None
+        elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)
+        try:
+            with _connected(config, cluster, folder, notice, elastic) as context:
+                return _train(context)
+        except (MembershipChanged, Preempted, TaskLost) as error:
+            if elastic is None and isinstance(error, Preempted):
+                keep_servers_at_exit()
+            if isinstance(error, MembershipChanged):
+                notice.raise_if_received()
+            if elastic is None or notice.is_received:  # this task itself must end
+                raise
+            elastic.restart(error)
+
+
+@contextlib.contextmanager
+def _connected(
+    config: Config, cluster: ClusterConfig, folder: Path, notice: Notice, elastic: Elastic | None
+) -> Iterator[RunContext]:
+    """Connect to the other tasks, and watch them while the block runs."""
+    options = config.strategy_options(cluster)
+    if elastic is not None:
+        cluster, options = elastic.cluster, elastic.strategy
+    with notice.kept():
+        strategy = make_strategy(cluster, **options)
+    spared = ("worker",) if isinstance(strategy, tf.distribute.ParameterServerStrategy) else ()
+    watcher = Watcher(
+        cluster,
+        heartbeat_timeout=config.watch.heartbeat_timeout,
+        spared=spared,
+        at_loss=None if elastic is None else elastic.restart,
+    )
+    # The other tasks take part in the agreement to leave, or training can continue without them.
+    servers = [
+        task for task in cluster.training().tasks() if cluster.ps and task.type not in ("chief", *spared)
+    ]
+    with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
+        data = open_data(**config.data.wanted())
+        yield RunContext(config, cluster, strategy, data, folder, notice, departures, elastic)
+
+
+def _train(context: RunContext) -> Report | None:
+    started = time.monotonic()
+    config, data, folder, strategy = context.config, context.data, context.folder, context.strategy
+    if data.substitute_for:
+        _log.warning("ATTENTION: '%s' is used in place of '%s'", data.name, data.substitute_for)
+    outputs = find_outputs(config, data)
+    if context.is_chief and config.export.formats:
+        try_formats(build_model(config, data), data.image_shape, config.export.formats, outputs)
+    if context.is_chief:
+        for place in (folder, folder / "checkpoints", folder / "export"):
+            remove_partial(place)
+    tf.keras.utils.set_random_seed(config.train.seed)
+    with strategy.scope():
+        model = compiled_model(config, data, outputs)
+    run = Run(context, model)
+    with Traffic(strategy) as traffic:
+        results = run.train()
+    weights = model.get_weights()  # all tasks call this, because Keras 2 gathers values from each of them
+    report = None
+    if context.is_chief:
+        report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
+        write_json(folder / "report.json", asdict(report))
+        run.close()
+    wait_for_all(strategy)  # a worker that ends while the chief still writes would count as lost
+    return report
+
+
+def _report(
+    context: RunContext,
+    run: Run,
+    weights: Sequence[Any],
+    outputs: Outputs,
+    results: dict[str, float],
+    sent: Mapping[str, int],
+    started: float,
+) -> Report:
+    """Check and export the trained model, and return the report."""
+    config, data = context.config, context.data
+    local = build_model(config, data)
+    local.set_weights(weights)
+    _check_answers(run, data, local, results, config.evaluation.batches)
+    steps = max(1, run.step - run.begun_at)
+    return Report(
+        data=data.name,
+        substitute_for=data.substitute_for,
+        test_accuracy=results["accuracy"],
+        test_loss=results["loss"],
+        test=results,
+        steps=run.step,
+        skipped_batches=run.skipped_batches,
+        begun_at_step=run.begun_at,
+        starts=len(run.history),
+        steps_lost=sum(start.lost for start in run.history),
+        export=str(_export(context, local, outputs, results, run.step)),
+        seconds=time.monotonic() - started,
+        bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()},
+        config=msgspec.to_builtins(config),
+        versions=_versions(),
+    )
+
+
+def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
+    """Check in this process what a run needs, without training; return a summary, line by line."""
+    lead = cluster.with_task(cluster.lead) if cluster else cluster
+    name = check_strategy(lead, **config.strategy_options(cluster))
+    check_on_nan(config, is_asynchronous=name == "parameter_server")
+    if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
+        check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
+    data = open_data(**config.data.wanted())
+    outputs = find_outputs(config, data)
+    model = compiled_model(config, data, outputs)
+    if config.export.formats:
+        try_formats(model, data.image_shape, config.export.formats, outputs)
+    named_callbacks(config)  # raises if there is no such callback
+    total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
+    with storage_errors(folder), tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".tfdist-"):
+        free = shutil.disk_usage(_existing(folder)).free
+    size = 4 * model.count_params()
+    begun = find_newest(folder / "checkpoints")
+    instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
+    shape = "x".join(map(str, data.image_shape))
+    return [
+        f"data      {data.name}{instead}: {data.train_examples} images to train on, {data.test_examples} to"
+        f" test on, {shape}, {len(data.classes)} classes",
+        f"model     {config.model.name}: {model.count_params()} parameters, {size / 1e6:.1f} MB",
+        f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
+        f"goes to   {folder}: {free / 1e9:.1f} GB free"
+        + (f"; continues from its step {begun.step}" if begun else ""),
+        "Nothing was trained.",
+    ]
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def _check_answers(run: Run, data: Data, model: Any, results: dict[str, float], batches: int | None) -> None:
+    """Classify the test images in this process alone, and compare the accuracy with the cluster's."""
+    images, labels = data.prepared.split("test").arrays()
+    count = len(labels) if batches is None else min(len(labels), batches * _IMAGES_AT_ONCE)
+    answers = np.concatenate(
+        [
+            np.argmax(model.predict_on_batch(images[start : min(count, start + _IMAGES_AT_ONCE)]), axis=-1)
+            for start in range(0, count, _IMAGES_AT_ONCE)
+        ]
+    )
+    run.show_answers(images[:count], labels[:count], answers)
+    accuracy = float(np.mean(answers == labels[:count]))
+    if batches is None and abs(accuracy - results["accuracy"]) > _ACCURACY_TOLERANCE:
+        problem = (
+            f"classifies {accuracy:.4f} of the test images correctly,"
+            f" the trained model {results['accuracy']:.4f}"
+        )
+        raise TfdistError("the model to be exported", problem, remedy="Report it: this is a fault of tfdist")
+
+
+def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str, float], step: int) -> Path:
+    """Write the SavedModel, from a copy of the model whose variables are all in this process."""
+    config, data = context.config, context.data
+    images, _ = next(iter(data.test(_IMAGES_TO_CHECK)))
+    metadata = {
+        "model": config.model.name,
+        "data": data.name,
+        "substitute_for": data.substitute_for,
+        "data_fingerprint": data.fingerprint,
+        "classes": list(data.classes),
+        "test": results,
+        "versions": _versions(),
+    }
+    return export(
+        model,
+        context.folder / "export",
+        step=step,
+        images=images.numpy(),
+        metadata=metadata,
+        formats=config.export.formats,
+        outputs=outputs,
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}

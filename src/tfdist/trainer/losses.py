@@ -1,0 +1,121 @@
+"""Make the loss and the metrics that a config names."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.import_by_name import import_object
+from tfdist.errors import ConfigError, shown
+from tfdist.models.output_kind import Outputs
+from tfdist.trainer.config import Named, name_and_arguments
+from tfdist.trainer.keras_names import call_named, find_class, parameters_of, snake_case
+
+__all__ = ["make_loss", "make_metric"]
+
+_NO_LOSSES = ("CTC", "Circle", "LossFunctionWrapper")
+_NO_METRICS = ("Accuracy", "Mean", "MeanMetricWrapper", "MeanTensor", "Sum")
+# They take the model's outputs for probabilities, and have no from_logits.
+_NEED_PROBABILITIES = (
+    "KLDivergence",
+    "Poisson",
+    "Dice",
+    "Tversky",
+    "CategoricalGeneralizedCrossEntropy",
+)
+_NEED_A_THRESHOLD = ("BinaryAccuracy", "BinaryIoU")
+# They compare class numbers, although their names do not begin with "Sparse".
+_TAKE_CLASS_NUMBERS = ("IoU", "MeanIoU")
+
+
+def make_loss(value: Named, outputs: Outputs) -> Any:
+    """Return the loss that a config names, for what the model returns.
+
+    Raises:
+        ConfigError: There is no such loss, or it does not accept its arguments or fit the outputs.
+    """
+    name, arguments = name_and_arguments(value)
+    place = f"train.loss: {name}"
+    if ":" in name:
+        loss = import_object(name, "train.loss")
+        loss = call_named(place, loss, arguments) if arguments or isinstance(loss, type) else loss
+        if not callable(loss):
+            raise ConfigError(place, expected="a function of y_true and y_pred", received=shown(loss))
+        return loss
+    kind = find_class("train.loss", name, tf.keras.losses, tf.keras.losses.Loss, without=_NO_LOSSES)
+    return call_named(place, kind, _for_outputs(place, kind, arguments, outputs))
+
+
+def make_metric(value: Named, outputs: Outputs, *, one_hot: bool) -> Any:
+    """Return the metric that a config names, for what the model returns and the labels; in the scope.
+
+    Raises:
+        ConfigError: There is no such metric, or it does not accept its arguments or fit outputs and labels.
+    """
+    name, arguments = name_and_arguments(value)
+    place = f"train.metrics: {name}"
+    if ":" in name:
+        metric = import_object(name, "train.metrics")
+        metric = call_named(place, metric, arguments) if arguments or isinstance(metric, type) else metric
+        if isinstance(import_object(name, "train.metrics"), tf.keras.metrics.Metric):
+            remedy = "Name its class, or a function that makes it"
+            raise ConfigError(place, "is a metric that was made outside of the strategy", remedy=remedy)
+        if not callable(metric):
+            raise ConfigError(place, expected="a metric", received=shown(metric))
+        if getattr(metric, "name", getattr(metric, "__name__", "")) == "loss":
+            raise ConfigError(place, "is named 'loss', as the loss is", remedy="Give it another name")
+        return metric
+    if name in ("accuracy", "acc"):
+        return "accuracy"  # Keras finds the kind by the labels
+    if name in ("crossentropy", "ce"):
+        name = "categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy"
+    kind = find_class(
+        "train.metrics",
+        name,
+        tf.keras.metrics,
+        tf.keras.metrics.Metric,
+        without=_NO_METRICS,
+        others=("accuracy", "crossentropy"),
+    )
+    _check_labels(place, kind, one_hot=one_hot)
+    return call_named(place, kind, _for_outputs(place, kind, arguments, outputs))
+
+
+def _for_outputs(place: str, kind: type, arguments: dict[str, Any], outputs: Outputs) -> dict[str, Any]:
+    """Return the arguments with from_logits as the outputs need it; raise if kind and outputs do not fit."""
+    parameters = parameters_of(kind)
+    if "from_logits" not in parameters:
+        has_thresholds = not parameters.keys().isdisjoint(("thresholds", "num_thresholds"))
+        needs_threshold = has_thresholds or kind.__name__ in _NEED_A_THRESHOLD
+        is_free = not arguments.keys().isdisjoint(("thresholds", "threshold", "top_k"))
+        needs = kind.__name__ in _NEED_PROBABILITIES or (needs_threshold and not is_free)
+        if needs and outputs == "logits":
+            remedy = "End the model in a softmax, or take another one"
+            raise ConfigError(place, "needs probabilities, but the model returns logits", remedy=remedy)
+        return arguments
+    if "from_logits" not in arguments:
+        if outputs == "unknown":
+            problem = "does not know the model's outputs: from 0 to 1, they may be logits or probabilities"
+            remedy = f"Write {{name: {snake_case(kind.__name__)}, from_logits: false}} for probabilities"
+            raise ConfigError(place, problem, remedy=remedy)
+        return {**arguments, "from_logits": outputs == "logits"}
+    if arguments["from_logits"] != (outputs == "logits") and outputs != "unknown":
+        problem = f"from_logits is {str(arguments['from_logits']).lower()}, but the model returns {outputs}"
+        raise ConfigError(place, problem, remedy="Leave from_logits out: tfdist sets it")
+    return arguments
+
+
+def _check_labels(place: str, kind: type, *, one_hot: bool) -> None:
+    """Raise ConfigError if a metric of Keras's compares with the other kind of labels."""
+    name = snake_case(kind.__name__)
+    takes_numbers = "Sparse" in kind.__name__ or kind.__name__ in _TAKE_CLASS_NUMBERS
+    if takes_numbers and one_hot:
+        problem = "compares with class numbers, but the labels are one-hot"
+        raise ConfigError(
+            place, problem, remedy=f"Take {name.removeprefix('sparse_')}" if "sparse" in name else ""
+        )
+    if not takes_numbers and not one_hot:
+        has_sparse = hasattr(tf.keras.metrics, f"Sparse{kind.__name__}")
+        remedy = f"Take sparse_{name}" if has_sparse else "Take train.loss: categorical_crossentropy"
+        raise ConfigError(
+            place, "compares with one-hot labels, but the labels are class numbers", remedy=remedy
+        )

@@ -1,0 +1,50 @@
+"""Group what the parts of a run share: config, cluster, strategy, data, folder, and notices to end."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.departure_notice import Departures
+from tfdist.coordination.preemption import Notice
+from tfdist.datasets.registry import Data
+from tfdist.trainer.config import Config
+from tfdist.trainer.elastic import Elastic
+
+__all__ = ["RunContext"]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The objects that one task of a run uses after it has connected to the others.
+
+    Attributes:
+        config: The config of the run.
+        cluster: The cluster that trains, and this process's task.
+        strategy: The strategy that connects it.
+        data: The data set.
+        folder: The run's folder.
+        notice: Whether this task was told to end.
+        departures: Whether a server was told to end.
+        elastic: The tasks that take part, if they may change.
+    """
+
+    config: Config
+    cluster: ClusterConfig
+    strategy: tf.distribute.Strategy
+    data: Data
+    folder: Path
+    notice: Notice
+    departures: Departures
+    elastic: Elastic | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Return whether this task writes the files of the run."""
+        return self.cluster.is_chief
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether each worker trains at its own pace."""
+        return isinstance(self.strategy, tf.distribute.ParameterServerStrategy)

@@ -1,0 +1,92 @@
+"""Measure the speed of a run, and the time that each task computes; report progress to the launcher."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.report_pipe import report_progress
+from tfdist.trainer.stragglers import Stragglers
+from tfdist.training.step_stats import SECONDS, STEPS
+
+__all__ = ["Throughput", "computing_seconds"]
+
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+def computing_seconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
+    """Return the seconds that each task computes for a step, without its waits for other tasks and for data.
+
+    The slowest replica of a task counts. The result leaves out a task that has done no step.
+    """
+    if times is None:
+        return {}
+    names = [str(task) for task in cluster.computing_tasks()] or ["this process"]
+    table = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])
+    slowest = np.max(table[:, :, SECONDS] / np.maximum(table[:, :, STEPS], 1), axis=1)
+    return {name: float(seconds) for name, seconds in zip(names, slowest, strict=True) if seconds}
+
+
+class Throughput:
+    """The progress and speed of a run since it started or resumed."""
+
+    def __init__(self, cluster: ClusterConfig, batch_size: int, step: int, period: int) -> None:
+        """Start to measure at a step.
+
+        Args:
+            cluster: The cluster.
+            batch_size: The number of examples in a step.
+            step: The step at which the run starts.
+            period: The least number of steps between two comparisons of the tasks.
+        """
+        self._tasks = cluster.computing_tasks()
+        self._batch_size, self._period = batch_size, period
+        self._reported = self._asked = (time.monotonic(), step)
+        self._cluster = cluster
+        self._stragglers = Stragglers()
+        self._compared_at = step
+        self._table: Any = 0.0
+        self._is_first = True
+        self.loss: float | None = None
+
+    def report(self, step: int, total: int) -> None:
+        """Report the progress to the launcher, if this is its chief, at most twice a second."""
+        if time.monotonic() - self._reported[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
+            speed, self._reported = self._speed(self._reported, step)
+            report_progress(step, total, examples_per_second=speed, loss=self.loss)
+
+    def since_last_asked(self, step: int) -> float:
+        """Return the examples per second since the last call."""
+        speed, self._asked = self._speed(self._asked, step)
+        return speed
+
+    def milliseconds(self, times: Any) -> dict[str, float]:
+        """Return the milliseconds that each task computes for a step."""
+        seconds = computing_seconds(self._cluster, times)
+        return {name: 1000 * taken for name, taken in seconds.items()}
+
+    def compare(self, step: int, times: Any) -> None:
+        """Add the times up to a step; after each period, warn of tasks much slower than the others.
+
+        The first period does not count, because TensorFlow traces functions and allocates memory in it.
+        """
+        if times is None or len(self._tasks) < 2:
+            return
+        self._table = self._table + np.asarray(times)
+        if step - self._compared_at < self._period:
+            return
+        if not self._is_first:
+            taken = self.milliseconds(self._table)
+            self._stragglers.judge(
+                {
+                    f"{task} at {self._cluster.address(task)}": taken[str(task)]
+                    for task in self._tasks
+                    if str(task) in taken
+                }
+            )
+        self._compared_at, self._table, self._is_first = step, 0.0, False
+
+    def _speed(self, since: tuple[float, int], step: int) -> tuple[float, tuple[float, int]]:
+        now = time.monotonic()
+        return (step - since[1]) * self._batch_size / max(now - since[0], 1e-9), (now, step)

@@ -1,0 +1,308 @@
+"""Train up to the last step: evaluate, save and report at the steps where that is due, and resume."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.coordination.rpc import fetch
+from tfdist.errors import ConfigError, NotFinite, Preempted
+from tfdist.trainer.callbacks import Callbacks, named_callbacks
+from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
+from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
+from tfdist.trainer.labels import has_one_hot_labels
+from tfdist.trainer.nan_recovery import Recovery
+from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.summaries import Summaries
+from tfdist.trainer.throughput import Throughput
+from tfdist.training.consensus import Agreement, wait_for_all
+from tfdist.training.evaluate import run_tests
+from tfdist.training.logs import as_scalars, as_text
+from tfdist.training.multi_step import Totals
+from tfdist.training.run_batches import steps_per_execution
+from tfdist.training.session import Phase, Session, Step
+from tfdist.training.variables import State
+
+__all__ = ["Run"]
+
+_log = logging.getLogger("tfdist")
+
+
+class Run:
+    """The training of one model on one cluster, by one of the tasks that compute.
+
+    Steps count from the first start of the run, whatever interruptions there were. The examples of a step
+    follow from the seed and the step alone, so the data of a resumed run needs only the step's number.
+    """
+
+    def __init__(self, context: RunContext, model: Any) -> None:
+        self._context, self._model = context, model
+        self._config, self._strategy = context.config, context.strategy
+        self._per_epoch = steps_per_epoch(context.config, context.data)
+        self.total = total_steps(context.config, context.data)
+        self.step = self.begun_at = 0
+        self._checkpoint_manager = CheckpointManager(context)
+        self._recovery = Recovery(context, self._checkpoint_manager)
+        summaries = context.folder / "summaries"
+        self._summaries = Summaries(summaries, ("train", "test")) if context.is_chief else None
+        self._is_leaving = False
+        self._agreement = Agreement(context.strategy, is_chief=context.is_chief)
+        self._testing: Phase | None = None
+        self._one_hot = has_one_hot_labels(context.config, getattr(model, "loss", None))
+        # A model of the user's own may be compiled with a number.
+        self._per_call = context.config.train.steps_per_execution or steps_per_execution(model)
+        self._named_callbacks = named_callbacks(context.config)
+        self._callbacks: Callbacks | None = None
+        self._epoch_totals: Totals | None = None  # of the part of an epoch that is done; for callbacks
+
+    @property
+    def history(self) -> tuple[Start, ...]:
+        """Return all starts of the run, which only the chief knows."""
+        return self._checkpoint_manager.history
+
+    def train(self) -> dict[str, float]:
+        """Train, from the newest checkpoint if there is one, and return the final evaluation.
+
+        Training ends at the last step, or at train.until_accuracy.
+
+        Raises:
+            MembershipChanged: A task waits to join an elastic cluster. A checkpoint is saved.
+            Preempted: A task of the cluster was told to end. A checkpoint is saved.
+        """
+        self.step = self.begun_at = self._checkpoint_manager.find()
+        session = Session(self._model, self._strategy, self._batches)
+        training = session.training(stops_at_failure=True)
+        state = State(self._model, self._strategy, session.random_states)
+        self._checkpoint_manager.restore(state, self.total)
+        self._recovery.begin(state)
+        if self._recovery.skips and self._checkpoint_manager.kept is None:  # a checkpoint to go back to
+            self._checkpoint_manager.save(0, state.values() if self._context.is_chief else {}, {})
+        self._throughput = self._new_throughput()
+        if self._named_callbacks:
+            self._callbacks = Callbacks(
+                self._named_callbacks,
+                self._model,
+                self._strategy,
+                per_epoch=self._per_epoch,
+                total=self.total,
+            )
+        with self._context.notice.deferred():
+            results = {} if self._checkpoint_manager.kept_enough else self._train(session, training, state)
+        self._context.notice.raise_if_received()
+        results = results or self._evaluate(session)
+        if self._is_leaving:
+            raise self._preempted()
+        return results
+
+    def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
+        evaluate_every = self._config.evaluation.every or self._per_epoch
+        save_every = self._config.checkpoint.every or self._per_epoch
+        periods = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
+        results: dict[str, float] = {}
+        if self._callbacks is not None and self.step < self.total:
+            self._callbacks.begin()
+        while self.step < self.total:
+            goal = _next(self.step, self.total, *periods)
+            try:
+                self._advance(training, self._recovery.goal(self.step, goal))
+                is_last = self.step == self.total
+                if is_last:
+                    session.finish()
+                if self._recovery.is_searching:
+                    self._recovery.checked_values(self.step, state)
+                # If there is an evaluator task, the other tasks run only the last evaluation.
+                is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
+                results = self._evaluate(session) if is_due and not self._is_leaving else {}
+                is_enough = bool(results) and self._checkpoint_manager.has_enough(results)
+                is_last = is_last or is_enough
+                if self._callbacks is not None and not self._is_leaving:
+                    is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
+                if is_last or self.step % save_every == 0 or self._is_leaving:
+                    values = self._recovery.checked_values(self.step, state)
+                    self._save(values, {} if self._is_leaving else results)
+            except NotFinite as failure:
+                batch = self._recovery.batch_to_skip(failure, self.step)
+                if batch is not None:
+                    self._checkpoint_manager.skip(batch)
+                self._go_back(session, training, state)
+                continue
+            if self._is_leaving:
+                wait_for_all(self._strategy)  # until the chief has saved
+                raise self._preempted()
+            elastic = self._context.elastic
+            if elastic is not None and self.step % save_every == 0 and not is_last:
+                if self._summaries is not None:
+                    self._summaries.flush()
+                elastic.check_membership(self._strategy)
+            if is_last:
+                self._report_end(is_enough)
+                break
+        return results
+
+    def _save(self, values: Mapping[str, Any], results: dict[str, float]) -> None:
+        is_stopped = self._callbacks is not None and self._callbacks.has_stopped
+        self._checkpoint_manager.save(self.step, values, results, is_stopped=is_stopped)
+
+    def _end_part(
+        self, session: Session, callbacks: Callbacks, results: dict[str, float], *, is_last: bool
+    ) -> tuple[bool, dict[str, float]]:
+        """Call the callbacks if an epoch or the training ends; return whether it ends, and its results."""
+        is_last = is_last or callbacks.has_stopped
+        if is_last or self.step % self._per_epoch == 0:
+            is_last = callbacks.after_epoch(results) or is_last
+        if is_last:
+            if self.step < self.total:
+                session.finish()
+            callbacks.end()
+            results = self._evaluate(session)  # a callback may have changed the weights
+        return is_last, results
+
+    def _report_end(self, is_enough: bool) -> None:
+        """Log whether the test accuracy has reached train.until_accuracy, if that is set."""
+        wanted = self._config.train.until_accuracy
+        if wanted is None or not self._context.is_chief:
+            return
+        if is_enough:
+            _log.info(
+                "training ends at step %d of %d: the test accuracy has reached %g",
+                self.step,
+                self.total,
+                wanted,
+            )
+        else:
+            _log.warning("the test accuracy has not reached %g in %d steps", wanted, self.total)
+        self._throughput.report(self.step, self.step)
+
+    @property
+    def skipped_batches(self) -> list[int]:
+        """Return the numbers of the global batches that were left out."""
+        return list(self._checkpoint_manager.skipped)
+
+    def close(self) -> None:
+        """Write the curves to the disk, and close their files."""
+        if self._summaries is not None:
+            self._summaries.close()
+
+    def show_answers(self, images: Any, labels: Any, answers: Any) -> None:
+        """Write the model's answers for the test images beside the curves."""
+        if self._summaries is not None:
+            self._summaries.answers("test", self.step, images, labels, answers, self._context.data.classes)
+
+    def _batches(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        data = self._context.data
+        if self._context.is_asynchronous:
+            # Each step is a step of one worker, and self.step counts those of all workers.
+            skip = self.step // context.num_input_pipelines
+            return train_batches(context, data, self._config, one_hot=self._one_hot, skip_steps=skip)
+        skip, without = self._checkpoint_manager.batch(self.step), self._checkpoint_manager.skipped
+        return train_batches(
+            context, data, self._config, one_hot=self._one_hot, skip_steps=skip, without=without
+        )
+
+    def _go_back(self, session: Session, training: Phase, state: State) -> None:
+        """Restore the last checkpoint, and start the data at its step."""
+        self.step = self._checkpoint_manager.find()
+        self._checkpoint_manager.restore(state, self.total)
+        self._throughput, self._epoch_totals = self._new_throughput(), None
+        if self._callbacks is not None:
+            self._callbacks.go_back()
+        training.runner.rewind(session.distribute(self._batches))
+
+    def _new_throughput(self) -> Throughput:
+        return Throughput(
+            self._context.cluster, self._config.data.batch_size, self.step, self._config.summaries.every
+        )
+
+    def _advance(self, training: Phase, goal: int) -> None:
+        """Train up to a step, or until the tasks agree to leave or a callback stops the training."""
+        step, callbacks = training.step, self._callbacks
+        totals = counted = step.begin() if self._epoch_totals is None else self._epoch_totals
+        if callbacks is not None:
+            callbacks.before_steps(self.step)
+        every, per_call = self._config.summaries.every, self._per_call
+        for ran, totals in training.runner.epoch(goal - self.step, per_call, counted):
+            before, self.step = self.step, self.step + ran
+            self._recovery.check_losses(self.step, step.failure(totals))
+            if self.step // every > before // every or self.step == self.total:
+                # All tasks call this, because Keras 2 gathers the counts of each of them.
+                self._show(step, step.since(counted, totals))
+                counted = totals
+            self._throughput.report(self.step, self.total)
+            self._checkpoint_manager.reached(self.step)
+            is_stopped = callbacks is not None and callbacks.after_steps(self.step, step.results(totals))
+            if self._leaves() or is_stopped:
+                training.runner.wind_up()
+            elif callbacks is not None and self.step < goal:
+                callbacks.before_steps(self.step)
+        if callbacks is not None:
+            self._epoch_totals = totals if self.step % self._per_epoch else None
+        if self._summaries is not None:
+            self._throughput.compare(self.step, step.times(step.since(counted, totals)))
+        step.end_epoch()
+
+    def _show(self, step: Step, counted: Totals) -> None:
+        """Add a point to the curves of training."""
+        logs = as_scalars(step.results(counted))
+        self._throughput.loss = logs.get("loss")
+        if self._summaries is not None:
+            logs["examples per second"] = self._throughput.since_last_asked(self.step)
+            if getattr(self._model, "optimizer", None) is not None:
+                logs["learning rate"] = float(fetch(self._model.optimizer.learning_rate))
+            times = step.times(counted)
+            taken = {
+                f"milliseconds of a step/{task}": value
+                for task, value in self._throughput.milliseconds(times).items()
+            }
+            self._summaries.add("train", self.step, {**logs, **taken})
+            self._throughput.compare(self.step, times)
+
+    def _leaves(self) -> bool:
+        """Return whether all tasks agree, after an execution, to leave; once they agree, that is final."""
+        wants = self._context.notice.is_received or self._context.departures.are_due
+        self._is_leaving = self._is_leaving or self._agreement.after_execution(wants)
+        return self._is_leaving
+
+    def _preempted(self) -> Preempted:
+        problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
+        return Preempted("SIGTERM", problem, remedy="The same command continues from there")
+
+    def _evaluate(self, session: Session) -> dict[str, float]:
+        if self._testing is None:  # only now, so that the first step does not wait for it
+            data, config, one_hot = self._context.data, self._config, self._one_hot
+            self._testing = session.testing(
+                lambda context: test_batches(context, data, config, one_hot=one_hot)
+            )
+        batches, callbacks = self._config.evaluation.batches, self._callbacks
+        if callbacks is not None:
+            callbacks.before_test()
+        results = as_scalars(run_tests(self._testing, self._model, batches, leave=self._leaves))
+        if self._is_leaving:
+            return {}
+        _check_results(self._model, results)
+        if callbacks is not None:
+            callbacks.after_test(results)
+        if self._summaries is not None:
+            self._summaries.add("test", self.step, results)
+            _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
+        self._checkpoint_manager.note(self.step, results)
+        return results
+
+
+def _check_results(model: Any, results: dict[str, float]) -> None:
+    """Raise ConfigError if an evaluation lacks what the report and the best checkpoint need."""
+    missing = [name for name in ("loss", "accuracy") if name not in results]
+    if missing:
+        received = ", ".join(results) or "nothing"
+        remedy = f"Let its test_step return {missing[0]}, too"
+        raise ConfigError(
+            f"model {model.name}",
+            expected="loss and accuracy from an evaluation",
+            received=received,
+            remedy=remedy,
+        )
+
+
+def _next(step: int, total: int, *periods: int) -> int:
+    """Return the next step at which something is due."""
+    return min(total, *((step // period + 1) * period for period in periods))

@@ -1,0 +1,1 @@
+"""Train, evaluate and predict with a compiled Keras model under any strategy."""

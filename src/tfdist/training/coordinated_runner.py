@@ -1,0 +1,244 @@
+"""Run the steps of an epoch on asynchronous workers."""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._utils.tf_private import has_answered, has_failed, wait_for_answer
+from tfdist.errors import TaskLost
+from tfdist.training.multi_step import Totals
+from tfdist.training.no_autotune import untuned_on_devices
+from tfdist.training.tables_in_loops import tables_in_loops
+from tfdist.training.task_errors import is_about_a_task, is_lost_worker, named, silent_tasks
+from tfdist.training.worker_index import worker_index
+
+__all__ = ["CoordinatedRunner"]
+
+# Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
+_SCHEDULED_PER_WORKER = 4
+_SECONDS_BEFORE_ASKING_AGAIN = 0.01
+_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_COPY = 0.0005
+_TIMES_THE_SLOWEST = 5
+_FOR_EVER = float("inf")
+_SECONDS_TO_COME_BACK = 120.0
+
+_log = logging.getLogger("tfdist")
+
+
+class CoordinatedRunner:
+    """A runner that gives each execution, of K steps, to a free worker.
+
+    Attributes:
+        waited: The seconds that the steps of all workers together have waited for data.
+    """
+
+    def __init__(
+        self,
+        execution: Callable[[Any, tf.Tensor], Any],
+        dataset: Any,
+        coordinator: Any,
+        workers: int,
+        *,
+        merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
+    ) -> None:
+        """Prepare to run an execution on the workers of a coordinator.
+
+        Args:
+            execution: A function of an iterator and a number of steps. It returns the steps taken, their
+                result, and the seconds that it waited for data.
+            dataset: The data set to run it on.
+            coordinator: TensorFlow's ClusterCoordinator.
+            workers: The number of workers.
+            merge: A function that returns the totals merged with those of an execution.
+        """
+        self._merge = merge
+
+        def execute(iterator: Any, steps: tf.Tensor) -> Any:
+            with tables_in_loops():
+                return worker_index(), *execution(iterator, steps)
+
+        self._execute = tf.function(execute, autograph=False)
+        self._dataset = dataset
+        self._iterator: Any = None
+        self._since_begun = 0  # steps since the beginning of the data, maybe in an earlier epoch
+        self._coordinator = coordinator
+        self._strategy = coordinator.strategy
+        self._workers = workers
+        self._scheduled: deque[tuple[int, Any]] = deque()
+        self._is_winding_up = False
+        self._is_without = False  # whether the epoch continues without a silent worker
+        self._slowest = 0.0  # seconds of the slowest answer
+        self.waited = 0.0
+
+    def rewind(self, dataset: Any = None) -> None:
+        """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
+        self._dataset = self._dataset if dataset is None else dataset
+        self._iterator = None
+
+    def wind_up(self) -> None:
+        """End the running epoch when the workers have finished the executions that they were given."""
+        self._is_winding_up = True
+
+    def epoch(
+        self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
+    ) -> Generator[tuple[int, Totals], None, None]:
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+        with contextlib.closing(self.parts(steps, steps_per_execution, repeats=repeats)) as parts:
+            for ran, given in parts:
+                # As arrays: TensorFlow never frees a NumPy scalar that is also a Python number.
+                totals = self._merge(totals, tf.nest.map_structure(np.asarray, given))
+                yield ran, totals
+
+    def parts(
+        self, steps: int | None, steps_per_execution: int, *, repeats: bool = True
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Run one epoch; yield for each execution how many steps it took, and its result.
+
+        With a number of steps, an epoch continues in the data where the last epoch ended. If the data end
+        first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
+        epoch is the data set: every worker's part of it.
+
+        A lost worker does not stop the epoch. The runner waits for the worker only if its part of the data
+        must be seen, or if no other worker has data. It takes back the executions of a worker that is only
+        silent, if the other workers can do them.
+        """
+        if steps is None or self._iterator is None:
+            self._begin_data()
+        exhausted: set[int] = set()
+        self._is_winding_up = False
+        done = promised = 0
+        last_news, is_well = time.monotonic(), True
+        try:
+            while steps is None or done < steps:
+                while len(exhausted) < self._workers and self._has_room(steps, promised):
+                    wanted = (
+                        steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
+                    )
+                    self._schedule(wanted)
+                    promised += wanted
+                if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
+                    if steps is None or not self._since_begun or self._is_winding_up:
+                        return
+                    if done and not repeats:
+                        self._iterator = None
+                        return
+                    self._begin_data()
+                    exhausted, last_news = set(), time.monotonic()
+                    continue
+                place = self._first_ready()
+                if place is None:
+                    promised -= self._take_back(is_epoch_the_data=steps is None)
+                    continue
+                wanted, worker, ran, given = self._fetch(place)
+                promised -= wanted - ran
+                done, self._since_begun = done + ran, self._since_begun + ran
+                if ran:
+                    yield ran, given
+                if ran or worker not in exhausted:
+                    last_news = time.monotonic()
+                elif time.monotonic() - last_news > _SECONDS_TO_COME_BACK:
+                    self._go_without(exhausted, is_epoch_the_data=steps is None or not self._since_begun)
+                    exhausted = set(range(self._workers))
+                if ran < wanted:
+                    exhausted.add(worker)
+                    # This worker is free at once, and would take the executions of the others.
+                    time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+        except Exception as error:
+            is_well = False
+            if not is_about_a_task(error):
+                self._clear_error()
+            raise
+        finally:
+            self._scheduled.clear()
+            # Otherwise a task may be gone or silent, and join() would wait for its executions.
+            if is_well and not self._is_without:
+                self._coordinator.join()
+
+    def _clear_error(self) -> None:
+        """Cancel the scheduled steps, and clear the error that the next call to the coordinator would raise.
+
+        TensorFlow keeps the first error of a worker until `schedule` or `join` raises it. The caller already
+        gets this error from the step itself.
+        """
+        if has_failed(self._coordinator):
+            with contextlib.suppress(Exception):  # the caller gets this error already
+                self._coordinator.join()
+
+    def _begin_data(self) -> None:
+        with untuned_on_devices():
+            self._iterator, self._since_begun = iter(self._dataset), 0
+
+    def _has_room(self, steps: int | None, promised: int) -> bool:
+        is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
+        return not (is_full or self._is_winding_up) and (steps is None or promised < steps)
+
+    def _schedule(self, wanted: int) -> None:
+        closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))
+        self._scheduled.append((wanted, closure))
+
+    def _first_ready(self) -> int | None:
+        """Wait for an answer, and return its place in the queue; return None after a very long wait."""
+        began = time.monotonic()
+        # Before the first answer, the time that an execution takes is unknown.
+        patience = (
+            max(_SECONDS_TO_COME_BACK, _TIMES_THE_SLOWEST * self._slowest) if self._slowest else _FOR_EVER
+        )
+        while time.monotonic() - began < patience:
+            for place, (_, closure) in enumerate(self._scheduled):
+                if has_answered(closure):
+                    self._slowest = max(self._slowest, time.monotonic() - began)
+                    return place
+            first = self._scheduled[0][1]
+            if wait_for_answer(first, _SECONDS_BETWEEN_LOOKS):
+                time.sleep(_SECONDS_TO_COPY)
+        return None
+
+    def _take_back(self, *, is_epoch_the_data: bool) -> int:
+        """Cancel the executions of silent workers if others can do them; return how many steps these were."""
+        count, steps = len(self._scheduled), sum(wanted for wanted, _ in self._scheduled)
+        servers = " and ".join(silent_tasks(self._strategy, "ps"))
+        silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
+        if servers or (silent and (is_epoch_the_data or count >= self._workers)):
+            remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
+            raise TaskLost(silent, "does not answer, and training cannot continue without it", remedy=remedy)
+        if is_epoch_the_data or count >= self._workers:
+            _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
+            return 0
+        _log.warning("%d of %d workers do not answer; the others take over their steps", count, self._workers)
+        self._is_without = True
+        self._scheduled.clear()
+        return steps
+
+    def _fetch(self, place: int) -> tuple[int, int, int, Any]:
+        wanted, closure = self._scheduled[place]
+        del self._scheduled[place]
+        began = time.monotonic()
+        while True:
+            try:
+                worker, ran, given, waited = closure.fetch()
+            except tf.errors.OpError as error:
+                # A result is lost if its worker dies before the fetch. TensorFlow lets another worker compute
+                # the result again, and a later fetch returns it.
+                if not is_lost_worker(error) or time.monotonic() - began > _SECONDS_TO_COME_BACK:
+                    raise
+                time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+            else:
+                self.waited += float(waited)
+                return wanted, int(worker), int(ran), given
+
+    def _go_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:
+        absent = [("worker", index) for index in range(self._workers) if index not in exhausted]
+        names = " and ".join(named(absent, self._strategy))
+        if is_epoch_the_data:
+            problem = f"has been gone for {_SECONDS_TO_COME_BACK:g} s, and with it its part of the data"
+            raise TaskLost(names, problem, remedy="Its own log says why; start it again")
+        _log.warning(
+            "training continues without %s, which has been gone for %g s", names, _SECONDS_TO_COME_BACK
+        )

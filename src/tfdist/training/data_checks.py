@@ -1,0 +1,123 @@
+"""Check that several workers can each run a data set for themselves.
+
+Without a fixed order, workers would lose some examples and repeat others. A data set may also be too large to
+send to the workers.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import (
+    dataset_inputs,
+    dataset_tensors,
+    is_deterministic,
+    shuffle_seeds,
+    traced_functions,
+)
+from tfdist.errors import DataError
+
+__all__ = ["chain_of", "check_order", "check_size", "copied_from_python", "definitions_of"]
+
+# The places of an operation's two seeds among its inputs. If both are 0, each process draws its own seeds.
+_SEED_INPUTS = {
+    "ShuffleDataset": (2, 3),
+    "ShuffleDatasetV3": (2, 3),
+    "ShuffleAndRepeatDataset": (2, 3),
+    "ShuffleAndRepeatDatasetV2": (2, 3),
+    "RandomDataset": (0, 1),
+    "RandomDatasetV2": (0, 1),
+}
+
+_OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+_HANDLES = (tf.resource, tf.variant)
+# A protocol buffer holds 2 GiB. TensorFlow serializes a larger data set as an empty string, without an error.
+_MOST_BYTES = 2**31 - 2**20
+
+
+def check_order(dataset: tf.data.Dataset) -> None:
+    """Refuse a data set without a fixed order, from which workers would take parts that overlap."""
+    for part in chain_of(dataset):
+        seeds = [tf.get_static_value(seed) for seed in shuffle_seeds(part)]
+        if seeds == [0, 0] or any(_draws_anew(definition) for definition in definitions_of(part)):
+            problem = "is shuffled without a seed: workers would lose some examples and repeat others"
+            remedy = (
+                "Use shuffle(…, seed=…), or call tf.keras.utils.set_random_seed(…) first, or pass a function"
+                " of the input context that shards before it shuffles"
+            )
+            raise DataError("the data set", problem, remedy=remedy)
+        if not is_deterministic(part) or part.options().deterministic is False:
+            problem = (
+                "has no fixed order (deterministic=False): workers would lose examples and repeat others"
+            )
+            remedy = (
+                "Leave deterministic=False out, or pass a function of the input context that shards first"
+            )
+            raise DataError("the data set", problem, remedy=remedy)
+
+
+def copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set that copies the elements that Python code in it yields, if there is such code.
+
+    TensorFlow uses NumPy's memory as its own: a step may write to an array that a generator has yielded.
+    """
+    nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
+    if not any(op in _OF_PYTHON for op in nodes):
+        return dataset
+
+    def copied(*element: Any) -> Any:
+        copies = tf.nest.map_structure(_copied, element, expand_composites=True)
+        return copies if len(copies) > 1 or isinstance(dataset.element_spec, tuple) else copies[0]
+
+    return dataset.map(copied)
+
+
+def _copied(part: tf.Tensor) -> tf.Tensor:
+    is_number = part.dtype.is_floating or part.dtype.is_integer
+    return tf.ensure_shape(tf.raw_ops.DeepCopy(x=part), part.shape) if is_number else part
+
+
+def check_size(dataset: tf.data.Dataset) -> None:
+    """Refuse a data set that holds more in memory than TensorFlow can send."""
+    size = sum(_nbytes(part) for part in chain_of(dataset))
+    if size > _MOST_BYTES:
+        problem = f"holds {size / 1e9:.1f} GB in memory, and at most 2 GB can be sent to the workers"
+        remedy = "Pass a function of the input context, which opens the files on each worker"
+        raise DataError("the data set", problem, remedy=remedy)
+
+
+def _nbytes(dataset: Any) -> int:
+    """Return the bytes of the arrays that a data set slices, and of those that its functions use."""
+    held = dataset_tensors(dataset)
+    for function in traced_functions(dataset):
+        held += [captured for captured in function.captured_inputs if captured.dtype not in _HANDLES]
+    return sum(tensor.dtype.size * (tensor.shape.num_elements() or 0) for tensor in held)
+
+
+def chain_of(dataset: Any) -> Iterator[Any]:
+    """Yield a data set and all data sets that it is made from."""
+    yield dataset
+    for source in dataset_inputs(dataset):
+        yield from chain_of(source)
+
+
+def definitions_of(dataset: Any) -> Iterator[list[Any]]:
+    """Yield the nodes of each function that a data set calls, and of the functions that these call."""
+    for function in traced_functions(dataset):
+        graph = function.graph.as_graph_def()
+        yield list(graph.node)
+        yield from (list(definition.node_def) for definition in graph.library.function)
+
+
+def _draws_anew(nodes: list[Any]) -> bool:
+    """Return whether a function makes a data set that is shuffled without a seed."""
+    constants = {
+        node.name: tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"
+    }
+    for node in nodes:
+        places = _SEED_INPUTS.get(node.op, ())
+        seeds = [constants.get(node.input[place].partition(":")[0]) for place in places]
+        if seeds and all(seed is not None and seed == 0 for seed in seeds):
+            return True
+    return False

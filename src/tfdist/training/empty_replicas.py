@@ -1,0 +1,80 @@
+"""Compute zeros, or nothing, on a replica that has no examples.
+
+TensorFlow gives empty batches to replicas whose data end before the others', and a mean over no examples is
+NaN.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["computed_or_zero", "if_any", "with_an_example"]
+
+
+def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
+    """Return, in a graph, what this replica computes from its examples, or zeros if it has none."""
+    traced: list[Any] = []
+
+    def flat() -> list[tf.Tensor]:
+        traced[:] = [compute()]
+        return [
+            tf.convert_to_tensor(part)
+            for part in tf.nest.flatten(traced[0], expand_composites=True)
+            if part is not None
+        ]
+
+    def zeros() -> list[tf.Tensor]:
+        parts = tf.nest.flatten(traced[0], expand_composites=True)
+        return [
+            tf.zeros([size or 0 for size in part.shape], part.dtype) for part in parts if part is not None
+        ]
+
+    # TensorFlow traces the true branch first, which shows the false branch what shapes to return.
+    values = iter(tf.cond(size > 0, flat, zeros))
+    parts = tf.nest.flatten(traced[0], expand_composites=True)
+    return tf.nest.pack_sequence_as(
+        traced[0], [None if part is None else next(values) for part in parts], expand_composites=True
+    )
+
+
+def computed_or_zero(compute: Callable[[], Any], size: tf.Tensor) -> Any:
+    """Return what a replica computes, with zeros in the place of values that come from no examples.
+
+    The replica computes in any case, as it must if replicas exchange values inside the model.
+    """
+
+    def kept(value: Any) -> Any:
+        if value is None or not value.dtype.is_floating:  # such as the indices of a sparse gradient
+            return value
+        return tf.where(size > 0, value, tf.zeros_like(value))  # a mean over no examples is NaN
+
+    return tf.nest.map_structure(kept, compute(), expand_composites=True)
+
+
+def with_an_example(data: Any, size: tf.Tensor) -> Any:
+    """Return the data, or one example of zeros if a replica has none: layers refuse an empty batch."""
+    return tf.nest.map_structure(lambda part: None if part is None else _with_an_example(part, size), data)
+
+
+def _with_an_example(part: Any, size: tf.Tensor) -> Any:
+    missing = tf.cast(tf.equal(size, 0), tf.int64)
+    if isinstance(part, tf.RaggedTensor):
+        empty_row = tf.RaggedTensor.from_row_lengths(
+            part[:0].flat_values, [tf.zeros([], part.row_splits.dtype)]
+        )
+        return tf.concat([part, *[empty_row] * 1], axis=0)[: tf.maximum(part.nrows(), 1)]
+    if isinstance(part, tf.SparseTensor):
+        shape = tf.concat([part.dense_shape[:1] + missing, part.dense_shape[1:]], axis=0)
+        return tf.SparseTensor(part.indices, part.values, shape)
+    shape = tf.concat([missing[tf.newaxis], _shape_elsewhere(part)], axis=0)
+    return tf.ensure_shape(tf.concat([part, tf.zeros(shape, part.dtype)], axis=0), [None, *part.shape[1:]])
+
+
+def _shape_elsewhere(part: tf.Tensor) -> tf.Tensor:
+    """Return the shape of an example; a replica without examples may have to get it from the others."""
+    shape = tf.cast(tf.shape(part)[1:], tf.int64)
+    context = tf.distribute.get_replica_context()
+    if part.shape[1:].is_fully_defined() or context.num_replicas_in_sync == 1:
+        return shape
+    return tf.reduce_max(context.all_gather(shape[tf.newaxis], axis=0), axis=0)

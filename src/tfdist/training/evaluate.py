@@ -1,0 +1,125 @@
+"""Evaluate in parallel, every example once."""
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.training.arguments import (
+    callbacks_of,
+    limited,
+    refuse_unknown,
+    strategy_of,
+    verbosity,
+    whole_number,
+)
+from tfdist.training.data import known_steps
+from tfdist.training.early_stop import Stopping
+from tfdist.training.keras.arrays import made_data
+from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
+from tfdist.training.keras.compat import in_order
+from tfdist.training.keras.patches import methods_restored
+from tfdist.training.logs import as_logs
+from tfdist.training.run_batches import DataPosition, run_batches
+from tfdist.training.session import Phase, Session
+from tfdist.training.task_errors import naming_lost_tasks
+
+__all__ = ["evaluate", "run_tests"]
+
+_log = logging.getLogger("tfdist")
+
+
+def evaluate(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    **unknown: Any,
+) -> Any:
+    """Evaluate a compiled model in parallel; return its loss and metrics over all examples, as Keras does.
+
+    The results are those of one process, except for the order of additions. They are a list of loss and
+    metrics; the loss alone, if there is no metric; or a dict, with `return_dict`.
+
+    Args:
+        model: The compiled model, made in the strategy's scope.
+        x: Data as for `fit`.
+        y: Targets, if x are arrays.
+        batch_size: Examples in a global batch of arrays; 32 if None.
+        verbose: Keras's verbosity: 0, 1, 2 or auto. Only the chief shows progress.
+        sample_weight: The weight of each example's loss, if x are arrays.
+        steps: The number of batches; all if None.
+        callbacks: Keras callbacks.
+        return_dict: Whether to return a dict.
+        strategy: The strategy; if None, the one that the model was made under.
+        unknown: Arguments that do not exist, which are refused.
+    """
+    refuse_unknown("evaluate", unknown, _ARGUMENTS)
+    steps = limited(model, "steps_per_epoch", steps)
+    steps = steps if steps is None else whole_number("steps", steps, 1)
+    callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
+    strategy = strategy_of(model, strategy)
+    x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    expected = known_steps(x, "steps") if steps is None else steps
+    with naming_lost_tasks("evaluate", strategy), methods_restored(model):
+        session = Session(model, strategy, x, trains=False)
+        testing = session.testing()
+        calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
+        leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
+        position = DataPosition.of(x, model, strategy, steps)
+        logs = run_tests(testing, model, steps, calls, expected=expected, leave=leave, position=position)
+    return logs if return_dict else in_order(model, logs)
+
+
+_ARGUMENTS = tuple(inspect.signature(evaluate).parameters)[1:-1]
+
+
+def run_tests(
+    testing: Phase,
+    model: Any,
+    steps: int | None,
+    calls: Any = None,
+    *,
+    expected: int | None = None,
+    leave: Callable[[], bool] | None = None,
+    position: DataPosition | None = None,
+) -> dict[str, float]:
+    """Run a test epoch of `steps` batches, all if None, and return the metrics' results.
+
+    `leave` is called after each execution. If it returns True, the results are those of a part of the data.
+    `position` is the beginning of the data, if a number of steps may end after them.
+    """
+    # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
+    testing.runner.rewind()
+    results: dict[str, Any] = {}
+    done = 0
+    reset_batch_count(model, "test")
+    model.stop_evaluating = False
+    if calls is not None:
+        calls.on_test_begin()
+    batches = run_batches(
+        "test", testing, model, steps=steps, expected=expected, calls=calls, position=position
+    )
+    with contextlib.closing(batches):
+        for done, results in batches:  # noqa: B007  # the last ones are those of all batches
+            if leave is not None and leave():
+                break
+    if not done:
+        raise DataError("the validation data", "contain no batch")
+    if steps is None and expected is not None and done > expected:
+        _log.warning("a worker came back while evaluating: %d batches counted of %d", done, expected)
+    logs = as_logs(results)
+    if calls is not None:
+        calls.on_test_end(logs)
+    return logs

@@ -1,0 +1,128 @@
+"""Compute sparse gradients with the slices that they have in one process.
+
+Keras's optimizers square and clip slice by slice, which gives another number than the square of their sum.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.training.gradient_values import scaled
+
+__all__ = ["Addend", "addends", "dense_where_rows_are_shared", "summed"]
+
+# They repeat rows for each example, or return the number of examples.
+_OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
+
+
+class Addend(NamedTuple):
+    """The values of a sparse gradient to add, slice by slice, to those of another with the same rows."""
+
+    values: tf.Tensor
+
+
+def addends(gradients: list[Any], added: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the gradients of two losses of a step in forms that `summed` adds up slice by slice."""
+    if not added:
+        return gradients, added
+    pairs = [_as_addends(*pair) for pair in zip(gradients, added, strict=True)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _as_addends(gradient: Any, added: Any) -> tuple[Any, Any]:
+    is_sparse = [isinstance(part, tf.IndexedSlices) for part in (gradient, added)]
+    if gradient is None or added is None or not any(is_sparse):
+        return gradient, added
+    if not all(is_sparse):  # one process adds tensors up too
+        return tf.convert_to_tensor(gradient), tf.convert_to_tensor(added)
+    are_same = _are_same(gradient.indices, added.indices)
+    return gradient, Addend(added.values) if are_same else added
+
+
+def summed(gradient: Any, factor: tf.Tensor, added: Any, added_factor: tf.Tensor) -> Any:
+    """Return the sum of the gradients of two losses, each times a factor."""
+    one = scaled(gradient, factor)
+    if added is None:
+        return one
+    if isinstance(added, Addend):
+        values = one.values + scaled(added.values, added_factor)
+        return tf.IndexedSlices(values, one.indices, one.dense_shape)
+    other = scaled(added, added_factor)
+    if gradient is None:
+        return other
+    if isinstance(one, tf.IndexedSlices):
+        values, indices = (
+            tf.concat([getattr(part, name) for part in (one, other)], axis=0)
+            for name in ("values", "indices")
+        )
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    return one + other
+
+
+def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Return whether two tensors of row numbers come from the same lookups."""
+    if tf.executing_eagerly():
+        return one.shape == other.shape and bool(tf.reduce_all(one == other))
+    one, other = (_before_reshapes(tensor) for tensor in (one, other))
+    if one is other:
+        return True
+    pairs = [one.op.inputs[:-1], other.op.inputs[:-1]]  # the last input of ConcatV2 is its axis
+    is_concat = one.op.type == other.op.type == "ConcatV2" and len(pairs[0]) == len(pairs[1])
+    return is_concat and all(_are_same(*pair) for pair in zip(*pairs, strict=True))
+
+
+def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Reshape":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
+    """Return gradients, as tensors if their rows depend on no example, such as positions.
+
+    One process has one slice for such a row. Replicas have one each, unless they add tensors up row by row.
+    """
+    return [
+        tf.convert_to_tensor(gradient)
+        if isinstance(gradient, tf.IndexedSlices) and not _depends_on_examples(gradient.indices)
+        else gradient
+        for gradient in gradients
+    ]
+
+
+def _depends_on_examples(tensor: Any) -> bool:
+    """Return whether a tensor may depend on the examples of a batch, or on their number."""
+    if tf.executing_eagerly():  # nothing shows how it was computed
+        return True
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        tensor = pending.pop()
+        if hasattr(tensor, "numpy"):  # a value from outside of the graph
+            if tensor.dtype == tf.resource:
+                return True
+            continue
+        operation = tensor.op
+        if id(operation) in seen or _is_length(operation):
+            continue
+        seen.add(id(operation))
+        if operation.type == "Placeholder":
+            outer = {id(inner): outer for outer, inner in getattr(operation.graph, "captures", ())}
+            if id(tensor) not in outer:
+                return True
+            pending.append(outer[id(tensor)])
+        elif operation.type in _OF_EXAMPLES or operation.op_def.is_stateful:
+            return True
+        is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
+        pending += operation.inputs[:1] if is_reshape else operation.inputs
+    return False
+
+
+def _is_length(operation: tf.Operation) -> bool:
+    """Return whether an operation reads another dimension of a shape than the first, which is the batch's."""
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].op.inputs[0].shape.rank
+    if begin is None or rank is None:
+        return False
+    return bool(begin[0] % rank) and operation.get_attr("shrink_axis_mask") == 1

@@ -1,0 +1,27 @@
+"""Change the values of gradients, which are tensors or IndexedSlices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["divided", "scaled", "with_values"]
+
+
+def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Return a gradient whose values a function has changed; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def scaled(gradient: Any, factor: Any) -> Any:
+    """Return a gradient times a number, which is rounded to the gradient's type first."""
+    return with_values(gradient, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def divided(gradient: Any, divisor: Any) -> Any:
+    """Return a gradient divided by a number, which is rounded to the gradient's type first."""
+    return with_values(gradient, lambda values: values / tf.cast(divisor, values.dtype))

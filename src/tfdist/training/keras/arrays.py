@@ -1,0 +1,146 @@
+"""Make data sets from what Keras's fit, evaluate and predict accept: arrays, PyDatasets, generators.
+
+Keras's own adapters make them, so a seed gives the same order as in one process.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._utils.tf_private import worker_count
+from tfdist.errors import DataError
+from tfdist.training.keras.compat import (
+    adapted,
+    array_split,
+    has_hooks,
+    is_keras_2,
+    keras_of,
+    weighted_by_class,
+)
+
+__all__ = ["epoch_hooks", "length", "made_data", "split", "validation_parts"]
+
+# The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
+_NO_SEED = 87654321
+_LONGEST = 300  # characters; Keras's messages may contain whole arrays
+
+
+def made_data(
+    model: Any,
+    strategy: tf.distribute.Strategy,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool | str = False,
+    class_weight: Any = None,
+) -> Any:
+    """Return data as a data set of batches; a data set or a function of an input context stays as it is.
+
+    Raises:
+        DataError: Keras does not accept the data, or TensorFlow cannot send them to workers.
+    """
+    is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
+    is_function = callable(x) and not tf.is_tensor(x)
+    if is_set or is_function:
+        kind = "a tf.data.Dataset" if is_set else "a function that makes a data set"
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise DataError(
+                    name, f"is given beside x, {kind}", remedy="Yield (x, y, sample_weight) from x"
+                )
+        if class_weight is None:
+            return x
+        if is_function:
+            problem = "is not supported with a function that makes a data set"
+            raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
+        return weighted_by_class(model, x, class_weight)
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy) and _is_of_python(model, x):
+        problem = f"is a {type(x).__name__}, which cannot be sent to the workers"
+        remedy = "Pass a function of a tf.distribute.InputContext that makes a tf.data.Dataset on each worker"
+        raise DataError("x", problem, remedy=remedy)
+    adapt = functools.partial(
+        adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
+    )
+    try:
+        # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
+        is_apart = _is_read_apart(strategy) and not _is_seeded()
+        if shuffle and not _is_of_python(model, x) and (is_apart or is_keras_2(model)):
+            size = batch_size or (-(-length(x) // steps) if steps else 32)
+            whole = adapt(batch_size=length(x), shuffle=False)
+            return _shuffled(whole, size)
+        return adapt(batch_size=batch_size, shuffle=shuffle)
+    except (IndexError, TypeError, ValueError) as error:
+        raise DataError("x", _in_one_line(error)) from error
+
+
+def validation_parts(validation_data: Any) -> tuple[Any, ...]:
+    """Return the x, y and sample_weight that `fit`'s validation_data contain."""
+    if isinstance(validation_data, list):
+        validation_data = tuple(validation_data)
+    if not isinstance(validation_data, tuple):
+        return (validation_data,)
+    if not 1 <= len(validation_data) <= 3:
+        received = f"a tuple of {len(validation_data)}"
+        raise DataError("validation_data", expected="(x, y) or (x, y, sample_weight)", received=received)
+    return validation_data
+
+
+def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
+    """Return the arrays without their last part, and that part, to validate on."""
+    try:
+        return array_split(model, arrays, share)
+    except ValueError as error:
+        raise DataError("validation_split", _in_one_line(error)) from error
+
+
+def epoch_hooks(model: Any, x: Any) -> list[Any]:
+    """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data."""
+    if not has_hooks(model, x):
+        return []
+    begin = getattr(x, "on_epoch_begin", lambda: None)  # Keras 2's Sequence has only on_epoch_end
+    return [
+        keras_of(model).callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs=None: begin(),
+            on_epoch_end=lambda epoch, logs=None: x.on_epoch_end(),
+        )
+    ]
+
+
+def _is_of_python(model: Any, x: Any) -> bool:
+    return hasattr(x, "__next__") or has_hooks(model, x)
+
+
+def _is_read_apart(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether several processes read the data, each for itself."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return worker_count(strategy) > 1
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
+def _is_seeded() -> bool:
+    """Return whether the user has set a seed, from which every process makes Keras's order."""
+    return bool(tf.compat.v1.get_seed(1)[0] != _NO_SEED)
+
+
+def _shuffled(whole: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    """Return shuffled batches; processes that `make_strategy` has connected draw the same seed."""
+    [arrays] = whole
+    seed = int(np.random.randint(2**31 - 1))
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    return dataset.shuffle(int(dataset.cardinality()), seed=seed).batch(batch_size)
+
+
+def length(x: Any) -> int:
+    """Return the number of examples in arrays or tensors, or in a structure of them."""
+    first = tf.nest.flatten(x)[0]
+    return int(first.shape[0]) if tf.is_tensor(first) else len(first)  # ragged tensors have no len()
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

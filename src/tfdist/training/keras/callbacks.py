@@ -1,0 +1,113 @@
+"""Run Keras callbacks where several processes train: only the chief writes files."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import (
+    add_slots,
+    allow_any_strategy,
+    batch_counter,
+    epoch_to_resume,
+    epoch_to_resume_keras_2,
+)
+from tfdist.training.keras.compat import is_keras_2, keras_of
+from tfdist.training.variables import optimizer_variables, take_from_chief
+
+__all__ = ["count", "follow_chief", "is_chief", "make_callbacks", "reset_batch_count"]
+
+# Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on
+# workers other than the chief, so that all take part in reading variables. Its CSVLogger is the exception.
+_WRITERS = {2: ("CSVLogger",), 3: ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")}
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether this process is the one that writes files."""
+    return bool(strategy.extended.should_checkpoint)
+
+
+def make_callbacks(
+    callbacks: Sequence[Any],
+    model: Any,
+    strategy: tf.distribute.Strategy,
+    *,
+    verbose: int,
+    epochs: int = 1,
+    steps: int | None,
+    has_history: bool = False,
+) -> Any:
+    """Return Keras's CallbackList; on workers other than the chief, without callbacks that write files."""
+    keras = keras_of(model)
+    for callback in callbacks if is_keras_2(model) else ():
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            allow_any_strategy(callback)
+    if not is_chief(strategy):
+        names = _WRITERS[2 if is_keras_2(model) else 3]
+        kinds = tuple(getattr(keras.callbacks, name) for name in names)
+        callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]
+        verbose = 0
+    return keras.callbacks.CallbackList(
+        list(callbacks),
+        add_history=has_history,
+        add_progbar=verbose != 0,
+        model=model,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+    )
+
+
+def follow_chief(
+    callbacks: Sequence[Any],
+    model: Any,
+    strategy: tf.distribute.Strategy,
+    *,
+    initial_epoch: int,
+    steps: int | None,
+) -> int:
+    """Return the chief's first epoch; if a backup may have been restored, copy the chief's variables too.
+
+    Only the chief's disk is sure to hold the backup. Workers that begin with different epochs would wait for
+    each other for ever.
+    """
+    restorers = [
+        callback for callback in callbacks if isinstance(callback, keras_of(model).callbacks.BackupAndRestore)
+    ]
+    begun = initial_epoch
+    if is_keras_2(model) and restorers:
+        with strategy.scope():  # the slots get their values from the backup when they are created
+            add_slots(model.optimizer, model.trainable_variables)
+        for backup in restorers:
+            begun = epoch_to_resume_keras_2(backup, steps, begun)
+    elif restorers:
+        begun = epoch_to_resume(model) or begun
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return int(begun)
+    chief = is_chief(strategy)
+    begun, restores = take_from_chief(strategy, [int(begun), len(restorers)], is_chief=chief)
+    if restores:
+        variables = _variables(model)
+        # Local copies: reading a moving average of Keras 2 would average over all workers.
+        mine = [strategy.experimental_local_results(variable)[0] for variable in variables]
+        values = take_from_chief(strategy, [tf.convert_to_tensor(value) for value in mine], is_chief=chief)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+    return int(begun)
+
+
+def _variables(model: Any) -> list[Any]:
+    both = (*model.variables, *optimizer_variables(model.optimizer))
+    return list({id(variable): variable for variable in both}.values())
+
+
+def reset_batch_count(model: Any, phase: str) -> None:
+    """Reset Keras 2's batch counter of a phase: train or test."""
+    if is_keras_2(model):
+        batch_counter(model, phase).assign(0)
+
+
+def count(model: Any, phase: str, ran: int) -> None:
+    """Add to the batch counter that Keras 2's TensorBoard and BackupAndRestore read."""
+    if is_keras_2(model):
+        batch_counter(model, phase).assign_add(ran)

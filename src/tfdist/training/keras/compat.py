@@ -1,0 +1,142 @@
+"""Support Keras 2 and Keras 3: both may be installed, and a model belongs to one of them."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import (
+    adapters_of_keras_2,
+    class_weight_mapper,
+    epoch_iterator,
+    split_arrays,
+    values_in_order,
+)
+from tfdist.errors import ConfigError
+
+__all__ = [
+    "adapted",
+    "array_split",
+    "build_for",
+    "flat_logs",
+    "has_call",
+    "has_hooks",
+    "in_order",
+    "is_keras_2",
+    "keras_of",
+    "weighted_by_class",
+]
+
+
+def keras_of(model: Any) -> ModuleType:
+    """Return the module, keras or tf_keras, of a Model, or of a layer with Keras 3's trainer."""
+    for base in type(model).__mro__:
+        root = base.__module__.partition(".")[0]
+        if base.__name__ in ("Model", "TensorFlowTrainer") and root in ("keras", "tf_keras"):
+            return sys.modules[root]
+    raise ConfigError("model", expected="a Keras model", received=f"a {type(model).__name__}")
+
+
+def is_keras_2(model: Any) -> bool:
+    """Return whether a model is of Keras 2 (also called tf_keras)."""
+    version: str = keras_of(model).__version__
+    return version.startswith("2.")
+
+
+def in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """Return the values of logs as `model.evaluate` does: in the order of the metrics, or the only value."""
+    if is_keras_2(model):
+        names = list(model.metrics_names)
+        values = [logs[name] for name in [*names, *sorted(logs.keys() - names)] if name in logs]
+        return values[0] if len(values) == 1 else values
+    return values_in_order(model, logs)
+
+
+def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return logs without the dicts in them, such as one of all compiled metrics under one name."""
+    parts = [value if isinstance(value, dict) else {name: value} for name, value in logs.items()]
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def build_for(model: Any, x: Any) -> None:
+    """Build a Keras 3 model for inputs of a spec, unless it is built or has no `call`."""
+    keras = keras_of(model)
+    if model.built or not has_call(model):
+        return
+
+    def symbolic(spec: Any) -> Any:
+        kind = {tf.SparseTensorSpec: {"sparse": True}, tf.RaggedTensorSpec: {"ragged": True}}
+        return keras.KerasTensor(spec.shape, spec.dtype, **kind.get(type(spec), {}))
+
+    model(tf.nest.map_structure(symbolic, x))
+
+
+def has_call(model: Any) -> bool:
+    """Return whether a model defines `call`; a model with a custom train_step need not."""
+    return type(model).call is not keras_of(model).Model.call
+
+
+def adapted(
+    model: Any,
+    strategy: tf.distribute.Strategy,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    shuffle: bool | str,
+    class_weight: Any,
+) -> tf.data.Dataset:
+    """Return the data set of Keras's own adapter, with the number of batches if the adapter knows it."""
+    if is_keras_2(model):
+        module = adapters_of_keras_2(keras_of(model))
+        adapter = module.select_data_adapter(x, y)(
+            x,
+            y,
+            batch_size=batch_size,
+            steps=steps,
+            sample_weights=sample_weight,
+            shuffle=shuffle,
+            distribution_strategy=strategy,
+            model=model,
+        )
+        dataset, count = adapter.get_dataset(), adapter.get_size()
+        if class_weight:
+            dataset = weighted_by_class(model, dataset, class_weight)
+        return dataset if count is None else _counted(dataset, count)
+    adapter = epoch_iterator(keras_of(model))(
+        x,
+        y=y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        class_weight=class_weight,
+    ).data_adapter
+    dataset, count = adapter.get_tf_dataset(), adapter.num_batches
+    if count is None and has_hooks(model, x):
+        count = tf.data.INFINITE_CARDINALITY
+    return dataset if count is None else _counted(dataset, count)
+
+
+def weighted_by_class(model: Any, dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    """Return a data set whose examples have the weights of their classes."""
+    return dataset.map(class_weight_mapper(keras_of(model), class_weight, is_old=is_keras_2(model)))
+
+
+def array_split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
+    """Return arrays without their last part, and that part."""
+    return split_arrays(keras_of(model), arrays, share, is_old=is_keras_2(model))
+
+
+def has_hooks(model: Any, x: Any) -> bool:
+    """Return whether data are a PyDataset, or a Sequence of Keras 2."""
+    utils = keras_of(model).utils
+    return isinstance(x, getattr(utils, "PyDataset", None) or utils.Sequence)
+
+
+def _counted(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    known = int(dataset.cardinality())
+    return dataset if known >= 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))

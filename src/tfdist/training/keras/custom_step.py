@@ -1,0 +1,162 @@
+"""Run a model's custom train_step or test_step, as Keras's fit does."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.training.keras.compat import flat_logs, is_keras_2
+from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.step_stats import Failure
+
+__all__ = ["OwnStep"]
+
+
+class OwnStep:
+    """A step that calls the model's own method on each replica's part of a batch.
+
+    The totals are the logs of the last batch. The model decides what its method computes, and whether to
+    divide a loss by the number of replicas. Only models of Keras 2 have several replicas here; their logs are
+    added up, as Keras 2 does. If the logs name exactly the metrics of the model, the results of the metrics
+    replace them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        name: str,
+        element_spec: Any,
+        *,
+        stops_at_failure: bool = False,
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._name = name
+        self._stops = stops_at_failure
+        self._logs: dict[str, Any] = {}
+        # Keras 2 converts the user's steps with AutoGraph if that is on, and Keras 3 does not.
+        self._call = tf.autograph.to_graph(_call) if is_keras_2(model) else _call
+        self._one: Any = self._run
+        self._more: Any = None
+        if not model.run_eagerly:
+            # The first trace may create variables, which TensorFlow does not allow in a loop.
+            self._one = tf.function(self._run, autograph=False, input_signature=[element_spec])
+            self._more = tf.function(self._loop, autograph=False, reduce_retracing=True)
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return totals without logs."""
+        with self._strategy.scope():
+            self._model.reset_metrics()
+        return self.empty_totals()
+
+    def empty_totals(self) -> Totals:
+        """Return no logs and no times: only the model knows where it computes and where it waits."""
+        return Totals((), tf.zeros([0, 0], tf.float64))
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return the later logs."""
+        del totals
+        return others
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return the logs of the last batch."""
+        del before
+        return now
+
+    def store(self, totals: Totals) -> None:
+        """Leave the metrics as they are: the model's own step has updated them."""
+        del totals
+
+    def execution(
+        self, iterator: Any, steps: tf.Tensor, totals: Totals
+    ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        """Run up to `steps` steps on an iterator; return how many ran, the last logs, and the waiting time.
+
+        A loop in a graph must know in advance what each step returns. So the first step ever runs outside a
+        loop. The waiting time is that of the loop.
+        """
+        done, waited = 0, tf.zeros([], tf.float64)
+        while done < int(steps) and (self._more is None or not self._logs):
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                return tf.constant(done), totals, waited
+            totals, done = self._one(batch.get_value()), done + 1
+            if self._stops and self.is_failing(totals):
+                return tf.constant(done), totals, waited
+        if self._more is None:
+            return tf.constant(done), totals, waited
+        if not totals.metrics:
+            specs = self._one.get_concrete_function().structured_outputs
+            totals = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+        ran, totals, waited = self._more(iterator, steps - done, totals)
+        return done + ran, totals, waited
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the logs, or the metrics' results if the logs name exactly the metrics."""
+        with self._strategy.scope():
+            if is_keras_2(self._model):
+                metrics = {metric.name: metric.result() for metric in self._model.metrics}
+            else:
+                metrics = self._model.get_metrics_result()
+        if set(metrics) == set(self._logs):
+            return metrics
+        return flat_logs(tf.nest.pack_sequence_as(self._logs, totals.metrics))
+
+    def end_epoch(self) -> None:
+        """Do nothing: the model itself handles what its replicas write."""
+
+    def times(self, totals: Totals) -> None:
+        """Return None: only the model knows where it computes and where it waits."""
+        del totals
+
+    def is_failing(self, totals: Totals) -> tf.Tensor:
+        """Return whether the loss in the logs is NaN or infinite."""
+        finite = [tf.reduce_all(tf.math.is_finite(loss)) for loss in self._losses(totals)]
+        return tf.logical_not(tf.reduce_all(finite))
+
+    def failure(self, totals: Totals) -> Failure | None:
+        """Return how the loss in the logs fails, NaN or infinite, if it does; the logs name no replica."""
+        losses = [np.asarray(loss) for loss in self._losses(totals)]
+        if all(np.isfinite(loss).all() for loss in losses):
+            return None
+        return Failure("NaN" if any(np.isnan(loss).any() for loss in losses) else "infinite")
+
+    def _losses(self, totals: Totals) -> list[Any]:
+        logs = tf.nest.pack_sequence_as(self._logs, totals.metrics) if totals.metrics else {}
+        return [loss for loss in tf.nest.flatten(logs.get("loss", ())) if loss.dtype.is_floating]
+
+    def _loop(self, iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        is_failing = self.is_failing if self._stops else None
+        execution = make_execution(lambda batch, _: self._run(batch), is_failing=is_failing)
+        return execution(iterator, steps, totals)
+
+    def _run(self, batch: Any) -> Totals:
+        step = getattr(self._model, self._name)
+        if self._model.jit_compile:
+            result = self._strategy.run(tf.function(step, jit_compile=True, autograph=False), args=(batch,))
+        else:
+            result = self._strategy.run(self._call, args=(step, batch))
+        if not isinstance(result, dict):
+            received = f"a {type(result).__name__}"
+            raise ConfigError(
+                f"model {self._model.name}", expected=f"a dict from {self._name}", received=received
+            )
+        self._logs = {
+            name: dict.fromkeys(value) if isinstance(value, dict) else None for name, value in result.items()
+        }
+        logs = tuple(self._reduced(value) for value in tf.nest.flatten(result))
+        return Totals(logs, self.empty_totals().stats)
+
+    def _reduced(self, value: Any) -> tf.Tensor:
+        # Metrics of Keras 2 reduce over the replicas in result(), which returns one value.
+        is_alone = self._strategy.num_replicas_in_sync == 1 or tf.is_tensor(value)
+        several = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if is_alone and not several:
+            return tf.convert_to_tensor(value)
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
+
+
+def _call(step: Any, data: Any) -> Any:
+    return step(data)

@@ -1,0 +1,126 @@
+"""Run one step of a Keras 2 model."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.strategies.tf_strategies import ps_transfer_of
+from tfdist.training.keras.bias_gradients import biases_apart
+from tfdist.training.keras.fused_kernels import fuse_keras_2
+from tfdist.training.keras.rng import GraphSeed
+from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.model_checks import reductions
+from tfdist.training.multi_step import Totals
+from tfdist.training.reduction import batch_size, shared_mean, unpacked
+
+__all__ = ["Keras2Step"]
+
+
+class Keras2Step(KerasStep):
+    """A step that trains or tests a Keras 2 model on one batch; the metrics count in their own variables.
+
+    Keras 2 makes metrics and moving averages for tf.distribute: each replica writes its own copy, and reading
+    combines the copies. On a parameter server the additions are TensorFlow's own, atomic ones.
+    """
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(model, strategy)
+        is_mean = reductions(model) != {"sum"}
+        # Keras 2 divides a mean over examples by the number of replicas, and leaves a sum as it is.
+        self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
+        # Keras 2 converts the user's layers and losses with AutoGraph if that is on.
+        self._forward = tf.autograph.to_graph(_forward)
+        _refuse_tcp(strategy)
+        if model.optimizer is not None:
+            fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        with self._strategy.scope():
+            self._model.reset_metrics()
+        return self.empty_totals()
+
+    def empty_totals(self) -> Totals:
+        """Return the table of step statistics only: the metrics count in variables of their own."""
+        return Totals((), self._step_stats.zeros())
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals and those of other steps, added up."""
+        return Totals((), totals.stats + others.stats)
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another."""
+        return Totals((), now.stats - before.stats)
+
+    def store(self, totals: Totals) -> None:
+        """Leave the metrics as they are: they count in variables of their own."""
+        del totals
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the metrics' results."""
+        del totals
+        with self._strategy.scope():
+            return {metric.name: metric.result() for metric in self._model.metrics}
+
+    def end_epoch(self) -> None:
+        """Assign the mean of the moving averages to all replicas, each of which has its own until then."""
+        with self._strategy.scope():
+            for variable in self._model.non_trainable_variables:
+                is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
+                if is_own and variable.aggregation == tf.VariableAggregation.MEAN:
+                    variable.assign(tf.convert_to_tensor(variable))
+
+    def train(self, batch: Any, totals: Totals) -> Totals:
+        """Train on a batch, each replica on its part."""
+        seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
+        return Totals((), totals.stats + self._strategy.experimental_local_results(seen)[0])
+
+    def test(self, batch: Any, totals: Totals) -> Totals:
+        """Test on a batch, each replica on its part."""
+        self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
+        return totals
+
+    # -- in replica context --
+
+    def _train_on_part(self, data: Any) -> tf.Tensor:
+        model, optimizer = self._model, self._model.optimizer
+        # XLA does not support reading a clock.
+        begun, data = (None, data) if model.jit_compile else self._step_stats.begun(data)
+        x, y, sample_weight = unpacked(data)
+        scales = hasattr(optimizer, "get_scaled_loss")
+        with tf.GradientTape() as tape, GraphSeed(self._strategy).of_this_replica():
+            y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
+            mean = loss if self._divided_by is None else loss * self._divided_by
+            scaled = optimizer.get_scaled_loss(mean) if scales else mean
+        gradients = biases_apart(tape.gradient(scaled, model.trainable_variables))
+        if scales:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        size = batch_size(x)
+        weight = None if self._divided_by is None else size
+        seen = self._step_stats.ended(begun, gradients, loss)
+        shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
+        optimizer.apply_gradients(
+            zip(shared.gradients, model.trainable_variables, strict=True),
+            experimental_aggregate_gradients=False,
+        )
+        model.compute_metrics(x, y, y_pred, sample_weight)
+        return shared.sums[0]
+
+    def _test_on_part(self, data: Any) -> None:
+        x, y, sample_weight = unpacked(data)
+        y_pred, _ = self._forward(self._model, x, y, sample_weight, training=False)
+        self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+
+def _forward(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
+    y_pred = model(x, training=training)
+    return y_pred, model.compute_loss(x, y, y_pred, sample_weight)
+
+
+def _refuse_tcp(strategy: tf.distribute.Strategy) -> None:
+    """Refuse the TCP transport if the user asks for it: Keras 2 reads variables where they are."""
+    ps_transfer = ps_transfer_of(strategy)
+    if ps_transfer is not None and ps_transfer.is_asked_for:
+        problem = "is not supported with models of Keras 2"
+        raise ConfigError("communication.implementation tcp", problem, remedy="Set grpc, or leave it out")

@@ -1,0 +1,401 @@
+"""Run one step of a Keras 3 model: a replica's part of it is a pure function of variables and data.
+
+`keras.StatelessScope` catches what the forward pass and the metrics would write. So no variable is updated by
+racing reads and writes (Keras 3's `assign_add` is a read, an add and a write), and tfdist combines the
+results of the replicas before any variable changes.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import added_losses, call_model, compiled_loss, loss_trackers
+from tfdist._utils.tf_private import traced_by_chief
+from tfdist.errors import ConfigError
+from tfdist.strategies.tf_strategies import ps_transfer_of
+from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
+from tfdist.training.gradient_slices import addends, dense_where_rows_are_shared
+from tfdist.training.gradient_values import with_values
+from tfdist.training.keras.bias_gradients import biases_apart
+from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
+from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
+from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.model_checks import has_own
+from tfdist.training.multi_step import Totals
+from tfdist.training.ps_fetch import FetchedVariables, PsVariables
+from tfdist.training.ps_test_cache import PsCache, read_whole
+from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
+from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
+
+__all__ = ["Keras3Step"]
+
+
+class _Losses(NamedTuple):
+    """The losses of a replica: those that a model is compiled with, and those that its layers add."""
+
+    compiled: tf.Tensor
+    added: tf.Tensor | None  # separate only if they have another weight
+    weight: tf.Tensor | None
+
+
+class _Part(NamedTuple):
+    """The results of one replica."""
+
+    gradients: list[Any]
+    added: list[Any]
+    weight: tf.Tensor | None
+    state: list[tf.Tensor]
+    sums: list[tf.Tensor]
+
+
+@dataclass
+class _Traced:
+    """The results of tracing a training step, the same on all replicas.
+
+    Attributes:
+        fetched: The variables that are fetched from parameter servers for the step.
+        written: The variables besides the weights that the step writes to.
+    """
+
+    fetched: FetchedVariables | None = None
+    written: list[Any] = field(default_factory=list)
+
+
+class Keras3Step(KerasStep):
+    """A step that trains or tests a Keras 3 model on one batch, and returns what to add to the metrics."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(model, strategy)
+        self._metrics = MetricState(model, strategy)
+        self._loss_trackers = loss_trackers(model)
+        self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
+        self._randomness = Randomness(model, strategy)
+        read_by_rows(model.variables)
+        self._written_by_layers = [*model.variables, *self._randomness.unseeded]
+        if model.optimizer is not None:
+            self._trainable = parts_of(model.trainable_variables)
+            self._updating = Updating(strategy, model.optimizer, self._trainable)
+        ps_transfer = ps_transfer_of(strategy)
+        # Outside graphs the chief runs one operation at a time, and a transfer needs two at the same time.
+        self._ps_variables: PsVariables | None = None
+        if ps_transfer is not None and not model.run_eagerly:
+            self._ps_variables = PsVariables(ps_transfer, model.trainable_variables)
+
+    @property
+    def unseeded(self) -> list[Any]:
+        """Return the states of the random generators that belong to no layer."""
+        return self._randomness.unseeded
+
+    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> None:
+        """Check which metrics are sums, in a graph that is thrown away.
+
+        Args:
+            spec: The spec of a replica's part of a batch.
+            modes: The values of `training` that the model will be called with.
+
+        Raises:
+            ConfigError: Several replicas cannot merge the state of a metric.
+        """
+        if not self._metrics.needs_check:
+            return
+        flags_by_mode: list[list[bool]] = []
+
+        def forward(batch: Any, *, training: bool) -> None:
+            # Placeholders, since TensorFlow would compute results of constants in advance.
+            before = [
+                (variable, tf.compat.v1.placeholder(variable.dtype, variable.shape))
+                for variable in self._metrics.variables
+            ]
+            with self._scope(self._randomness.snapshot(), before) as scope:
+                self._forward(batch, training=training)
+                flags_by_mode.append(are_sums(scope, before))
+
+        with losses_of_one_process(self._keras), self._randomness.drawing(), traced_by_chief(self._strategy):
+            for training in modes:
+                run = functools.partial(forward, training=training)
+                tf.function(
+                    lambda batch, run=run: self._strategy.run(run, args=(batch,)), autograph=False
+                ).get_concrete_function(spec)
+        self._metrics.check([all(flags) for flags in zip(*flags_by_mode, strict=True)])
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        return Totals(self._metrics.reset(), self._step_stats.zeros())
+
+    def empty_totals(self) -> Totals:
+        """Return the totals of no examples."""
+        return Totals(self._metrics.zeros(), self._step_stats.zeros())
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals merged with those of other steps."""
+        return Totals(self._metrics.merged(totals.metrics, others.metrics), totals.stats + others.stats)
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another."""
+        return Totals(self._metrics.since(before.metrics, now.metrics), now.stats - before.stats)
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the metrics' results."""
+        with self._keras.StatelessScope(self._metrics.values(totals.metrics)):
+            # A result may be a variable, which has this value only within the scope.
+            return tf.nest.map_structure(value_of, self._model.get_metrics_result())  # type: ignore[no-any-return]
+
+    def store(self, totals: Totals) -> None:
+        """Write the totals to the metrics' own variables."""
+        self._metrics.store(totals.metrics)
+
+    def train(self, batch: Any, totals: Totals) -> Totals:
+        """Train on a batch, each replica on its part; return the totals after it."""
+        scale, traced = self._updating.loss_scale(), _Traced()
+        train_on_part = functools.partial(self._train_on_part, traced=traced)
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            if self._ps_variables is not None:
+                self._ps_variables.settle(
+                    lambda: self._strategy.run(self._gradients_alone, args=(batch, scale))
+                )
+            gradients, *parts = self._strategy.run(train_on_part, args=(batch, scale, totals))
+        # Replicas in step have sent their gradients to the servers already, to add them up.
+        fetched = None if self._strategy.num_replicas_in_sync > 1 else traced.fetched
+        state, sums = (
+            [self._strategy.experimental_local_results(value)[0] for value in part] for part in parts
+        )
+        weights = {id(variable) for variable in self._trainable}
+        written = list(zip(traced.written, state, strict=True))
+        self._write([pair for pair in written if id(pair[0]) in weights])  # which the gradients then change
+        self._updating.apply(gradients, scale, None if fetched is None else fetched.deliver)
+        if fetched is not None:
+            fetched.end()
+        self._write([pair for pair in written if id(pair[0]) not in weights])
+        return self._after_batch(totals, sums)
+
+    def _write(self, values: Sequence[tuple[Any, tf.Tensor]]) -> None:
+        for variable, value in values:
+            self._randomness.write(variable, value)
+
+    def test(self, batch: Any, totals: Totals, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> Totals:
+        """Test on a batch, each replica on its part; return the totals after it.
+
+        `came` are variables with values that were fetched before.
+        """
+        test_on_part = functools.partial(self._test_on_part, came=came)
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            sums = self._strategy.run(test_on_part, args=(batch, totals))
+        return self._after_batch(
+            totals, [self._strategy.experimental_local_results(value)[0] for value in sums]
+        )
+
+    def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:
+        *counted, stats = sums
+        return Totals(self._metrics.after_batch(totals.metrics, counted), totals.stats + stats)
+
+    def ps_cache(self, spec: Any) -> PsCache | None:
+        """Return the cache of what an asynchronous worker fetches once for many tests; None in other cases.
+
+        With replicas in step, the chief runs the graph that loops over the batches, and all values fetched
+        for the loop would go through the chief.
+
+        Args:
+            spec: The spec of a replica's part of a batch.
+        """
+        if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+            return None
+        variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
+        with losses_of_one_process(self._keras), self._randomness.drawing():
+            zeros = self._metrics.zeros()
+            tested = functools.partial(self._strategy.run, lambda batch: self._tested(batch, zeros).sums)
+            return PsCache(read_whole(variables, lambda batch: tested(args=(batch,)), spec))
+
+    # -- in replica context --
+
+    def _train_on_part(
+        self, data: Any, scale: tf.Tensor | None, totals: Totals, *, traced: _Traced
+    ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
+        traced.fetched = None if self._ps_variables is None else self._ps_variables.begin()
+        shared = self._shared(
+            lambda batch: self._gradients(batch, scale, totals.metrics, traced),
+            data,
+            totals.metrics,
+            traced.fetched,
+        )
+        return shaped(shared.gradients, self._trainable), shared.state, self._counted(shared)
+
+    def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
+        return self._gradients(data, scale, self._metrics.zeros(), _Traced()).gradients
+
+    def _test_on_part(
+        self, data: Any, totals: Totals, came: Sequence[tuple[Any, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        return self._counted(
+            self._shared(lambda batch: self._tested(batch, totals.metrics, came), data, totals.metrics)
+        )
+
+    def _shared(
+        self,
+        compute: Callable[[Any], _Part],
+        data: Any,
+        counted: Sequence[tf.Tensor],
+        fetched: FetchedVariables | None = None,
+    ) -> Shared:
+        x, _, _ = unpacked(data)
+        begun, data = self._step_stats.begun(data)
+        part = self._computed(self._compiled(compute), data, batch_size(x))
+        count = len(self._metrics.variables)
+        loss = tf.add_n(part.sums[count:])
+        metrics = self._metrics.to_add_up(part.sums[:count], counted, batch_size(x))
+        return shared_mean(
+            part.gradients,
+            part.state,
+            [*metrics, *part.sums[count:], self._step_stats.ended(begun, part, loss)],
+            size=batch_size(x),
+            weight=part.weight,
+            added=part.added,
+            add_up=None if fetched is None else fetched.add_up,
+        )
+
+    def _computed(self, compute: Callable[[Any], _Part], data: Any, size: tf.Tensor) -> _Part:
+        if self._strategy.num_replicas_in_sync == 1:
+            return compute(data)
+        # Eagerly, no other branch shows the shapes.
+        if tf.executing_eagerly() and size == 0 and not self._is_synchronized:
+            part = compute(with_an_example(data, size))
+            return tf.nest.map_structure(  # type: ignore[no-any-return]
+                lambda value: with_values(value, tf.zeros_like), part
+            )
+        computed: _Part = (computed_or_zero if self._is_synchronized else if_any)(lambda: compute(data), size)
+        return computed
+
+    def _gradients(
+        self, data: Any, scale: tf.Tensor | None, counted: Sequence[tf.Tensor], traced: _Traced
+    ) -> _Part:
+        fetched, seeds = traced.fetched, self._randomness.snapshot()
+        metrics = self._metrics.before_batch(counted)
+        with (
+            tf.GradientTape(persistent=True) as tape,
+            self._scope(seeds, metrics, [] if fetched is None else fetched.watched(tape)) as scope,
+            self._randomness.unseeded_from_here(),
+        ):
+            begun = {id(variable): scope.get_current_value(variable) for variable in self._written_by_layers}
+            losses = self._forward(data, training=True)
+            scaled = [weighed(loss, scale) for loss in (losses.compiled, losses.added)]
+            weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._is_synchronized else [None, None]
+            scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weighs, strict=True)]
+        new = self._written(scope, begun, traced)
+        # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
+        weights = [
+            new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
+            for variable in self._trainable
+        ]
+        gradients, added = (
+            [] if loss is None else unweighed(self._gradients_of(tape, loss, weights), weight)
+            for loss, weight in zip(scaled, weighs, strict=True)
+        )
+        drawn = {id(variable): value for variable, value in seeds}
+        state = [
+            tf.convert_to_tensor(value - drawn[key] if key in drawn else value) for key, value in new.items()
+        ]
+        gradients, added = addends(gradients, added)
+        return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
+
+    def _written(self, scope: Any, begun: Mapping[int, Any], traced: _Traced) -> dict[int, Any]:
+        """Return the values that layers have written, by their variables' ids; note these variables.
+
+        Raises:
+            ConfigError: A layer writes a weight in shards. The new value has no gradient for each shard.
+        """
+        values = [(variable, scope.get_current_value(variable)) for variable in self._written_by_layers]
+        new = [(variable, value) for variable, value in values if value is not begun[id(variable)]]
+        traced.written = [variable for variable, _ in new]
+        for variable in traced.written:
+            if variable.trainable and len(parts_of([variable])) > 1:
+                problem = f"writes {variable.path} while it is called, and that weight is in shards"
+                remedy = "Leave out min_shard_bytes and max_shards"
+                raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
+        return {id(variable): value for variable, value in new}
+
+    def _gradients_of(self, tape: tf.GradientTape, loss: tf.Tensor, weights: list[Any]) -> list[Any]:
+        gradients = shaped(biases_apart(tape.gradient(loss, weights)), self._trainable)
+        if self._strategy.num_replicas_in_sync == 1:
+            return gradients
+        return dense_where_rows_are_shared(gradients)
+
+    def _tested(
+        self, data: Any, counted: Sequence[tf.Tensor], came: Sequence[tuple[Any, tf.Tensor]] = ()
+    ) -> _Part:
+        seeds = self._randomness.snapshot()
+        metrics = self._metrics.before_batch(counted)
+        with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
+            losses = self._forward(data, training=False)
+            return _Part([], [], losses.weight, [], self._sums(scope, losses, data))
+
+    def _forward(self, data: Any, *, training: bool) -> _Losses:
+        model = self._model
+        x, y, sample_weight = unpacked(data)
+        y_pred = call_model(model, x, training=training)
+        with recorded_divisors() as divisors:
+            loss = compiled_loss(
+                model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+            )
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        if has_own(model, "compute_loss"):  # its result counts as a mean over examples
+            return _Losses(loss, None, batch_size(x))
+        weight, is_of_examples = weight_of(divisors, batch_size(x))
+        added = added_losses(model)
+        if is_of_examples or not added or self._strategy.num_replicas_in_sync == 1:
+            return _Losses(loss, None, weight)
+        return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
+
+    def _scope(
+        self,
+        seeds: list[tuple[Any, tf.Tensor]],
+        metrics: list[tuple[Any, tf.Tensor]],
+        came: Sequence[tuple[Any, tf.Tensor]] = (),
+    ) -> Any:
+        # Regularizers get the weights from the scope only.
+        here = {id(variable) for variable, _ in came}
+        penalized = [
+            variable
+            for variable in self._model.trainable_variables
+            if variable.regularizer is not None and id(variable) not in here
+        ]
+        weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
+        return self._keras.StatelessScope([*metrics, *weights, *seeds, *came], collect_losses=True)
+
+    def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
+        """Return the values to add up: the counts of the metrics, and the losses times their weights."""
+        x, _, _ = unpacked(data)
+
+        def weighted(value: Any, weight: Any) -> tf.Tensor:
+            return tf.cast(value, tf.float64) * tf.cast(weight, tf.float64)
+
+        of_outputs = [
+            tf.math.divide_no_nan(*(scope.get_current_value(part) for part in (tracker.total, tracker.count)))
+            for tracker in self._loss_trackers[1:]
+        ]
+        weight = 1.0 if losses.weight is None else losses.weight
+        added = 0.0 if losses.added is None else losses.added
+        return [
+            *self._metrics.counted(scope),
+            weighted(added, batch_size(x)),
+            *(weighted(loss, weight) for loss in (losses.compiled, *of_outputs)),
+        ]
+
+    def _counted(self, shared: Shared) -> list[tf.Tensor]:
+        """Return what a batch adds to the metrics; its losses count by its size.
+
+        Keras counts the losses of several outputs by size if it knows the size in advance, and otherwise
+        counts each batch as one.
+        """
+        variables = self._metrics.variables
+        added, *losses, seen = shared.sums[len(variables) :]
+        counts = {id(variable): value for variable, value in zip(variables, shared.sums, strict=False)}
+        for tracker, total in zip(self._loss_trackers, losses, strict=True):
+            counts[id(tracker.total)] = shared.size * tf.math.divide_no_nan(total, shared.weight)
+            counts[id(tracker.count)] = shared.size
+        counts[id(self._loss_trackers[0].total)] += added
+        return [*(counts[id(variable)] for variable in variables), seen]

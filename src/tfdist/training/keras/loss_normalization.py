@@ -1,0 +1,104 @@
+"""Find the divisors of a replica's losses, so that the replicas' losses make the loss of the whole batch.
+
+Keras 3 does not return them, and divides some losses by the number of replicas too. tfdist therefore replaces
+the two functions of Keras that do so while it traces a step.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import losses_reduced_by, mask_weights
+from tfdist.errors import ConfigError
+
+__all__ = ["Divisor", "losses_of_one_process", "recorded_divisors", "weight_of"]
+
+_REPLACING = threading.RLock()
+_HERE = threading.local()  # each replica is traced in a thread of its own
+
+
+class Divisor(NamedTuple):
+    """The divisor of a loss.
+
+    Attributes:
+        kind: The kind: "count", "mask", "weights", or "sum" for a loss that is not divided.
+        value: The divisor; None if it is the number of examples, or if there is none.
+        loss: The loss.
+    """
+
+    kind: str
+    value: tf.Tensor | None
+    loss: tf.Tensor
+
+
+@contextlib.contextmanager
+def losses_of_one_process(keras: ModuleType) -> Iterator[None]:
+    """Make Keras 3 compute the losses of a replica as in one process, and record their divisors.
+
+    Keras 3 divides its own losses by the number of replicas, in the precision of a float32, but not the
+    losses that a model computes itself. For the logs it multiplies all losses by that number.
+    """
+    with _REPLACING, losses_reduced_by(keras, functools.partial(_recording, keras)):
+        yield
+
+
+@contextlib.contextmanager
+def recorded_divisors() -> Iterator[list[Divisor]]:
+    """Collect the divisor of each loss that this thread computes, within `losses_of_one_process`."""
+    _HERE.divisors = []
+    try:
+        yield _HERE.divisors
+    finally:
+        del _HERE.divisors
+
+
+def weight_of(divisors: list[Divisor], size: tf.Tensor) -> tuple[tf.Tensor | None, bool]:
+    """Return the weight of a sum of losses, None for sums, and whether it is the number of examples."""
+    kinds = {divisor.kind for divisor in divisors}
+    if kinds == {"sum"}:
+        return None, False
+    if kinds <= {"count"}:
+        return size, True
+    if len(divisors) == 1:
+        return divisors[0].value, False
+    problem = "of several outputs are divided by different numbers, such as what is masked in each"
+    remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
+    raise ConfigError("losses", problem, remedy=remedy)
+
+
+def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        if hasattr(_HERE, "divisors"):
+            kind, value = _divisor(keras, values, sample_weight, mask, reduction)
+            _HERE.divisors.append(Divisor(kind, value, loss))
+        return loss
+
+    return reduce_weighted_values
+
+
+def _divisor(
+    keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
+) -> tuple[str, tf.Tensor | None]:
+    """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
+    if reduction == "sum":
+        return "sum", None
+    if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
+        weights = mask_weights(keras, sample_weight, mask, values.dtype, reduction)
+        return "weights", tf.reduce_sum(tf.convert_to_tensor(weights))
+    if mask is not None and values.shape.rank:
+        known = tf.math.count_nonzero(mask, dtype=tf.float64)
+        share = known / tf.cast(tf.size(mask), tf.float64)
+        return "mask", share * tf.cast(tf.size(values), tf.float64)
+    return "count", None

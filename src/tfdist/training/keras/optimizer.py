@@ -1,0 +1,185 @@
+"""Update a Keras 3 model's weights with gradients that all replicas share.
+
+Keras 3 puts the scaling of losses, the accumulation of gradients and the overwriting of weights by their
+averages into branches of each replica's graph. Replicas cannot exchange values in a branch that each takes
+for itself. Here all replicas together take each branch once, and run their part inside it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import (
+    accumulate_gradients,
+    accumulators_of,
+    apply_update,
+    average_weights,
+    gradients_added_up_by,
+    known_gradients,
+    overwrite_by_averages,
+    step_counter,
+)
+from tfdist.training.gradient_values import divided
+from tfdist.training.keras.fused_kernels import fuse
+
+__all__ = ["Deliver", "Updating"]
+
+# Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
+Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
+
+
+class Updating:
+    """The update of a model's weights; the public methods are for cross-replica context."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, optimizer: Any, variables: list[Any]) -> None:
+        self._strategy = strategy
+        self._scaler: Any = optimizer if hasattr(optimizer, "inner_optimizer") else None
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
+        self._variables = variables
+        self._deliver: Deliver | None = None
+        _count_exactly(self._optimizer)
+        fuse(self._optimizer)
+
+    def loss_scale(self) -> tf.Tensor | None:
+        """Return the factor that multiplies the loss of one step, None if there is none.
+
+        Other workers may change the factor while this worker computes. So the caller reads it once, and
+        passes it to `apply` with the gradients.
+        """
+        if self._scaler is not None:
+            return tf.convert_to_tensor(self._scaler.dynamic_scale.value)
+        factor = self._optimizer.loss_scale_factor
+        return None if factor is None else tf.constant(factor, tf.float32)
+
+    def apply(self, gradients: list[Any], scale: tf.Tensor | None, deliver: Deliver | None = None) -> None:
+        """Apply the gradients in one step; a dynamic loss scale skips steps with NaN or infinite gradients.
+
+        Args:
+            gradients: The global gradients.
+            scale: The factor that multiplied the loss.
+            deliver: A function that sends gradients to their variables; if None, TensorFlow does.
+        """
+        self._deliver = deliver
+        if self._scaler is None:
+            self._step(gradients, None)  # the optimizer divides by a constant factor itself
+            return
+        # The gradients are sums over the replicas: a NaN or infinity of one replica reaches all.
+        are_finite = self._strategy.run(_are_finite, args=(gradients,))
+        is_finite = self._strategy.experimental_local_results(are_finite)[0]
+        tf.cond(is_finite, lambda: self._taken(gradients, scale), lambda: self._left_out(scale))
+
+    def _taken(self, gradients: list[Any], scale: Any) -> None:
+        self._step(gradients, scale)
+        counter = self._scaler.step_counter.value
+        # Not ==: two workers may count at once, and neither then sees the exact number.
+        is_due = counter >= self._scaler.dynamic_growth_steps - 1
+
+        def grow() -> None:
+            counter.assign(tf.zeros([], counter.dtype))
+            self._scaler.dynamic_scale.value.assign(scale * 2.0)
+
+        tf.cond(is_due, grow, lambda: _nothing(counter.assign_add(tf.ones([], counter.dtype))))
+
+    def _left_out(self, scale: Any) -> None:
+        counter = self._scaler.step_counter.value
+        counter.assign(tf.zeros([], counter.dtype))
+        # Half of the scale that was too large: workers that notice at the same time lower it only once.
+        self._scaler.dynamic_scale.value.assign(scale * 0.5)
+
+    def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        optimizer, steps = self._optimizer, self._steps
+        if not steps and not optimizer.ema_overwrite_frequency:
+            self._run(self._apply, gradients, scale)
+            return
+        if steps:
+            tf.cond(
+                (step_counter(optimizer).value + 1) % steps == 0,
+                lambda: self._update_and_reset(gradients, scale),
+                lambda: self._run(self._accumulate, gradients, scale),
+            )
+        else:
+            self._run(self._update, gradients, scale)
+        self._average()
+        self._run(self._constrain)
+        step_counter(optimizer).assign_add(1)
+
+    def _update_and_reset(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        self._run(self._update, gradients, scale)
+        for accumulator in accumulators_of(self._optimizer):
+            accumulator.value.assign(tf.zeros(accumulator.shape, accumulator.dtype))
+
+    def _average(self) -> None:
+        optimizer = self._optimizer
+        if not optimizer.use_ema:
+            return
+        average_weights(optimizer)
+        frequency = optimizer.ema_overwrite_frequency
+        if frequency:
+            tf.cond(
+                (tf.convert_to_tensor(optimizer.iterations) + 1) % frequency == 0,
+                lambda: overwrite_by_averages(optimizer),
+                lambda: None,
+            )
+
+    def _run(self, change: Callable[..., None], *args: Any) -> None:
+        # Keras 3 clips each replica's gradients before it adds them up, unlike one process, which clips those
+        # of the whole batch. These gradients are global already. Where Keras would add them up, tfdist
+        # delivers them.
+        with gradients_added_up_by(self._optimizer, self._deliver or list):
+            self._strategy.run(change, args=args)
+
+    # -- in replica context --
+
+    def _apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        self._optimizer.apply(_unscaled(gradients, scale), self._variables)
+
+    def _update(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        known, variables = self._known(gradients, scale)
+        if self._steps:
+            accumulators = accumulators_of(self._optimizer, variables)
+            sums = [tf.convert_to_tensor(accumulator.value) for accumulator in accumulators]
+            both = zip(known, sums, strict=True)
+            known = [(tf.convert_to_tensor(gradient) + total) / self._steps for gradient, total in both]
+        apply_update(self._optimizer, known, variables)
+
+    def _accumulate(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        known, variables = self._known(gradients, scale)
+        dense = [tf.convert_to_tensor(gradient) for gradient in known]
+        accumulate_gradients(self._optimizer, dense, variables)
+
+    def _constrain(self) -> None:
+        for variable in self._variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    def _known(self, gradients: list[Any], scale: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
+        known, variables = known_gradients(self._optimizer, gradients, self._variables)
+        factor = self._optimizer.loss_scale_factor
+        return _unscaled(_unscaled(known, scale), factor), variables
+
+
+def _nothing(_: Any) -> None:
+    """Return None, as the other branch does."""
+
+
+def _are_finite(gradients: list[Any]) -> tf.Tensor:
+    parts = [
+        tf.nest.flatten(gradient, expand_composites=True) for gradient in gradients if gradient is not None
+    ]
+    numbers = [tensor for part in parts for tensor in part if tensor.dtype.is_floating]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(number)) for number in numbers])
+
+
+def _unscaled(gradients: list[Any], scale: Any) -> list[Any]:
+    return gradients if scale is None else [divided(gradient, scale) for gradient in gradients]
+
+
+def _count_exactly(optimizer: Any) -> None:
+    """Make the optimizer count its steps by TensorFlow's own, atomic assign_add.
+
+    Keras 3's is `assign(self + value)`: if two workers count at once, one count is lost.
+    """
+    variable = step_counter(optimizer)
+    variable.assign_add = lambda value: variable.value.assign_add(tf.cast(value, variable.dtype))

@@ -1,0 +1,136 @@
+"""Replace methods of a user's model, optimizers and metrics for the time of a call, and restore them."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import step_counter
+
+__all__ = [
+    "gradients_taken_by",
+    "methods_replaced",
+    "methods_restored",
+    "methods_restored_of",
+    "optimizers_applied_by",
+]
+
+# The methods that `optimizer`, `fused_kernels` and `sharded_variables` replace on an object.
+_REPLACED = ("assign_add", "sparse_read", "update_step")
+
+
+@contextlib.contextmanager
+def methods_restored(model: Any) -> Iterator[None]:
+    """Restore the methods of a model's optimizer and variables at the end of the block."""
+
+    # A model that is not built has no variables yet.
+    def owners() -> list[Any]:
+        variables = model.variables if getattr(model, "built", False) else []
+        return [*_owners_in(getattr(model, "optimizer", None)), *variables]
+
+    with _restored(owners):
+        yield
+
+
+@contextlib.contextmanager
+def methods_restored_of(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Restore the methods of optimizers and their counters of steps at the end of the block."""
+    with _restored(lambda: [owner for optimizer in optimizers for owner in _owners_in(optimizer)]):
+        yield
+
+
+@contextlib.contextmanager
+def methods_replaced(methods: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace methods of objects within the block.
+
+    Args:
+        methods: An object, the name of its method, and what to call instead: a function of the method, the
+            object, and the method's arguments.
+    """
+    for owner, name, replacement in methods:
+        vars(owner)[name] = functools.partial(replacement, getattr(owner, name), owner)
+    try:
+        yield
+    finally:
+        for owner, name, _ in methods:
+            del vars(owner)[name]
+
+
+@contextlib.contextmanager
+def optimizers_applied_by(keras: ModuleType, apply: Callable[..., Any]) -> Iterator[None]:
+    """Replace the `apply` of all optimizers of Keras 3 within the block; for one thread at a time.
+
+    Args:
+        keras: The Keras of the model.
+        apply: A function of the method, the optimizer, the gradients and the variables, which may be None.
+    """
+    kinds = [keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer]
+
+    def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            return apply(original, optimizer, grads, trainable_variables)
+
+        return replacement
+
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(_attribute_set(kind, "apply", replaced(kind.apply)))
+        yield
+
+
+@contextlib.contextmanager
+def gradients_taken_by(take: Callable[..., Any]) -> Iterator[None]:
+    """Replace the `gradient` of all gradient tapes within the block; for one thread at a time.
+
+    Args:
+        take: A function of the method, the tape, and the method's arguments.
+    """
+    original = tf.GradientTape.gradient
+
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return take(original, tape, target, sources, *args, **kwargs)
+
+    with _attribute_set(tf.GradientTape, "gradient", gradient):
+        yield
+
+
+@contextlib.contextmanager
+def _attribute_set(kind: type, name: str, value: Any) -> Iterator[None]:
+    is_inherited, before = name not in vars(kind), getattr(kind, name)
+    setattr(kind, name, value)
+    try:
+        yield
+    finally:
+        if is_inherited:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, before)
+
+
+@contextlib.contextmanager
+def _restored(owners: Callable[[], list[Any]]) -> Iterator[None]:
+    before = {id(owner): _replaced(owner) for owner in _with_attributes(owners())}
+    try:
+        yield
+    finally:
+        for owner in _with_attributes(owners()):
+            for name in _REPLACED:
+                vars(owner).pop(name, None)
+            vars(owner).update(before.get(id(owner), {}))
+
+
+def _replaced(owner: Any) -> dict[str, Any]:
+    return {name: vars(owner)[name] for name in _REPLACED if name in vars(owner)}
+
+
+def _owners_in(optimizer: Any) -> list[Any]:
+    """Return the objects in an optimizer on which methods are replaced."""
+    optimizers = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+    return [*optimizers, *(step_counter(owner) for owner in optimizers)]
+
+
+def _with_attributes(owners: list[Any]) -> list[Any]:
+    return [owner for owner in owners if hasattr(owner, "__dict__")]

@@ -1,0 +1,76 @@
+"""Keep the state of one replica while TensorFlow traces a custom step of a model."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.training.keras.caught_writes import CaughtScope
+from tfdist.training.keras.loss_normalization import Divisor
+from tfdist.training.keras.rng import GraphSeed
+from tfdist.training.replicas_hidden import replicas_hidden
+
+__all__ = ["OptimizerUse", "ReplicaTrace", "is_of_sum"]
+
+
+class OptimizerUse(NamedTuple):
+    """A use of an optimizer in a step."""
+
+    optimizer: Any
+    variables: list[Any]
+
+
+@dataclass
+class ReplicaTrace:
+    """The state of one replica while its step is traced.
+
+    Attributes:
+        scope: The scope that catches what the step writes.
+        size: The number of the replica's examples.
+        share: The replica's share of the examples of the global batch.
+        seed: The seed of the graph, which differs between replicas.
+        scales: The factor of each optimizer that scales losses, by the optimizer's id.
+        divisors: The divisors of the losses that the step has computed so far.
+        results: The values that metrics have returned, each with its metric and its place in the result.
+        uses: The uses of optimizers, if the step is only traced to find them.
+        means: For each time that a metric has counted a number for the replica's part, whether the number is
+            a sum over the part, and not a mean.
+        is_updating: Whether an optimizer updates variables.
+    """
+
+    scope: CaughtScope
+    size: tf.Tensor
+    share: tf.Tensor
+    seed: GraphSeed
+    scales: dict[int, tf.Tensor] = field(default_factory=dict)
+    divisors: list[Divisor] = field(default_factory=list)
+    results: list[tuple[Any, Any, int]] = field(default_factory=list)
+    uses: list[OptimizerUse] | None = None
+    means: list[bool] = field(default_factory=list)
+    is_updating: bool = False
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Allow writes to variables, and other replicas to run, within the block."""
+        self.is_updating = self.scope.is_paused = True
+        try:
+            with replicas_hidden(False), self.seed.restored():
+                yield
+        finally:
+            self.is_updating = self.scope.is_paused = False
+
+
+def is_of_sum(value: tf.Tensor, divisors: Sequence[Divisor]) -> bool:
+    """Return whether a value is computed, in a graph, from a loss that is a sum over the batch."""
+    sums = {divisor.loss.ref() for divisor in divisors if divisor.kind == "sum"}
+    seen, waiting = set(), [value]
+    while sums and waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in sums:
+            return True
+        if tensor.op not in seen:
+            seen.add(tensor.op)
+            waiting.extend(tensor.op.inputs)
+    return False

@@ -1,0 +1,108 @@
+"""Train models with sharded variables: a layer uses the whole variable, an optimizer its parts.
+
+Keras 2 lists a model's variables shard by shard. A Keras 3 model has one variable, and tfdist gives the
+optimizer one for each shard, so that the slots are beside the shards. The optimizer must compute the same for
+the parts as for the whole.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value
+from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
+from tfdist.errors import ConfigError
+
+__all__ = ["built_on_parts", "check_parts", "parts_of", "put_together", "read_by_rows", "read_rows"]
+
+# The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
+_PARTS: dict[int, list[Any]] = {}
+# Optimizers whose update depends on a variable's shape or norm.
+_OF_WHOLES = ("Adafactor", "Lamb", "Muon")
+
+
+def parts_of(variables: Sequence[Any]) -> list[Any]:
+    """Return the variables, and in the place of each sharded one a Keras variable for each shard."""
+    return [part for variable in variables for part in _parts(variable)]
+
+
+def put_together(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a variable's value from those of its parts."""
+    return values[0] if len(values) == 1 else tf.concat(values, axis=0)
+
+
+def _parts(variable: Any) -> list[Any]:
+    shards = getattr(variable, "value", None)
+    if not isinstance(shards, ShardedVariable):
+        return [variable]
+    known = _PARTS.get(id(variable))
+    if known is None:
+        known = [
+            type(variable)(shard, trainable=variable.trainable, name=f"{variable.name}_part_{index}")
+            for index, shard in enumerate(shards.variables)
+        ]
+        _PARTS[id(variable)] = known
+        weakref.finalize(variable, _PARTS.pop, id(variable), None)
+    return list(known)
+
+
+@contextlib.contextmanager
+def built_on_parts(optimizer: Any) -> Iterator[None]:
+    """Make an optimizer that Keras builds create its slots for the parts; Keras 2 does so by itself."""
+    if optimizer is None or getattr(optimizer, "built", True):
+        yield
+        return
+    build: Callable[[Any], None] = optimizer.build
+    optimizer.build = lambda variables: build(parts_of(variables))
+    try:
+        yield
+    finally:
+        del optimizer.build
+
+
+def read_by_rows(variables: Sequence[Any]) -> None:
+    """Make `tf.gather` read only the rows that it needs, where they are.
+
+    `tf.gather` does so for an object with a `sparse_read`, such as TensorFlow's variables. Variables of Keras
+    3 have none: each step would send a whole embedding to each worker, or copy it.
+    """
+    for variable in variables:
+        variable.sparse_read = functools.partial(_rows, variable)
+
+
+def _rows(variable: Any, indices: Any, name: str | None = None) -> Any:
+    """Return rows of a Keras 3 variable, and cast only these; Keras would cast the whole variable first."""
+    return cast_as_layers_do(variable, read_rows(uncast_value(variable), indices, name=name))
+
+
+def read_rows(variable: Any, indices: Any, *, name: str | None = None) -> Any:
+    """Return rows of one of TensorFlow's variables; of a mirrored one, those on this device."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        variable = local_value(variable)  # only this value supports reading by rows
+    return tf.gather(variable, indices, name=name)
+
+
+def check_parts(model: Any) -> None:
+    """Refuse options that compute something else for each shard than for the whole variable."""
+    # Keras 2 lists a model's variables part by part.
+    cut = [
+        variable for variable in model.trainable_variables if is_shard(variable) or len(_parts(variable)) > 1
+    ]
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if not cut or optimizer is None:
+        return
+    remedy = "Leave out min_shard_bytes and max_shards, or use something else"
+    kinds = {base.__name__ for base in type(optimizer).__mro__}
+    for what, is_used in (
+        (f"the optimizer {type(optimizer).__name__}", bool(kinds & set(_OF_WHOLES))),
+        ("clipnorm", bool(getattr(optimizer, "clipnorm", None))),
+        ("a constraint", any(variable.constraint is not None for variable in cut)),
+        ("exclude_from_weight_decay", excludes_from_decay(optimizer)),
+    ):
+        if is_used:
+            problem = f"has variables in shards, and {what} would compute something else for each shard"
+            raise ConfigError(f"model {model.name}", problem, remedy=remedy)

@@ -1,0 +1,440 @@
+"""Run a custom train_step or test_step of a Keras 3 model on several replicas, as if there were one process.
+
+The model's own method runs on each replica's part of a batch. While TensorFlow traces it, tfdist
+
+- catches what it writes to Keras variables, and combines the results of the replicas before any of them
+  changes: counts of metrics are added up, and other state is averaged over the examples;
+- takes over `optimizer.apply`, averages the gradients over the examples, and clips and applies them once;
+- returns 1 as `num_replicas_in_sync`, so that a loss is right whether or not the method divides by it.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import layers_of, optimizer_variables
+from tfdist._utils.tf_private import traced_by_chief
+from tfdist.errors import ConfigError
+from tfdist.training.empty_replicas import with_an_example
+from tfdist.training.gradient_slices import dense_where_rows_are_shared
+from tfdist.training.gradient_values import with_values
+from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
+from tfdist.training.keras.compat import flat_logs
+from tfdist.training.keras.loss_normalization import (
+    losses_of_one_process,
+    recorded_divisors,
+    weight_of,
+)
+from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.patches import (
+    gradients_taken_by,
+    methods_replaced,
+    methods_restored_of,
+    optimizers_applied_by,
+)
+from tfdist.training.keras.replica_state import OptimizerUse, ReplicaTrace, is_of_sum
+from tfdist.training.keras.rng import GraphSeed, Randomness
+from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
+from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.model_checks import check_optimizer
+from tfdist.training.multi_step import Totals
+from tfdist.training.reduction import batch_size, shared_mean
+from tfdist.training.replicas_hidden import replicas_hidden, replicas_hideable
+from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
+
+__all__ = ["SharedCustomStep"]
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A value in the logs of a step: a value in the result of a metric, or else a tensor of some shape."""
+
+    metric: Any
+    place: int
+    like: tf.TensorSpec
+    is_sum: bool
+
+
+class SharedCustomStep(KerasStep):
+    """A step that calls the model's own method on each replica's part of a batch, and shares the results.
+
+    The totals are those of the metrics, followed by the other values in the logs of the last batch.
+    """
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, name: str, spec: Any) -> None:
+        """Trace the method once, to find out what it uses and what it returns.
+
+        Args:
+            model: The model.
+            strategy: The strategy.
+            name: The name of the method, `train_step` or `test_step`.
+            spec: The spec of a replica's part of a batch.
+
+        Raises:
+            ConfigError: Several replicas cannot share what the method computes.
+        """
+        super().__init__(model, strategy)
+        if len(parts_of(model.trainable_variables)) > len(model.trainable_variables):
+            problem = f"overrides {name}, which cannot use variables in shards"
+            raise ConfigError(
+                f"model {model.name}", problem, remedy="Leave out min_shard_bytes and max_shards"
+            )
+        own = getattr(model, name)
+        self._own = getattr(own, "python_function", own)  # a tf.function could not exchange gradients
+        self._name = name
+        self._metrics = MetricState(model, strategy)
+        self._randomness = Randomness(model, strategy)
+        self._replicas = strategy.num_replicas_in_sync
+        self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
+        self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
+        self._written: list[Any] = []
+        self._updates: dict[tuple[int, ...], Updating] = {}
+        read_by_rows(model.variables)
+        self._logs: Any = {}
+        self._uses: list[OptimizerUse] = []
+        self._means: list[bool] = []
+        self._build_layers(spec)
+        self._probe(spec)
+
+    # -- of an epoch --
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        return Totals((*self._metrics.reset(), *self._no_logs()), self._step_stats.zeros())
+
+    def empty_totals(self) -> Totals:
+        """Return the totals of no examples."""
+        return Totals((*self._metrics.zeros(), *self._no_logs()), self._step_stats.zeros())
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals merged with those of other steps, and the later logs."""
+        (counted, _), (others_counted, logs) = self._split(totals), self._split(others)
+        return Totals((*self._metrics.merged(counted, others_counted), *logs), totals.stats + others.stats)
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another, and the logs of the last batch."""
+        (counted_before, _), (counted, logs) = self._split(before), self._split(now)
+        return Totals((*self._metrics.since(counted_before, counted), *logs), now.stats - before.stats)
+
+    def store(self, totals: Totals) -> None:
+        """Write the totals to the metrics' own variables."""
+        self._metrics.store(self._split(totals)[0])
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the logs, with the results of metrics over all examples."""
+        counted, logs = self._split(totals)
+        with self._keras.StatelessScope(self._metrics.values(counted)):
+            metrics = tf.nest.map_structure(value_of, self._model.get_metrics_result())
+            if set(metrics) == set(self._logs):
+                return metrics  # type: ignore[no-any-return]
+            values, places = [], iter(logs)
+            for log in self._flat_logs:
+                result = None if log.metric is None else tf.nest.flatten(log.metric.result())[log.place]
+                values.append(next(places) if result is None else value_of(result))
+        return flat_logs(tf.nest.pack_sequence_as(self._logs, values))
+
+    @property
+    def _flat_logs(self) -> list[_Log]:
+        return tf.nest.flatten(self._logs)  # type: ignore[no-any-return]
+
+    def _no_logs(self) -> list[tf.Tensor]:
+        return [tf.zeros(log.like.shape, log.like.dtype) for log in self._flat_logs if log.metric is None]
+
+    def _split(self, totals: Totals) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        count = len(self._metrics.variables)
+        return totals.metrics[:count], totals.metrics[count:]
+
+    # -- of a batch, in cross-replica context --
+
+    def run(self, batch: Any, totals: Totals) -> Totals:
+        """Run the step on a batch, each replica on its part; return the totals after it."""
+        with self._tracing(), self._updates_prepared():
+            results = self._strategy.run(self._on_replica, args=(batch, totals, GraphSeed(self._strategy)))
+        sums, state, logs = (
+            [self._strategy.experimental_local_results(value)[0] for value in part] for part in results
+        )
+        for variable, value in zip(self._written, state, strict=True):
+            self._randomness.write(variable, value)
+        *counted, stats = sums
+        metrics = self._metrics.after_batch(self._split(totals)[0], counted)
+        return Totals((*metrics, *logs), totals.stats + stats)
+
+    def _build_layers(self, spec: Any) -> None:
+        """Build the layers that the step calls, if the model has no `call` that builds them.
+
+        TensorFlow refuses the gradient of a variable that is not there yet. So each attempt builds the layers
+        up to the next gradient.
+        """
+        count = -1
+        while count < len(self._model.variables) and not _is_built(self._model):
+            count = len(self._model.variables)
+            with (
+                variables_made_in(self._strategy, self._keras),
+                optimizers_applied_by(self._keras, lambda *_: None),
+                contextlib.suppress(Exception),  # a real error comes again when all replicas are traced
+            ):
+                tf.function(self._trace_alone, autograph=False).get_concrete_function(spec)
+
+    def _trace_alone(self, batch: Any) -> None:
+        with caught_scope(self._keras, []):
+            self._own(batch)
+
+    def _probe(self, spec: Any) -> None:
+        """Trace the step in a graph that is thrown away, and build the optimizers that it uses."""
+        flags: list[list[bool]] = []
+
+        def traced(batch: Any, seed: GraphSeed) -> None:
+            # Placeholders, since TensorFlow would compute results of constants in advance.
+            before = [
+                (variable, tf.compat.v1.placeholder(variable.dtype, variable.shape))
+                for variable in self._metrics.variables
+            ]
+            replica = self._replica(batch, before, tf.ones([]), seed)
+            replica.uses = self._uses = []
+            self._logs = self._described(self._called(batch, replica), replica)
+            self._means = replica.means
+            flags.append(are_sums(replica.scope, before))
+
+        with self._tracing(), traced_by_chief(self._strategy):
+            tf.function(
+                lambda batch: self._strategy.run(traced, args=(batch, GraphSeed(self._strategy))),
+                autograph=False,
+            ).get_concrete_function(spec)
+        if self._metrics.needs_check:
+            self._metrics.check([all(column) for column in zip(*flags, strict=True)])
+        is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
+        for use in self._uses:
+            check_optimizer(use.optimizer, is_coordinated=is_coordinated)
+            if not use.optimizer.built:
+                with self._strategy.scope():
+                    use.optimizer.build(use.variables)
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        methods: list[tuple[Any, str, Callable[..., Any]]]
+        methods = [(metric, "result", self._result) for metric in self._metrics.metrics]
+        means = (self._keras.metrics.Mean, self._keras.metrics.Sum)
+        methods += [
+            (metric, "update_state", self._update_state)
+            for metric in self._metrics.metrics
+            if type(metric) in means
+        ]
+        with (
+            losses_of_one_process(self._keras),
+            self._randomness.drawing(),
+            replicas_hideable(),
+            optimizers_applied_by(self._keras, self._apply),
+            methods_replaced(methods),
+            gradients_taken_by(self._gradients) if self._is_synchronized else contextlib.nullcontext(),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _updates_prepared(self) -> Iterator[None]:
+        optimizers = [use.optimizer for use in self._uses]
+        with methods_restored_of(optimizers):
+            self._updates = {
+                _key(*use): Updating(self._strategy, use.optimizer, use.variables) for use in self._uses
+            }
+            yield
+
+    # -- in replica context --
+
+    def _on_replica(
+        self, data: Any, totals: Totals, seed: GraphSeed
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        size = batch_size(data)
+        begun, data = self._step_stats.begun(data)
+        counted, _ = self._split(totals)
+        replica = self._replica(data, self._metrics.before_batch(counted), self._share(size), seed)
+        if self._replicas > 1 and not self._is_synchronized:
+            data = with_an_example(data, size)
+        found = self._called(data, replica)
+        values = tf.nest.flatten(found)
+        losses = tf.nest.flatten(found.get("loss", ()))
+        loss = tf.add_n([tf.zeros([], tf.float64), *(tf.reduce_sum(_float64(value)) for value in losses)])
+        logs = [
+            self._as_mean(value, replica) if log.is_sum else value
+            for value, log in zip(values, self._flat_logs, strict=True)
+            if log.metric is None
+        ]
+        metrics = [self._or_zero(value, size) for value in self._metrics.counted(replica.scope)]
+        state = self._state(replica)
+        stats = self._step_stats.ended(begun, values, self._or_zero(loss, size))
+        shared = shared_mean(
+            [],
+            [self._or_zero(tf.convert_to_tensor(value), size) for value in (*state, *logs)],
+            [*self._metrics.to_add_up(metrics, counted, size), stats],
+            size=size,
+            weight=size,
+        )
+        return shared.sums, shared.state[: len(state)], shared.state[len(state) :]
+
+    def _replica(
+        self, data: Any, metrics: list[tuple[Any, tf.Tensor]], share: tf.Tensor, seed: GraphSeed
+    ) -> ReplicaTrace:
+        scalers = [use.optimizer for use in self._uses if hasattr(use.optimizer, "inner_optimizer")]
+        # Other workers may change a factor while this one computes. So it is read once.
+        scales = {id(scaler): tf.identity(scaler.dynamic_scale.value) for scaler in scalers}
+        factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
+        state = [*metrics, *self._randomness.snapshot(), *factors]
+        return ReplicaTrace(caught_scope(self._keras, state), batch_size(data), share, seed, scales)
+
+    def _share(self, size: tf.Tensor) -> tf.Tensor:
+        needs_share = bool(self._means) or any(log.is_sum for log in self._flat_logs)
+        if not needs_share or self._replicas == 1:
+            return tf.ones([])
+        size = tf.cast(size, tf.float64)
+        whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
+        return tf.math.divide_no_nan(size, whole)
+
+    def _called(self, data: Any, replica: ReplicaTrace) -> dict[str, Any]:
+        """Call the model's own method in the state of one process."""
+        self._here.replica = replica
+        try:
+            with (
+                replica.scope,
+                self._randomness.unseeded_from_here(),
+                recorded_divisors() as replica.divisors,
+                replica.seed.of_this_replica(),
+                replicas_hidden(),
+            ):
+                found = self._own(data)
+                is_penalized = replica.uses is not None and bool(self._model.losses)
+        finally:
+            del self._here.replica
+        if not isinstance(found, dict):
+            received = f"a {type(found).__name__}"
+            expected = f"a dict from {self._name}"
+            raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
+        if is_penalized and self._replicas > 1 and {divisor.kind for divisor in replica.divisors} == {"sum"}:
+            problem = (
+                "sums up its loss over the batch, and its layers add losses, which replicas would repeat"
+            )
+            raise ConfigError(f"model {self._model.name}", problem, remedy="Take a mean over the batch")
+        return found
+
+    def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:
+        def described(value: Any) -> _Log:
+            for result, metric, index in replica.results:
+                if result is value:
+                    return _Log(metric, index, tf.TensorSpec([]), is_sum=False)
+            tensor = tf.convert_to_tensor(value)
+            spec = tf.TensorSpec(tensor.shape, tensor.dtype)
+            return _Log(None, 0, spec, is_sum=is_of_sum(tensor, replica.divisors))
+
+        return tf.nest.map_structure(described, found)
+
+    def _or_zero(self, value: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """Return zero on a replica that has no examples."""
+        return value if self._replicas == 1 else tf.where(size > 0, value, tf.zeros_like(value))
+
+    def _state(self, replica: ReplicaTrace) -> list[tf.Tensor]:
+        """Return what the step has written to variables that are not of metrics."""
+        counted = {id(variable) for variable in self._metrics.variables}
+        written = [pair for pair in replica.scope.written() if id(pair[0]) not in counted]
+        self._written = [variable for variable, _ in written]
+        own = {id(variable) for variable in (*self._model.variables, *self._randomness.unseeded)}
+        for variable in self._written:
+            if id(variable) not in own:
+                problem = f"writes to {variable.path}, a variable that neither the model nor its metrics have"
+                remedy = "Make the metric or variable an attribute of the model"
+                raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy=remedy)
+        return [
+            value - replica.scope.begun(variable) if self._randomness.owns(variable) else value
+            for variable, value in written
+        ]
+
+    def _result(self, original: Callable[[], Any], metric: Any) -> Any:
+        """Return the result of a metric, and note that it is one."""
+        result = original()
+        replica = getattr(self._here, "replica", None)
+        if replica is not None:
+            replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
+        return result
+
+    def _update_state(
+        self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+    ) -> Any:
+        """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
+        del metric
+        replica = getattr(self._here, "replica", None)
+        if replica is None or sample_weight is not None or self._keras.ops.ndim(values):
+            return original(values, sample_weight=sample_weight)
+        if replica.uses is not None:
+            is_sum = is_of_sum(tf.convert_to_tensor(values), replica.divisors)
+        else:
+            is_sum = self._means[len(replica.means)]
+        replica.means.append(is_sum)
+        if is_sum:
+            values = self._as_mean(values, replica)
+        return original(values, sample_weight=replica.share)
+
+    def _as_mean(self, value: Any, replica: ReplicaTrace) -> tf.Tensor:
+        """Return the number whose mean over the examples, of all replicas, is the sum of the values."""
+        value = tf.convert_to_tensor(value)
+        return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
+
+    def _gradients(
+        self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Weigh a loss, if other replicas have a part in it, before its gradients flow to them."""
+        replica = getattr(self._here, "replica", None)
+        variables = {id(variable) for variable in self._model.trainable_variables}
+        is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
+        if replica is None or args or kwargs or not is_of_weights:
+            return original(tape, target, sources, *args, **kwargs)
+        weight, _ = weight_of(replica.divisors, replica.size)
+        if weight is None:
+            return original(tape, target, sources)
+        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), weight), target)
+        gradients = original(tape, target, sources, output_gradients=upstream)
+        flat = [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
+        return tf.nest.pack_sequence_as(sources, unweighed(flat, weight))
+
+    def _apply(self, original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any) -> Any:
+        """Average gradients over the examples of the global batch, and apply them once."""
+        replica = getattr(self._here, "replica", None)
+        if replica is None or replica.is_updating:
+            return original(optimizer, gradients, variables)
+        gradients = list(gradients)
+        variables = optimizer_variables(optimizer) if variables is None else list(variables)
+        if replica.uses is not None:
+            replica.uses.append(OptimizerUse(optimizer, variables))
+            return None
+        updating = self._updates.get(_key(optimizer, variables))
+        if updating is None:
+            problem = f"applies {optimizer.name} to other variables than when it was traced first"
+            raise ConfigError(f"{self._name} of model {self._model.name}", problem)
+        or_zero = functools.partial(self._or_zero, size=replica.size)
+        known = shaped([with_values(gradient, or_zero) for gradient in gradients], variables)
+        if self._replicas > 1:
+            known = dense_where_rows_are_shared(known)
+        scale = replica.scales.get(id(optimizer))
+        with replica.updating():
+            weight, _ = weight_of(replica.divisors, replica.size)
+            shared = shared_mean(known, [], [], size=replica.size, weight=weight)
+
+            def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
+                updating.apply(gradients, strategy.experimental_local_results(scale)[0])
+
+            tf.distribute.get_replica_context().merge_call(apply, args=(shared.gradients, scale))
+        return None
+
+
+def _key(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
+    return (id(optimizer), *map(id, variables))
+
+
+def _float64(value: Any) -> tf.Tensor:
+    return tf.cast(tf.convert_to_tensor(value), tf.float64)
+
+
+def _is_built(model: Any) -> bool:
+    return all(layer.built for layer in layers_of(model) if layer is not model)

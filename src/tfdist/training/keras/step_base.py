@@ -1,0 +1,49 @@
+"""Define the common part of the steps of Keras 2 and of Keras 3 models."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfdist.training.keras.compat import keras_of
+from tfdist.training.multi_step import Totals
+from tfdist.training.step_stats import Failure, StepStats
+
+__all__ = ["KerasStep", "value_of"]
+
+_Result = TypeVar("_Result")
+
+
+class KerasStep:
+    """The common part of steps: the model, the strategy, and the table of step statistics in totals."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+        self._keras, self._model, self._strategy = keras_of(model), model, strategy
+        self._step_stats = StepStats(strategy)
+
+    def end_epoch(self) -> None:
+        """Do nothing: no replica writes anything for itself."""
+
+    def times(self, totals: Totals) -> tf.Tensor:
+        """Return the seconds and steps of each replica, or of each asynchronous worker."""
+        return totals.stats
+
+    def is_failing(self, totals: Totals) -> tf.Tensor:
+        """Return, inside a graph, whether a loss was NaN or infinite."""
+        return self._step_stats.is_failing(totals.stats)
+
+    def failure(self, totals: Totals) -> Failure | None:
+        """Return which replicas' losses were NaN or infinite, if any."""
+        return self._step_stats.failure(totals.stats)
+
+    def _compiled(self, compute: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+        """Return what a replica computes, compiled by XLA where the model asks for it."""
+        if not self._model.jit_compile:
+            return compute
+        compiled: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
+        return compiled
+
+
+def value_of(value: Any) -> Any:
+    """Return the value of a result, which may be a variable of Keras 3."""
+    return tf.convert_to_tensor(value) if hasattr(value, "path") else value

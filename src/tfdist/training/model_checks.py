@@ -1,0 +1,118 @@
+"""Check, before anything runs, that a model can be trained in the way that it asks for."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import is_compiled
+from tfdist.errors import ConfigError
+from tfdist.training.keras.compat import is_keras_2, keras_of
+from tfdist.training.keras.sharded_variables import parts_of
+
+__all__ = ["check_model", "check_optimizer", "has_own", "reductions"]
+
+_VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
+_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+_ON_SERVERS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
+
+
+def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated: bool) -> None:
+    """Refuse a model that is not compiled, is of another scope, or overrides a method that is not called."""
+    keras_of(model)  # raises if it is not a model
+    if not is_compiled(model):
+        raise ConfigError("model", "is not compiled", remedy="Call model.compile(optimizer, loss, …) first")
+    _check_methods(model, strategy)
+    if strategy.num_replicas_in_sync > 1 or is_coordinated:
+        _check_optimizer(model, is_coordinated=is_coordinated)
+    if strategy.num_replicas_in_sync > 1 and not has_own(model, "train_step"):
+        _check_loss(model)
+    if is_coordinated and model.run_eagerly:
+        raise ConfigError(
+            "run_eagerly",
+            "is not supported with parameter_server: remote workers run graphs",
+            remedy="Leave it out of compile",
+        )
+    _check_scope(model, strategy)
+
+
+def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Refuse a model whose variables were made under another strategy, or under none."""
+    if not model.built:
+        return
+    variables = model.variables if is_keras_2(model) else [part.value for part in parts_of(model.variables)]
+    is_own = strategy.extended.variable_created_in_scope
+    if not all(is_own(variable) for variable in variables if isinstance(variable, _VARIABLES)):
+        made_in = getattr(model, "distribute_strategy", strategy)
+        problem = f"was made under {type(made_in).__name__}" if made_in is not strategy else ""
+        remedy = "Make and compile it within `with strategy.scope():`"
+        problem = problem or "has variables that were made outside of the strategy's scope"
+        raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+
+
+def has_own(model: Any, method: str) -> bool:
+    """Return whether a model overrides a method of Keras's Model."""
+    return getattr(type(model), method) is not getattr(keras_of(model).Model, method)
+
+
+def reductions(model: Any) -> set[str]:
+    """Return the reductions over a batch of the losses that a model is compiled with."""
+    names = {
+        str(getattr(loss, "reduction", "mean")) for loss in tf.nest.flatten(model.loss) if loss is not None
+    }
+    return {"mean" if name in ("auto", "sum_over_batch_size", "mean") else name for name in names}
+
+
+def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Refuse a custom step where its results would be wrong, and a model that XLA cannot compile."""
+    for name in ("make_train_function", "make_test_function"):
+        if has_own(model, name):
+            problem = f"overrides {name}, which tfdist does not call"
+            raise ConfigError(f"model {model.name}", problem, remedy="Override train_step and test_step")
+    own = [name for name in ("train_step", "test_step") if has_own(model, name)]
+    if own and isinstance(strategy, _ON_SERVERS) and is_keras_2(model):
+        problem = f"overrides {own[0]}, in which workers would overwrite each other's counts on the ps"
+        remedy = "Take Keras 3, or mirrored or multi_worker_mirrored"
+        raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+    if model.jit_compile and isinstance(strategy, _ON_SERVERS):
+        problem = "is not supported with parameter servers: XLA cannot reach variables on other tasks"
+        raise ConfigError("jit_compile", problem, remedy="Leave it out of compile")
+    if model.jit_compile and isinstance(strategy, _MIRRORED) and (own or is_keras_2(model)):
+        what = "Keras 2" if is_keras_2(model) else f"an overridden {own[0]}"
+        problem = (
+            f"with {what} compiles the update of variables, and XLA cannot reach those of other replicas"
+        )
+        remedy = "Leave it out of compile, or take one_device"
+        raise ConfigError("jit_compile", problem, remedy=remedy)
+
+
+def _check_loss(model: Any) -> None:
+    """Refuse losses whose reductions replicas cannot combine."""
+    known = {"sum", "mean"} | (set() if is_keras_2(model) else {"mean_with_sample_weight"})
+    names = reductions(model)
+    if names - known or len(names) > 1:
+        problem = f"reduces over the batch by {' and '.join(sorted(names))}"
+        remedy = "Use one reduction for all outputs: sum_over_batch_size, or sum"
+        raise ConfigError("loss", problem, remedy=remedy)
+
+
+def _check_optimizer(model: Any, *, is_coordinated: bool) -> None:
+    """Refuse options that asynchronous workers or several replicas do not support."""
+    if is_keras_2(model) or model.optimizer is None:
+        return
+    check_optimizer(model.optimizer, is_coordinated=is_coordinated)
+    if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
+        problem = "is quantized to float8, whose scales several replicas cannot average"
+        raise ConfigError(f"model {model.name}", problem, remedy="Compute in mixed_bfloat16")
+
+
+def check_optimizer(optimizer: Any, *, is_coordinated: bool) -> None:
+    """Refuse options of an optimizer of Keras 3 that asynchronous workers do not support."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    remedies = {
+        "gradient_accumulation_steps": "take larger batches",
+        "ema_overwrite_frequency": "leave it out: use_ema alone puts the averages in place at the end",
+    }
+    for option, remedy in remedies.items():
+        if is_coordinated and getattr(optimizer, option, None):
+            problem = f"has {option}, which counts steps, and workers take several at the same time"
+            raise ConfigError("optimizer", problem, remedy=f"Take parameter_server_sync, or {remedy}")

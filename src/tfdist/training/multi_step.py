@@ -1,0 +1,78 @@
+"""Run K steps in one graph call, and pass the metrics' counts from step to step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.training.ps_test_cache import PsCache
+from tfdist.training.step_stats import now, only_after
+
+__all__ = ["Totals", "make_execution"]
+
+
+class Totals(NamedTuple):
+    """The counts of the steps so far.
+
+    Attributes:
+        metrics: One tensor for each metric variable; after a custom step of the model, its logs.
+        stats: The table of StepStats, without rows if nothing is measured.
+    """
+
+    metrics: tuple[Any, ...]
+    stats: Any
+
+
+def make_execution(
+    step: Callable[..., Totals],
+    *,
+    is_failing: Callable[[Totals], tf.Tensor] | None = None,
+    ps_cache: Callable[[], PsCache | None] = lambda: None,
+) -> Callable[..., tuple[tf.Tensor, Totals, tf.Tensor]]:
+    """Return a function that takes up to a number of steps on an iterator.
+
+    The function returns how many steps it took, fewer if the data ended; the totals after them; and the
+    seconds that it waited for data. A step gets its batch and the totals before it, and returns the totals
+    after it. If `is_failing` of these totals is true, the step is the last one. The function fetches the
+    variables of `ps_cache`, which do not change meanwhile, with the first batch, and passes them to each
+    step.
+    """
+
+    def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        cache = ps_cache()
+
+        def is_unfinished(
+            done: tf.Tensor, has_more: tf.Tensor, _: Any, totals: Totals, cached: Any
+        ) -> tf.Tensor:
+            del cached
+            is_wanted = tf.logical_and(done < steps, has_more)
+            if is_failing is None:
+                return is_wanted
+            # The replicas' sums are the same in all processes, so all processes leave the loop together.
+            return tf.logical_and(is_wanted, tf.logical_not(is_failing(totals)))
+
+        def body(
+            done: tf.Tensor, _: tf.Tensor, waited: tf.Tensor, totals: Totals, cached: list[tf.Tensor]
+        ) -> Any:
+            requested_at = now(tf.cast(done, tf.float64), after=[done, *tf.nest.flatten(totals)])
+            with tf.control_dependencies([requested_at]):
+                batch = iterator.get_next_as_optional()
+            has_value = batch.has_value()
+            arrived_at = now(requested_at, after=[has_value])
+            has_value, waited = only_after(arrived_at, has_value), waited + arrived_at - requested_at
+
+            def add() -> tuple[Totals, list[tf.Tensor]]:
+                if cache is None:
+                    return step(batch.get_value(), totals), cached
+                fetched = tf.cond(tf.equal(done, 0), cache.fetch, lambda: cached)
+                return step(batch.get_value(), totals, cache.pairs(fetched)), fetched
+
+            totals, cached = tf.cond(has_value, add, lambda: (totals, cached))
+            return done + tf.cast(has_value, tf.int32), has_value, waited, totals, cached
+
+        uninitialized = [] if cache is None else cache.uninitialized()
+        begin = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), totals, uninitialized)
+        done, _, waited, totals, _ = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
+        return done, totals, waited
+
+    return execution

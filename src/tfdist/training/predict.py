@@ -1,0 +1,208 @@
+"""Predict in parallel, in the order of the data."""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, TaskLost
+from tfdist.training.arguments import (
+    callbacks_of,
+    limited,
+    refuse_unknown,
+    strategy_of,
+    verbosity,
+    whole_number,
+)
+from tfdist.training.coordinated_runner import CoordinatedRunner
+from tfdist.training.data import known_steps
+from tfdist.training.early_stop import Stopping
+from tfdist.training.empty_replicas import if_any, with_an_example
+from tfdist.training.keras.arrays import length, made_data
+from tfdist.training.keras.callbacks import make_callbacks
+from tfdist.training.keras.compat import build_for, is_keras_2
+from tfdist.training.keras.patches import methods_restored
+from tfdist.training.keras.sharded_variables import read_by_rows
+from tfdist.training.model_checks import has_own
+from tfdist.training.outputs import decoded, encoded, joined
+from tfdist.training.reduction import batch_size, unpacked
+from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
+from tfdist.training.session import Cluster, replica_spec
+from tfdist.training.task_errors import naming_lost_tasks
+
+__all__ = ["predict", "predict_on_batch"]
+
+# The numbers of some examples, and the outputs for them.
+_Part = tuple[np.ndarray, Any]
+
+
+def predict(
+    model: Any,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    **unknown: Any,
+) -> Any:
+    """Predict in parallel for arrays or a data set; return the outputs in their order, on every worker.
+
+    Args:
+        model: The model, made in the strategy's scope; it need not be compiled.
+        x: Arrays, or batches of x, (x, y) or (x, y, sample_weight). Only x is used, except that a custom
+            predict_step of the model gets the whole batch.
+        batch_size: Examples in a global batch of arrays; 32 if None.
+        verbose: Keras's verbosity: 0, 1, 2 or auto. Only the chief shows progress.
+        steps: The number of batches; all if None.
+        callbacks: Keras callbacks.
+        strategy: The strategy; if None, the one that the model was made under.
+        unknown: Arguments that do not exist, which are refused.
+    """
+    refuse_unknown("predict", unknown, _ARGUMENTS)
+    strategy = strategy_of(model, strategy)
+    steps = limited(model, "steps_per_epoch", steps)
+    data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
+    callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
+    with naming_lost_tasks("predict", strategy), methods_restored(model):
+        calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
+        stopping = Stopping(callbacks, model, strategy, "predicting")
+        batches = _predicted(model, data, Cluster(strategy))
+        parts = _collected(batches, model, calls, stopping)
+    if not parts:
+        raise DataError("the data", "contain no batch")
+    # A worker that was lost and came back predicts its part again.
+    numbers, order = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
+    if numbers[-1] + 1 != len(numbers) and not model.stop_predicting:
+        problem = f"lost a worker and with it {numbers[-1] + 1 - len(numbers)} predictions"
+        raise TaskLost("predict", problem, remedy="Predict again")
+    return joined([outputs for _, outputs in parts], order)
+
+
+def predict_on_batch(model: Any, x: Any) -> Any:
+    """Predict for one batch, as Keras's method does in one process.
+
+    Under several replicas, Keras's own predicts for the whole batch on each of them, and returns all outputs.
+    """
+    return predict(model, x, batch_size=max(length(x), 1), verbose=0)
+
+
+_ARGUMENTS = tuple(inspect.signature(predict).parameters)[1:-1]
+
+
+def _limited(data: Any, steps: int | None) -> tuple[tf.data.Dataset, int | None]:
+    """Return the data, cut to `steps` batches, and the number of batches, None if unknown."""
+    if not isinstance(data, tf.data.Dataset):
+        remedy = "The data of a function have no order, so predictions could not be sorted"
+        raise DataError("predict", expected="a tf.data.Dataset", received=type(data).__name__, remedy=remedy)
+    if steps is None:
+        return data, known_steps(data, "steps")
+    steps = whole_number("steps", steps, 1)
+    data = data.take(steps)
+    known = known_steps(data, "steps")
+    if known is not None and known < steps:
+        warnings.warn(RAN_OUT, stacklevel=3)
+    return data, known
+
+
+def _collected(
+    batches: Generator[_Part, None, None], model: Any, calls: Any, stopping: Stopping
+) -> list[_Part]:
+    """Return the parts of all batches, and call the callbacks around each execution as Keras does."""
+    model.stop_predicting = False
+    calls.on_predict_begin()
+    parts: list[_Part] = []
+    together, begun = steps_per_execution(model), 0
+    calls.on_predict_batch_begin(begun)
+    with contextlib.closing(batches):
+        for part in batches:
+            parts.append(part)
+            if len(parts) - begun < together:
+                continue
+            _end_batch(model, calls, parts, begun)
+            if stopping.after_execution():
+                begun = len(parts)
+                break
+            begun = len(parts)
+            calls.on_predict_batch_begin(begun)
+    if len(parts) > begun:
+        _end_batch(model, calls, parts, begun)
+    calls.on_predict_end()
+    return parts
+
+
+def _end_batch(model: Any, calls: Any, parts: list[_Part], begun: int) -> None:
+    outputs = [output for _, output in parts[begun:]]
+    index = last_index(model, begun, len(outputs))
+    calls.on_predict_batch_end(index, {"outputs": outputs[0] if len(outputs) == 1 else joined(outputs)})
+
+
+def _predicted(model: Any, data: tf.data.Dataset, cluster: Cluster) -> Generator[_Part, None, None]:
+    """Yield the examples' numbers and outputs, in the order of arrival."""
+    is_own = has_own(model, "predict_step")
+    dataset, spec = cluster.distribute(_numbered(data, whole=is_own))
+    one = replica_spec(spec)
+    if not is_keras_2(model):
+        with cluster.strategy.scope():
+            build_for(model, unpacked(one[1])[0] if is_own else one[1])
+        read_by_rows(model.variables)
+
+    def outputs(batch: Any) -> tuple[tf.Tensor, Any]:
+        numbers, data = batch
+        size = tf.shape(numbers)[0]
+        if cluster.strategy.num_replicas_in_sync > 1:
+            data = with_an_example(data, size)
+        predicted = model.predict_step(data if is_own else (data,))
+        return numbers, tf.nest.map_structure(lambda output: encoded(output, size), predicted)
+
+    if cluster.coordinator is None:
+        return _predicted_in_step(cluster.strategy, dataset, outputs, eagerly=model.run_eagerly)
+    return _predicted_by_workers(cluster, dataset, outputs)
+
+
+def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
+    """Return a data set with a number for each example, to find its place however the data are distributed.
+
+    Unless `whole`, keep only the inputs of each batch.
+    """
+
+    def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
+        x, _, _ = unpacked(data)
+        end = start + tf.cast(batch_size(x), tf.int64)
+        return end, (tf.range(start, end), data if whole else x)
+
+    return dataset.scan(tf.constant(0, tf.int64), number)
+
+
+def _predicted_in_step(
+    strategy: tf.distribute.Strategy, dataset: Any, outputs: Any, *, eagerly: bool
+) -> Generator[_Part, None, None]:
+    def step(batch: Any) -> Any:
+        # The values are those of all replicas, or plain tensors if there is only one replica.
+        return tf.nest.map_structure(
+            lambda value: strategy.gather(value, axis=0), strategy.run(outputs, args=(batch,))
+        )
+
+    run = step if eagerly else tf.function(step, autograph=False, reduce_retracing=True)
+    for batch in dataset:
+        numbers, values = run(batch)
+        yield numbers.numpy(), decoded(values)
+
+
+def _predicted_by_workers(cluster: Cluster, dataset: Any, outputs: Any) -> Generator[_Part, None, None]:
+    def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        del steps  # one batch at a time: their sizes differ
+        batch = iterator.get_next_as_optional()
+        has_value = tf.cast(batch.has_value(), tf.int32)
+        values = if_any(lambda: cluster.strategy.run(outputs, args=(batch.get_value(),)), has_value)
+        return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
+
+    runner = CoordinatedRunner(execution, dataset, cluster.coordinator, cluster.workers)
+    with contextlib.closing(runner.parts(None, 1)) as parts:
+        for _, (numbers, values) in parts:
+            yield np.asarray(numbers), decoded(values)

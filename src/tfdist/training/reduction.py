@@ -1,0 +1,182 @@
+"""Add up over the replicas what each has computed on its part of the global batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._utils.grouping import places_by_key
+from tfdist.errors import DataError
+from tfdist.strategies.tf_strategies import ring_of
+from tfdist.training.gradient_slices import summed
+from tfdist.training.gradient_values import scaled
+
+__all__ = ["AddUp", "Shared", "batch_size", "shared_mean", "summed_apart", "unpacked"]
+
+# Adds gradients up over the replicas, each scaled by this replica's share; None stays None.
+AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]
+
+
+def unpacked(data: Any) -> tuple[Any, Any, Any]:
+    """Return the inputs, targets and sample weights of a batch, as Keras unpacks it."""
+    parts = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+    if not 1 <= len(parts) <= 3:
+        received = f"a {type(data).__name__} of {len(parts)}"
+        raise DataError("a batch", expected="x, (x, y) or (x, y, sample_weight)", received=received)
+    x, y, sample_weight = (*parts, None, None)[:3]
+    return x, y, sample_weight
+
+
+def batch_size(x: Any) -> tf.Tensor:
+    """Return the number of examples in a batch, or in a replica's part of it."""
+    first = next(part for part in tf.nest.flatten(x) if part is not None)
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.shape(first)[0]
+
+
+class Shared(NamedTuple):
+    """The results of a reduction over all replicas, the same on each of them."""
+
+    gradients: list[Any]
+    state: list[tf.Tensor]
+    sums: list[tf.Tensor]
+    size: tf.Tensor
+    weight: tf.Tensor
+
+
+def shared_mean(
+    gradients: Sequence[Any],
+    state: Sequence[tf.Tensor],
+    sums: Sequence[tf.Tensor],
+    *,
+    size: tf.Tensor,
+    weight: tf.Tensor | None,
+    added: Sequence[Any] = (),
+    add_up: AddUp | None = None,
+) -> Shared:
+    """Average gradients and state over the global batch, and add sums up.
+
+    A replica computes means over its own examples. At the end of an epoch, a replica may have fewer examples
+    than the others, and its examples would weigh more in a mean of means. So each mean is weighted by its
+    divisor.
+
+    Args:
+        gradients: This replica's gradients; None for a variable that has no part in the loss.
+        state: New values of variables that the forward pass updates, such as moving averages.
+        sums: Values to add up, such as the counts of a metric.
+        size: The number of this replica's examples.
+        weight: The divisor of the loss; None if the loss is a sum, whose gradients are added up unweighted.
+        added: Gradients of losses that are weighted by examples, if the loss itself is not.
+        add_up: A function that adds gradients up. If None, the strategy's ring does, if any, or TensorFlow.
+    """
+    context = tf.distribute.get_replica_context()
+    size = tf.cast(size, tf.float64)
+    one = tf.constant(1.0, tf.float64)
+    by = one if weight is None else tf.cast(weight, tf.float64)
+    if context.num_replicas_in_sync == 1:
+        both = _added_up(gradients, one, added, one) if added else list(gradients)
+        return Shared(both, list(state), list(sums), size, by)
+    if added:  # with two divisors, gradients can be added only after both are known
+        sizes, weights = context.all_reduce(tf.distribute.ReduceOp.SUM, [size, by])
+        share = one if weight is None else tf.math.divide_no_nan(by, weights)
+        gradients = _added_up(gradients, share, added, tf.math.divide_no_nan(size, sizes))
+    is_mean = weight is not None and not added
+    known = [gradient for gradient in gradients if gradient is not None]
+    # A float64 holds counts and 32-bit numbers exactly. All small values go together in one exchange.
+    has_any = tf.cast(size > 0, tf.float64)
+    moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
+    numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, by, has_any]
+    if add_up is None and ring_of(context.strategy) is not None:
+        add_up = _summed_over_ring
+    if add_up is None:
+        reduced = _all_summed(
+            [*(scaled(gradient, by) if is_mean else gradient for gradient in known), *numbers]
+        )
+        sums, reduced = reduced[: len(known)], reduced[len(known) :]
+        summed = [scaled(gradient, _inverse(reduced[-2])) for gradient in sums] if is_mean else sums
+    else:
+        # Small values first: they give the share by which each gradient is scaled once, when it is sent.
+        reduced = _summed_as_one(numbers)
+        share = tf.math.divide_no_nan(by, reduced[-2]) if is_mean else one
+        summed = [gradient for gradient in add_up(gradients, share) if gradient is not None]
+    total, weights, parts = reduced[-3], reduced[-2], tf.maximum(reduced[-1], 1.0)
+    means = iter(summed)
+    values = [
+        tf.cast(value / (total if old.dtype.is_floating else parts), old.dtype)
+        for value, old in zip(reduced, state, strict=False)
+    ]
+    return Shared(
+        [None if gradient is None else next(means) for gradient in gradients],
+        values,
+        reduced[len(state) : -3],
+        total,
+        one if weight is None else weights,
+    )
+
+
+def _summed_over_ring(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
+    """Add gradients up over the strategy's ring, each scaled by this replica's share."""
+    context = tf.distribute.get_replica_context()
+
+    def add_up(strategy: Any, values: Any, share: Any) -> Any:
+        return strategy.add_gradients_up(values, share)
+
+    return summed_apart(
+        gradients,
+        share,
+        lambda gradient: not isinstance(gradient, tf.IndexedSlices),
+        lambda dense: context.merge_call(add_up, args=(dense, share)),
+    )
+
+
+def summed_apart(
+    gradients: Sequence[Any],
+    share: tf.Tensor,
+    is_apart: Callable[[Any], bool],
+    add_up: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Add up some gradients with `add_up`, and the others, such as sparse ones, with TensorFlow."""
+    apart = [gradient for gradient in gradients if gradient is not None and is_apart(gradient)]
+    others = [
+        scaled(gradient, share) for gradient in gradients if gradient is not None and not is_apart(gradient)
+    ]
+    sums_apart = iter(add_up(apart) if apart else ())
+    other_sums = iter(_all_summed(others))
+    return [
+        None if gradient is None else next(sums_apart if is_apart(gradient) else other_sums)
+        for gradient in gradients
+    ]
+
+
+def _added_up(
+    gradients: Sequence[Any], factor: tf.Tensor, others: Sequence[Any], other_factor: tf.Tensor
+) -> list[Any]:
+    return [summed(one, factor, other, other_factor) for one, other in zip(gradients, others, strict=True)]
+
+
+def _all_summed(values: Sequence[Any]) -> list[Any]:
+    # TensorFlow packs the tensors of one all-reduce, and a pack does not support several types.
+    context = tf.distribute.get_replica_context()
+    summed = list(values)
+    for places in places_by_key(value.dtype for value in values).values():
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [values[place] for place in places])
+        for place, total in zip(places, totals, strict=True):
+            summed[place] = total
+    return summed
+
+
+def _summed_as_one(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Add up numbers of one type as one tensor: TensorFlow would send each alone to a parameter server."""
+    if not all(number.shape.is_fully_defined() for number in numbers):
+        return _all_summed(numbers)
+    [total] = _all_summed([tf.concat([tf.reshape(number, [-1]) for number in numbers], axis=0)])
+    parts = tf.split(total, [number.shape.num_elements() for number in numbers])
+    return [tf.reshape(part, number.shape) for part, number in zip(parts, numbers, strict=True)]
+
+
+def _inverse(weights: tf.Tensor) -> tf.Tensor:
+    # As in Keras, a mean is zero if everything is masked.
+    return tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weights)

@@ -1,0 +1,136 @@
+"""Run the batches of an epoch, and call the callbacks around each execution as Keras does."""
+
+import contextlib
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import compiled_steps_per_execution
+from tfdist.coordination.rpc import fetch
+from tfdist.training.data import Data
+from tfdist.training.keras.callbacks import count
+from tfdist.training.keras.compat import is_keras_2
+from tfdist.training.session import Phase
+
+__all__ = ["RAN_OUT", "DataPosition", "last_index", "run_batches", "steps_per_execution"]
+
+
+RAN_OUT = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset or generator can make "
+    "at least `steps_per_epoch * epochs` batches: call its repeat(), or give fit repeat=True."
+)
+
+
+@dataclass
+class DataPosition:
+    """The position of epochs of a number of steps in their data, as Keras 3 counts it.
+
+    Attributes:
+        size: The number of batches in the data; None if unknown. Keras learns it where the data end.
+        seen: The number of batches since the beginning of the data, in whole executions.
+    """
+
+    size: int | None
+    seen: int = 0
+
+    @classmethod
+    def of(
+        cls, data: Data, model: Any, strategy: tf.distribute.Strategy, steps: int | None
+    ) -> "DataPosition | None":
+        """Return the beginning of data; None if epochs take all data, or if Keras 3 does not count them."""
+        is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        if steps is None or is_coordinated or is_keras_2(model):
+            return None
+        size = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else -1
+        return cls(size if size >= 0 else None)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Return whether the data are known to have ended."""
+        return bool(self.size) and self.seen >= (self.size or 0)
+
+    def end_data(self) -> None:
+        """Note that the data have ended, and begin them again."""
+        self.size = self.size or self.seen
+        self.seen = 0
+
+
+def run_batches(
+    name: str,
+    phase: Phase,
+    model: Any,
+    *,
+    steps: int | None,
+    expected: int | None,
+    calls: Any,
+    repeats: bool = False,
+    position: DataPosition | None = None,
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
+    """Run an epoch; yield after each execution how many batches are done, and the metrics' results.
+
+    Args:
+        name: train or test.
+        phase: The steps to run, and their runner.
+        model: The model.
+        steps: The number of batches; all if None.
+        expected: The number of batches that the data have; None if unknown.
+        calls: Keras's list of callbacks; None for a config-driven job, which counts steps in its own way.
+        repeats: Whether to begin the data again if they end before `steps` batches; otherwise the epoch ends.
+        position: The position in the data, which epochs of a number of steps share; None if none ends early.
+    """
+    done, index, step = 0, 0, phase.step
+    together = steps_per_execution(model)
+    wanted = steps
+    if steps is not None and calls is not None and not is_keras_2(model):  # Keras 3 runs whole executions
+        wanted = -(-steps // together) * together
+    totals = step.begin()
+    running = phase.runner.epoch(wanted, together, totals, repeats=repeats)
+    with contextlib.closing(running):
+        while True:
+            is_over = position is not None and (position.is_at_end or index >= (wanted or 0))
+            # Before the steps, which may need what a callback sets here. If the number of batches is unknown,
+            # there is one call too many after the last batch, as in Keras.
+            if calls is not None and not is_over and (expected is None or done < expected):
+                getattr(calls, f"on_{name}_batch_begin")(index)
+            ran, totals = (0, totals) if is_over else next(running, (0, totals))
+            if position is not None and not is_over:
+                position.seen += together
+            if not ran:
+                if position is not None and (position.is_at_end or not is_over):
+                    position.end_data()
+                if calls is not None and steps is not None and 0 < done < steps:
+                    warnings.warn(RAN_OUT, stacklevel=3)
+                break
+            results = step.results(totals)
+            done += ran
+            count(model, name, ran)
+            last = last_index(model, index, ran)
+            if calls is not None:
+                getattr(calls, f"on_{name}_batch_end")(last, results)
+            index = last + 1
+            try:
+                yield done, results
+            except GeneratorExit:  # the caller ends the epoch here
+                step.store(totals)
+                raise
+    step.store(totals)
+
+
+def steps_per_execution(model: Any) -> int:
+    """Return the steps_per_execution that the model is compiled with; 1 for a model that is not compiled."""
+    value = compiled_steps_per_execution(model)
+    if value is None:  # as Keras 2 has it for such a model
+        return 1
+    # In Keras 2 it is a variable, which may be mirrored.
+    return value if isinstance(value, int) else int(fetch(value))
+
+
+def last_index(model: Any, begun: int, ran: int) -> int:
+    """Return the index of an execution's last step, as callbacks get it.
+
+    Keras 3 counts an execution as a whole one, even if the end of the data cuts it short.
+    """
+    return begun + (ran if is_keras_2(model) else steps_per_execution(model)) - 1

@@ -1,0 +1,69 @@
+"""Save a model so that every process of the cluster can load it in the next line."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist._utils.files import fresh_path
+from tfdist.errors import ConfigError, shown
+from tfdist.strategies.current import is_chief
+from tfdist.training.barrier import barrier
+from tfdist.training.keras.compat import is_keras_2
+
+__all__ = ["save"]
+
+_SUFFIXES = (".keras", ".h5", "")
+
+
+def save(model: Any, path: str | os.PathLike[str]) -> None:
+    """Save a Keras model on the chief, and return on all processes when the file is complete.
+
+    All processes that run the script must call this function: some variables have a part on every replica.
+
+    Args:
+        model: The model.
+        path: The path to write to. Its suffix selects the format: `model.keras` and `model.h5` hold the
+            model, `model.weights.h5` its weights, and a name without a suffix is the folder of a SavedModel
+            that TensorFlow Serving loads. An existing file or folder is replaced in one step.
+
+    Raises:
+        ConfigError: The path has another suffix, or the model is not built.
+        StorageError: Writing the file failed.
+        TaskLost: A worker is gone.
+    """
+    target = os.fspath(path)
+    suffix = Path(target).suffix
+    if suffix not in _SUFFIXES:
+        expected = "a path that ends in .keras, .h5, .weights.h5, or in no suffix for a SavedModel"
+        raise ConfigError("save", expected=expected, received=shown(target))
+    if not model.built:
+        remedy = "Call fit, or the model itself on a batch, before"
+        raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)
+    with _place_to_write(target) as place:
+        _write(model, place)
+    barrier()
+
+
+@contextlib.contextmanager
+def _place_to_write(target: str) -> Iterator[str]:
+    """Yield the path to write to; on the chief, the result then replaces the target."""
+    if not is_chief():
+        with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
+            yield str(Path(scratch, Path(target).name))
+    elif "://" in target:  # a remote store, where objects appear when they are complete
+        yield target
+    else:
+        with fresh_path(Path(target).absolute()) as written:
+            yield str(written)
+
+
+def _write(model: Any, place: str) -> None:
+    if place.endswith(".weights.h5"):
+        model.save_weights(place)
+    elif Path(place).suffix or is_keras_2(model):
+        model.save(place)
+    else:
+        model.export(place, verbose=False)

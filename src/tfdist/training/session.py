@@ -1,0 +1,217 @@
+"""Combine a model, a strategy and data into phases that run epochs."""
+
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import build_model
+from tfdist._utils.tf_private import replica_specs, worker_count
+from tfdist.training.coordinated_runner import CoordinatedRunner
+from tfdist.training.data import Data, distribute, distribute_to_workers
+from tfdist.training.keras.compat import has_call, is_keras_2
+from tfdist.training.keras.custom_step import OwnStep
+from tfdist.training.keras.keras2_step import Keras2Step
+from tfdist.training.keras.keras3_step import Keras3Step
+from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
+from tfdist.training.keras.shared_custom_step import SharedCustomStep
+from tfdist.training.model_checks import check_model, has_own
+from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.step_stats import Failure
+from tfdist.training.synchronous_runner import SynchronousRunner
+
+__all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "replica_spec"]
+
+
+class Runner(Protocol):
+    """A runner of epochs of one kind of step over one data set.
+
+    Attributes:
+        waited: The seconds that the steps have waited for data, in this process or in all workers together.
+    """
+
+    waited: float
+
+    def rewind(self, dataset: Any = None) -> None:
+        """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
+
+    def epoch(
+        self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
+    ) -> Generator[tuple[int, Totals], None, None]:
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+
+    def wind_up(self) -> None:
+        """End the running epoch after the executions that have started."""
+
+
+class Step(Protocol):
+    """A step that counts in totals, which pass from one step to the next."""
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+
+    def empty_totals(self) -> Totals:
+        """Return the totals of no examples, to which a worker adds before totals are merged."""
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals merged with those of other steps."""
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another."""
+
+    def store(self, totals: Totals) -> None:
+        """Write the totals to the metrics' own variables."""
+
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the metrics' results."""
+
+    def end_epoch(self) -> None:
+        """Synchronize the variables that each replica may have written for itself."""
+
+    def times(self, totals: Totals) -> tf.Tensor | None:
+        """Return the seconds and steps of each replica or worker, None if unknown."""
+
+    def is_failing(self, totals: Totals) -> tf.Tensor:
+        """Return, inside a graph, whether a loss was NaN or infinite."""
+
+    def failure(self, totals: Totals) -> Failure | None:
+        """Return which replicas' losses were NaN or infinite, if any."""
+
+
+class Phase(NamedTuple):
+    """A step, and the runner that runs it over the data."""
+
+    step: Step
+    runner: Runner
+
+
+class Cluster:
+    """The processes that compute: replicas in step, or a coordinator's workers."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self.coordinator = None
+        self.workers = 0
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+            self.workers = worker_count(strategy)
+
+    def distribute(self, data: Data) -> tuple[Any, Any]:
+        """Return the distributed data, and their element spec."""
+        if self.coordinator is not None:
+            return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
+        dataset = distribute(data, self.strategy)
+        return dataset, dataset.element_spec
+
+
+class Session:
+    """The state that training and evaluation of one model under one strategy share."""
+
+    def __init__(
+        self,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        data: Data,
+        *,
+        trains: bool = True,
+        tests: bool = True,
+    ) -> None:
+        """Check the model, distribute the data, and build the model.
+
+        Args:
+            model: The compiled model.
+            strategy: The strategy.
+            data: The data.
+            trains: Whether there will be a training phase.
+            tests: Whether there will be a test phase.
+        """
+        self._cluster = Cluster(strategy)
+        self._model = model
+        self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
+        check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
+        self._dataset, self._spec = self._cluster.distribute(data)
+        if not is_keras_2(model) and has_call(model):
+            with strategy.scope(), built_on_parts(model.optimizer):
+                build_model(model, replica_spec(self._spec))
+        check_parts(model)
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """Return the strategy that trains."""
+        return self._cluster.strategy
+
+    def training(self, *, stops_at_failure: bool = False) -> Phase:
+        """Return the training phase; with `stops_at_failure`, a NaN or infinite loss ends an execution."""
+        return self._phase("train_step", self._dataset, self._spec, stops_at_failure)
+
+    def distribute(self, data: Data) -> Any:
+        """Distribute other data of the same kind, for `rewind`."""
+        return self._cluster.distribute(data)[0]
+
+    def testing(self, data: Data | None = None) -> Phase:
+        """Return the test phase for the session's data, or for other data if given."""
+        dataset, spec = (self._dataset, self._spec) if data is None else self._cluster.distribute(data)
+        return self._phase("test_step", dataset, spec)
+
+    @property
+    def random_states(self) -> list[Any]:
+        """Return the states of random generators that belong to no layer."""
+        return self._keras_step.unseeded if isinstance(self._keras_step, Keras3Step) else []
+
+    def finish(self) -> None:
+        """Finish training as Keras's optimizer does: put its averages of the weights, if any, in place."""
+        model = self._model
+        if model.optimizer is not None and hasattr(model.optimizer, "finalize_variable_values"):
+            with self._cluster.strategy.scope():
+                variables = model.trainable_variables
+                own = variables if is_keras_2(model) else parts_of(variables)
+                model.optimizer.finalize_variable_values(own)
+
+    @functools.cached_property
+    def _keras_step(self) -> Keras2Step | Keras3Step:
+        if is_keras_2(self._model):
+            return Keras2Step(self._model, self._cluster.strategy)
+        step = Keras3Step(self._model, self._cluster.strategy)
+        step.check_metrics(self._spec, self._modes)
+        return step
+
+    def _phase(self, name: str, dataset: Any, spec: Any, stops: bool = False) -> Phase:
+        # A model may have a custom train_step and Keras's test_step, or the other way round.
+        if has_own(self._model, name) and self._is_shared and not is_keras_2(self._model):
+            custom = SharedCustomStep(self._model, self._cluster.strategy, name, replica_spec(spec))
+            execution = make_execution(custom.run, is_failing=custom.is_failing if stops else None)
+            return Phase(custom, self._runner(execution, dataset, custom))
+        if has_own(self._model, name):
+            own = OwnStep(self._model, self._cluster.strategy, name, spec, stops_at_failure=stops)
+            return Phase(own, SynchronousRunner(own.execution, dataset, eagerly=True))  # makes its own graphs
+        step = self._keras_step
+        if name == "train_step":
+            execution = make_execution(step.train, is_failing=step.is_failing if stops else None)
+        elif isinstance(step, Keras3Step):
+            spec = replica_spec(spec)
+            execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
+        else:
+            execution = make_execution(step.test)
+        return Phase(step, self._runner(execution, dataset, step))
+
+    @property
+    def _is_shared(self) -> bool:
+        """Return whether several replicas or workers share the model."""
+        return self._cluster.coordinator is not None or self._cluster.strategy.num_replicas_in_sync > 1
+
+    def _runner(self, execution: Callable[..., Any], dataset: Any, step: Step) -> Runner:
+        if self._cluster.coordinator is None:
+            return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly)
+        return CoordinatedRunner(
+            lambda iterator, steps: execution(iterator, steps, step.empty_totals()),
+            dataset,
+            self._cluster.coordinator,
+            self._cluster.workers,
+            merge=step.merged,
+        )
+
+
+def replica_spec(element_spec: Any) -> Any:
+    """Return the element spec of one replica's part of a batch."""
+    return tf.nest.map_structure(lambda spec: replica_specs(spec)[0], element_spec)

@@ -1,0 +1,132 @@
+"""Make a process part of its cluster in one line, at the head of a script that all tasks run."""
+
+import logging
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.tasks_beside_chief import start_servers
+from tfdist.strategies.factory import make_strategy
+from tfdist.strategies.lasting_scope import enter_for_good
+from tfdist.strategies.options import StrategyName
+from tfdist.strategies.server import serve
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.predict import predict, predict_on_batch
+
+__all__ = ["start"]
+
+_log = logging.getLogger("tfdist")
+_OF_SERVERS = ("device", "memory_growth", "start_timeout")
+_started: list[tuple[dict[str, Any], Any]] = []  # the arguments of the first call, and its strategy
+
+
+def start(
+    strategy: StrategyName = "auto",
+    *,
+    cluster: ClusterConfig | None = None,
+    workers: int = 0,
+    ps: int = 0,
+    heartbeat_timeout: float = 60.0,
+    **options: Any,
+) -> Any:
+    """Read the cluster from the environment, and return the strategy that trains on it.
+
+    Call it right after the imports. A ps task, or a worker beside one, serves the chief in this call, and its
+    process ends with the chief. The chief and mirrored workers return and run the rest of the script. In a
+    process that is part of no cluster, the strategy is that of one process.
+
+    The call enters the strategy's scope for the rest of the script: models need no `with strategy.scope()`.
+    From here on, the methods `fit`, `evaluate`, `predict` and `predict_on_batch` of Keras's models are those
+    of tfdist. An uncaught exception of tfdist prints one line instead of a traceback, and the process ends
+    with the exit status of that exception.
+
+    A second call with the same arguments returns the same strategy.
+
+    Args:
+        strategy: The strategy; "auto" chooses by the cluster and the devices.
+        cluster: The cluster and the task of this process; None to read TF_CONFIG or a scheduler's variables.
+        workers: How many workers to start beside this process.
+        ps: How many parameter servers to start, at least 1 for any worker.
+        heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost.
+        options: As for `make_strategy`.
+
+    Raises:
+        ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
+        TaskLost: A task did not start in time.
+        SystemExit: This task has served the chief, which has ended.
+    """
+    wanted = {"strategy": strategy, "cluster": cluster, "workers": workers, "ps": ps, **options}
+    if _started:
+        return _started_with(wanted)
+    _print_own_errors_in_a_line()
+    cluster = ClusterConfig.from_environment() if cluster is None else cluster
+    if workers or ps:
+        cluster = _cluster_beside(cluster, workers, ps)
+    if cluster.serves:
+        own = {name: options[name] for name in _OF_SERVERS if options.get(name) is not None}
+        serve(cluster, heartbeat_timeout=heartbeat_timeout, **own)
+        raise SystemExit(0)
+    if cluster.ps:  # it is for the workers' GPUs: the chief itself computes nothing
+        options.pop("memory_growth", None)
+    made = make_strategy(cluster, strategy, **options)
+    enter_for_good(made)
+    _replace_methods_of_keras()
+    _started.append((wanted, made))
+    return made
+
+
+def _started_with(wanted: dict[str, Any]) -> Any:
+    """Return the first call's strategy if the arguments are the same: a notebook's cell may run again."""
+    before, made = _started[0]
+    if wanted != before:
+        problem = "this process has started with other arguments, and TensorFlow connects a process once"
+        raise ConfigError("start", problem, remedy="Start a new process, or restart the notebook's kernel")
+    return made
+
+
+def _cluster_beside(given: ClusterConfig, workers: int, ps: int) -> ClusterConfig:
+    """Start tasks on this machine that serve this process, and return their cluster."""
+    if given:
+        problem = "workers and ps start a new cluster, but this process is part of one already"
+        raise ConfigError("start", problem, remedy="Leave them out under tfdist launch or a scheduler")
+    if not workers or not ps:
+        remedy = "For mirrored workers, use tfdist launch, or tfdist.notebook_launcher in a notebook"
+        expected = "at least one worker and one ps"
+        raise ConfigError("start", expected=expected, received=f"workers={workers}, ps={ps}", remedy=remedy)
+    folder = Path(time.strftime("runs/start-%Y%m%d-%H%M%S"))
+    cluster = start_servers(workers, ps, folder)
+    _log.warning("%d tasks on this machine serve this process; logs: %s", workers + ps, folder / "logs")
+    return cluster
+
+
+def _replace_methods_of_keras() -> None:
+    """Replace `model.fit`, `evaluate` and `predict` by those of tfdist, for all models of this process."""
+    models = {keras.Model for name in ("keras", "tf_keras") if (keras := sys.modules.get(name)) is not None}
+    for model in {*models, tf.keras.Model}:
+        for method in (fit, evaluate, predict, predict_on_batch):
+            setattr(model, method.__name__, method)
+
+
+def _print_own_errors_in_a_line() -> None:
+    if getattr(sys.excepthook, "__module__", None) == __name__:
+        return
+    others = sys.excepthook
+
+    def print_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TfdistError):
+            others(kind, error, trace)
+            return
+        line = next(iter(traceback.extract_tb(trace, limit=1)), None)
+        where = "" if line is None else f" ({line.filename}, line {line.lineno})"
+        print(f"tfdist: {error}{where}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code)  # Python ends the process with this status
+
+    sys.excepthook = print_own

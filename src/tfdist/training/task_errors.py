@@ -1,0 +1,129 @@
+"""Find out from TensorFlow's long errors which task is gone, and name it in one line."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist.coordination.chief_end import keep_servers_at_exit
+from tfdist.coordination.health import answers
+from tfdist.coordination.rpc import resolver_of
+from tfdist.errors import TaskLost
+from tfdist.transport.handshake import ExchangeError
+
+__all__ = ["is_about_a_task", "is_lost_worker", "named", "naming_lost_tasks", "silent_tasks"]
+
+_TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+# Tasks that TensorFlow names for another reason than that they are gone: the device of an operation.
+_NOT_GONE = re.compile(r"\{\{.*?\}\}")
+# The error of an exchange over tfdist's own connections, at the end of a Python traceback.
+_BROKEN = re.compile(rf"{re.escape(ExchangeError.__module__)}\.ExchangeError: (.*)")
+_FROM_PS = "GRPC error information from remote target /job:ps"
+# The answers of a task that was started again since the last call to it.
+_FORGOTTEN = (
+    "unknown device",
+    "not remote",
+    "unable to find the relevant tensor remote_handle",
+    "different device incarnation",
+)
+
+
+@contextlib.contextmanager
+def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Raise TaskLost, one line with the task that is gone or silent, in the place of TensorFlow's error."""
+    try:
+        yield
+    except TaskLost:
+        keep_servers_at_exit()
+        raise
+    except (ExchangeError, tf.errors.OpError) as error:  # ExchangeError: the exchange was outside a graph
+        broken = str(error) if isinstance(error, ExchangeError) else _broken(error)
+        if not broken and not _is_about_a_task(error):
+            raise
+        gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
+        if not gone and not waited and not broken:  # such as storage that is unavailable
+            raise
+        problem = f"lost {' and '.join(gone)}" if gone else "waited for a task, but all tasks answer"
+        if waited:
+            problem += ": an exchange waited for a task for longer than communication.timeout"
+        if broken:
+            problem = f"lost {' and '.join(gone)}: {broken}" if gone else broken
+        keep_servers_at_exit()
+        remedy = "Its own log says why; start the cluster again, from the last checkpoint"
+        is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if what in ("evaluate", "predict") and is_mirrored and strategy.extended.should_checkpoint:
+            remedy = (
+                f"If only the chief calls {what}, call it on all workers. If all do, the task's log says why"
+            )
+        raise TaskLost(what, problem, remedy=remedy) from error
+
+
+def is_lost_worker(error: tf.errors.OpError) -> bool:
+    """Return whether an error means that an asynchronous worker is gone, which training survives."""
+    text = str(error)
+    return _is_about_a_task(error) and "/job:worker" in text and _FROM_PS not in text
+
+
+def is_about_a_task(error: BaseException) -> bool:
+    """Return whether an error says that a task is lost, and not that a computation failed."""
+    if isinstance(error, tf.errors.OpError):
+        return bool(_broken(error)) or _is_about_a_task(error)
+    return isinstance(error, (TaskLost, ExchangeError))
+
+
+def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the tasks with their addresses."""
+    addresses = _addresses(strategy)
+    return [
+        f"{job}:{index} at {addresses[job, index]}" if (job, index) in addresses else f"{job}:{index}"
+        for job, index in tasks
+    ]
+
+
+def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
+    """Return the tasks of a job that neither answer nor refuse; TensorFlow itself notices lost tasks."""
+    addresses = _addresses(strategy)
+    tasks = [task for task in addresses if task[0] == job]
+    return named([task for task in tasks if answers(addresses[task]) is None], strategy)
+
+
+def _broken(error: tf.errors.OpError) -> str:
+    match = _BROKEN.search(str(error))
+    return match[1] if match else ""
+
+
+def _is_about_a_task(error: Exception) -> bool:
+    text = str(error)
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        return True
+    if isinstance(error, tf.errors.DeadlineExceededError):
+        return "Collective" in text
+    if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)):
+        return any(phrase in text.lower() for phrase in _FORGOTTEN)
+    # TensorFlow's heartbeats report a task that was lost between calls.
+    return "heartbeat" in text and "/task:" in text
+
+
+def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the lost tasks: those that do not answer among the tasks in the message, or else among all.
+
+    Calls fail in chains (the chief's call to a ps, whose call to a worker failed), so a message may name
+    tasks that are well. A task that refuses connections is gone; then tasks that are only slow are left out.
+    """
+    plain = _NOT_GONE.sub("", text)
+    said = list(dict.fromkeys((job, int(index)) for job, index in _TASK.findall(plain)))
+    addresses = _addresses(strategy)
+    for tasks in (said, list(addresses)):
+        known = {task: answers(addresses[task]) for task in tasks if task in addresses}
+        refusing = [task for task, answer in known.items() if answer is False]
+        silent = refusing or [task for task, answer in known.items() if not answer]
+        if silent:
+            return named(silent, strategy)
+    return named(said, strategy)  # all tasks answer again, or have no known address
+
+
+def _addresses(strategy: tf.distribute.Strategy) -> dict[tuple[str, int], str]:
+    resolver = resolver_of(strategy)
+    spec = {} if resolver is None else resolver.cluster_spec().as_dict()
+    return {(job, index): address for job, known in spec.items() for index, address in enumerate(known)}

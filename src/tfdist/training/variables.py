@@ -1,0 +1,101 @@
+"""Read and assign all variables that training changes, and take their values from the chief."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist.training.keras.sharded_variables import built_on_parts
+
+__all__ = ["State", "optimizer_variables", "take_from_chief"]
+
+
+class State:
+    """The variables of a model, its optimizer and its random generators, by name."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, others: Sequence[Any] = ()) -> None:
+        """Collect the variables.
+
+        Args:
+            model: The model, built and compiled.
+            strategy: The strategy in whose scope it was made.
+            others: Variables that belong to neither model nor optimizer.
+        """
+        self._strategy = strategy
+        optimizer = model.optimizer
+        with strategy.scope(), built_on_parts(optimizer):
+            optimizer.build(model.trainable_variables)
+        # Each phase resets the metrics. The learning rate stays the one that the model is compiled with now.
+        skipped = {id(variable) for metric in model.metrics for variable in metric.variables}
+        for candidate in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+            skipped.add(id(learning_rate_variable(candidate)))
+        kept = [("model", model.variables), ("optimizer", optimizer_variables(optimizer)), ("random", others)]
+        self._variables: dict[str, Any] = {}
+        for owner, variables in kept:
+            for variable in variables:
+                if id(variable) in skipped:
+                    continue
+                skipped.add(id(variable))
+                name = f"{owner}/{len(self._variables)}/{getattr(variable, 'path', None) or variable.name}"
+                self._variables[name] = variable
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all variables, in their order."""
+        return list(self._variables)
+
+    def values(self) -> dict[str, tf.Tensor]:
+        """Return the whole values of all variables, by name."""
+        with self._strategy.scope():
+            return {
+                name: tf.convert_to_tensor(self._copy(variable)) for name, variable in self._variables.items()
+            }
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Assign values to all variables, in their order."""
+        with self._strategy.scope():
+            for variable, value in zip(self._variables.values(), values, strict=True):
+                variable_of_tensorflow(variable).assign(tf.cast(value, variable.dtype))
+
+    def _copy(self, variable: Any) -> Any:
+        """Return this process's copy: reading a moving average of Keras 2 would average over all workers."""
+        value = variable_of_tensorflow(variable)
+        is_copied = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return self._strategy.experimental_local_results(value)[0] if is_copied else value
+
+
+def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, is_chief: bool) -> list[Any]:
+    """Return the chief's values on every worker; all workers must call this function.
+
+    Numbers of up to 53 bits are exact, since they are sent as float64.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return list(values)
+    chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])
+    local = [strategy.experimental_local_results(value)[0] for value in chief_values]
+    return [
+        tf.cast(received, tf.convert_to_tensor(mine).dtype)
+        for received, mine in zip(local, values, strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _make_broadcast(strategy: tf.distribute.Strategy, is_chief: bool) -> Any:
+    """Return the function that takes the chief's values; it is cached, since tracing takes long."""
+
+    def sum_of_replicas(sent: list[tf.Tensor]) -> Any:
+        context = tf.distribute.get_replica_context()
+        # One replica of the chief sends values, the others zeros. (Not a product with 0: 0 times NaN is NaN.)
+        speaks = tf.logical_and(tf.equal(context.replica_id_in_sync_group, 0), is_chief)
+        own = [tf.where(speaks, value, tf.zeros_like(value)) for value in sent]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    return tf.function(lambda sent: strategy.run(sum_of_replicas, args=(sent,)), autograph=False)
+
+
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """Return an optimizer's variables, which early versions of Keras 2 return from a method."""
+    variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return variables

@@ -1,0 +1,118 @@
+"""Connect the tasks of a cluster to a ring: listen, tell the others the port, and connect both neighbours."""
+
+import contextlib
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tfdist.cluster.addresses import split_address
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.rendezvous import fingerprint
+from tfdist.coordination.silence import Silence
+from tfdist.transport.handshake import ConnectError, Listener, call
+from tfdist.transport.ring import Ring
+from tfdist.transport.ring_links import Neighbour, make_neighbour
+from tfdist.transport.secret import Proofs
+
+__all__ = ["AddUp", "join_ring"]
+
+_SECONDS_TO_CONNECT = 15.0
+
+# Return the sum over all tasks of each number, place by place.
+AddUp = Callable[[Sequence[float]], Sequence[float]]
+
+
+def join_ring(
+    cluster: ClusterConfig,
+    secret: bytes,
+    add_up: AddUp,
+    *,
+    timeout: float | None = None,
+    may_share: bool = True,
+) -> Ring:
+    """Return the ring of the tasks that train; all of them must call this at the same time.
+
+    Args:
+        cluster: The cluster and this process's task.
+        secret: What all tasks of the cluster know, and nobody else.
+        add_up: Adds numbers up over the tasks before the ring exists.
+        timeout: Seconds that an exchange may stand still; None to wait as long as the neighbours answer.
+        may_share: Whether neighbours of one machine may use shared memory instead of sending.
+
+    Raises:
+        ConnectError: A task is not connected to its neighbours. All tasks raise it.
+    """
+    training = cluster.training()
+    tasks = training.tasks()
+    rank = next(index for index, task in enumerate(tasks) if task == training.task)
+    ports, why, ring = [0.0] * len(tasks), "", None
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = stack.enter_context(Listener(split_address(training.address(tasks[rank]))[0]))
+            ports[rank] = listener.port
+        except ConnectError as error:
+            why = str(error)
+        ports = list(add_up(ports))
+        if all(ports):
+            try:
+                ring = _connect_neighbours(
+                    training, rank, [int(port) for port in ports], listener, secret, timeout, may_share
+                )
+            except ConnectError as error:
+                why = str(error)
+    [unconnected] = add_up([float(ring is None)])
+    if ring is None or unconnected:
+        if ring is not None:
+            ring.close()
+        raise ConnectError(why or "another task is not connected to its neighbours; its log says why")
+    return ring
+
+
+def _connect_neighbours(
+    cluster: ClusterConfig,
+    rank: int,
+    ports: Sequence[int],
+    listener: Listener,
+    secret: bytes,
+    timeout: float | None,
+    may_share: bool,
+) -> Ring:
+    tasks = cluster.tasks()
+    addresses = [cluster.address(task) for task in tasks]
+    following, previous = (rank + 1) % len(tasks), (rank - 1) % len(tasks)
+    # The ports differ at each start: so no task takes another for one of an earlier start.
+    proofs = Proofs(secret, f"{fingerprint(cluster)} {list(ports)}".encode())
+    names = [f"{task} at {address}" for task, address in zip(tasks, addresses, strict=True)]
+    host = split_address(addresses[following])[0]
+
+    def accept_previous() -> Neighbour:
+        connection = listener.caller(_pack_ranks(previous, rank), proofs, _SECONDS_TO_CONNECT)
+        return make_neighbour(names[previous], connection, may_share=may_share, sends=False)
+
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(accept_previous)
+        try:
+            connection = call(
+                (host, ports[following]), _pack_ranks(rank, following), proofs, _SECONDS_TO_CONNECT
+            )
+            to_next = make_neighbour(names[following], connection, may_share=may_share, sends=True)
+        except ConnectError as error:
+            accepted.add_done_callback(_close_connection)
+            raise ConnectError(f"{names[following]}: {error}") from error
+        try:
+            from_previous = accepted.result()
+        except ConnectError as error:
+            to_next.connection.close()
+            raise ConnectError(f"{names[previous]}: {error}") from error
+    silence = Silence({names[index]: addresses[index] for index in (following, previous)}, timeout)
+    return Ring(rank, len(tasks), to_next, from_previous, silence.why_lost)
+
+
+def _pack_ranks(caller: int, called: int) -> bytes:
+    """Return the ranks of both ends of a connection, in a fixed number of bytes."""
+    return struct.pack("!II", caller, called)
+
+
+def _close_connection(accepted: Future[Neighbour]) -> None:
+    if accepted.exception() is None:
+        accepted.result().connection.close()

@@ -1,0 +1,277 @@
+"""Send messages over one connection, in each direction one at a time, with a header that describes them."""
+
+import contextlib
+import errno
+import logging
+import queue
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
+from tfdist.transport.shared_messages import SharedBuffers
+
+__all__ = ["Channel", "GivenUp"]
+
+_HEADER = struct.Struct("!4s8sQBQQQ")
+_MARK = b"tfdi"
+_SECONDS_BETWEEN_CHECKS = 1
+_MAX_PIECES = 256  # of one system call, which takes 1024
+_log = logging.getLogger("tfdist")
+
+Array = np.ndarray[Any, Any]
+WhyLost = Callable[[float], str]
+
+
+class GivenUp(ExchangeError):
+    """A later step has begun: nobody waits for the arrays of this one."""
+
+
+class _Header(NamedTuple):
+    """What follows: of which arrays and step, in which form, how many bytes, and where they begin.
+
+    The arrays follow on the connection, or are in the shared buffer. The header also says how many messages
+    the sender has given back.
+    """
+
+    mark: bytes
+    manifest: bytes
+    step: int
+    form: int
+    size: int
+    begin: int
+    given_back: int
+
+
+class Channel:
+    """A channel: sends messages to one other task, and receives messages from it.
+
+    Attributes:
+        name: The task at the other end.
+        moved: How many bytes have gone out or come in, as counted by the socket; without the shared
+            buffers.
+        why_cut: Why the channel is closed; empty while it is open.
+    """
+
+    def __init__(
+        self, name: str, connection: socket.socket, shared_buffers: SharedBuffers | None = None
+    ) -> None:
+        self.name, self.why_cut = name, ""
+        self._connection, self._shared_buffers = connection, shared_buffers
+        self._moved = [0, 0]
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel wakes a waiting thread when all bytes are there, not for each piece. That needs a
+        # blocking socket, which a socket with a timeout of Python is not.
+        connection.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SECONDS_BETWEEN_CHECKS, 0))
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._send_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+        self._codecs: dict[tuple[bool, bytes], MessageCodec] = {}
+        self._newest = 0  # the latest step that a thread has waited for
+        self._header: _Header | None = None  # of a later step than the thread that read it asked for
+        # While a thread still waits on the descriptor, no other file may get its number. So it is closed with
+        # this object.
+        weakref.finalize(self, connection.close)
+
+    @property
+    def moved(self) -> int:
+        """Return how many bytes have gone out and come in."""
+        return sum(self._moved)
+
+    def send(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
+        """Send arrays.
+
+        Raises:
+            ExchangeError: The other end is gone or silent, or the channel has been cut.
+        """
+        with self._sending, self._cut_on_error():
+            codec, pieces = self._codec(manifest, True), []
+            form, begin, size = IN_SHARED_MEMORY, 0, codec.footprint
+            shared_buffer = (
+                self._shared_buffers.reserve(size) if self._shared_buffers and codec.may_be_shared else None
+            )
+            if shared_buffer is not None:
+                begin, memory = shared_buffer
+                codec.copy_to(arrays, memory)
+            else:
+                form, buffers = codec.load(arrays)
+                size, pieces = sum(map(len, buffers)), [buffer.data for buffer in buffers if len(buffer)]
+            given_back = self._shared_buffers.given_back if self._shared_buffers else 0
+            header = _HEADER.pack(*_Header(_MARK, codec.mark, step, form, size, begin, given_back))
+            self._write_all([memoryview(header), *pieces], why_lost)
+
+    def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
+        """Queue arrays to be sent in the order of the calls; do not wait until they are sent."""
+        if self.why_cut:
+            raise ExchangeError(self.why_cut)
+        self._send_queue.put((manifest, step, arrays, why_lost))
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_all, daemon=True)
+            self._sender.start()
+
+    def _send_all(self) -> None:
+        while (message := self._send_queue.get()) is not None:
+            try:
+                self.send(*message)
+            except ExchangeError as error:
+                _log.warning("a message was not sent: %s", error)
+                return
+
+    def begin(self, step: int) -> None:
+        """Record that a step has begun, which ends the wait for earlier steps."""
+        self._newest = max(self._newest, step)
+
+    def receive(self, manifest: Manifest, step: int, why_lost: WhyLost) -> list[Array]:
+        """Receive arrays.
+
+        Raises:
+            ExchangeError: The other end is gone or silent, or sends something else.
+            GivenUp: A later step has begun.
+        """
+        self.begin(step)
+        with self._receiving, self._cut_on_error():
+            codec = self._codec(manifest, False)
+            while True:
+                header = self._next_header(step, why_lost)
+                if header is None or header.step > step:
+                    self._header = header
+                    break
+                # Messages of a step that was given up are decoded too: later differences may refer to them.
+                step_codec = codec if header.step == step else self._codecs.get((False, header.manifest))
+                arrays = self._read_arrays(header, step_codec, why_lost)
+                if header.step == step:
+                    return arrays
+        raise GivenUp(f"step {step} was given up")
+
+    def _read_arrays(self, header: _Header, codec: MessageCodec | None, why_lost: WhyLost) -> list[Array]:
+        if codec is not None and header.manifest != codec.mark:
+            raise ExchangeError(self._mismatch)
+        if header.form == IN_SHARED_MEMORY:
+            return self._read_shared_buffer(header, codec)
+        room = None if codec is None else codec.room(header.form)
+        buffers = [np.empty(header.size, np.uint8)] if room is None else room.buffers
+        if header.size != sum(map(len, buffers)):
+            raise ExchangeError(self._mismatch)
+        for buffer in buffers:
+            self._read_into(buffer, why_lost)
+        return [] if room is None else room.arrays()
+
+    def _read_shared_buffer(self, header: _Header, codec: MessageCodec | None) -> list[Array]:
+        memory = self._shared_buffers.view(header.begin, header.size) if self._shared_buffers else None
+        if codec is None:
+            return []
+        if memory is None or header.size != codec.footprint:
+            raise ExchangeError(self._mismatch)
+        return codec.room(IN_SHARED_MEMORY, memory).arrays()
+
+    @property
+    def _mismatch(self) -> str:
+        return f"{self.name} does not send what this task expects: it runs another program"
+
+    def cut(self, why: str) -> None:
+        """Close the channel, which wakes the threads that wait here and at the other end."""
+        self.why_cut = self.why_cut or why
+        self._send_queue.put(None)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _cut_on_error(self) -> Any:
+        """Cut the channel after a part of a message: nobody could tell where the next one begins."""
+        if self.why_cut:
+            raise ExchangeError(self.why_cut)
+        try:
+            yield
+        except BaseException as error:
+            self.cut(str(error))
+            raise
+
+    def _codec(self, manifest: Manifest, is_sent: bool) -> MessageCodec:
+        key = is_sent, manifest.mark
+        if key not in self._codecs:
+            self._codecs[key] = MessageCodec(manifest)
+        return self._codecs[key]
+
+    def _next_header(self, step: int, why_lost: WhyLost) -> _Header | None:
+        """Return the next header; None if another thread waits for a later step meanwhile."""
+        if self._header is not None:
+            header, self._header = self._header, None
+            return header
+        data = np.empty(_HEADER.size, np.uint8)
+        if not self._read_into(data, why_lost, unless=lambda: self._newest > step):
+            return None
+        header = _Header(*_HEADER.unpack(data.tobytes()))
+        if header.mark != _MARK:
+            raise ExchangeError(f"{self.name} does not use the protocol of this version of tfdist")
+        if self._shared_buffers:
+            self._shared_buffers.note(header.given_back)
+        return header
+
+    def _read_into(self, into: Array, why_lost: WhyLost, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Fill an array; return False if `unless` became true before the first byte came."""
+        filled, check = 0, _SilenceCheck(why_lost)
+        while filled < len(into):
+            try:
+                count = self._connection.recv_into(into[filled:].data, 0, socket.MSG_WAITALL)
+            except (BlockingIOError, InterruptedError):
+                if not filled and unless():
+                    return False
+                check.ask()
+                continue
+            except OSError as error:
+                raise ExchangeError(self._describe_loss(error)) from error
+            if not count:
+                closed = ConnectionResetError(errno.ECONNRESET, "it has closed the connection")
+                raise ExchangeError(self._describe_loss(closed))
+            filled += count
+            self._moved[1] += count
+            check.renew()
+        return True
+
+    def _write_all(self, pieces: list[memoryview], why_lost: WhyLost) -> None:
+        check = _SilenceCheck(why_lost)
+        while pieces:
+            try:
+                count = self._connection.sendmsg(pieces[:_MAX_PIECES])
+            except (BlockingIOError, InterruptedError):
+                check.ask()
+                continue
+            except OSError as error:
+                raise ExchangeError(self._describe_loss(error)) from error
+            self._moved[0] += count
+            check.renew()
+            while pieces and count >= len(pieces[0]):
+                count -= len(pieces.pop(0))
+            if count:
+                pieces[0] = pieces[0][count:]
+
+    def _describe_loss(self, error: OSError) -> str:
+        return self.why_cut or f"{self.name} is gone: {error.strerror}"
+
+
+class _SilenceCheck:
+    """Ask, while no bytes move, whether the other end is still there."""
+
+    def __init__(self, why_lost: WhyLost) -> None:
+        self._why_lost = why_lost
+        self._since = 0.0
+
+    def renew(self) -> None:
+        """Reset the time: bytes have moved."""
+        self._since = 0.0
+
+    def ask(self) -> None:
+        """Raise ExchangeError if the other end is lost."""
+        self._since = self._since or time.monotonic() - _SECONDS_BETWEEN_CHECKS
+        why = self._why_lost(time.monotonic() - self._since)
+        if why:
+            raise ExchangeError(why)

@@ -1,0 +1,239 @@
+"""Send tensors between workers and parameter servers, over one channel from every worker to every server.
+
+Variables go to the workers and gradients go to the servers. A worker that begins a step creates a ticket,
+which the graph carries to the servers. The ticket names the worker, the lifetime of its process, and the
+number of its step. So every message belongs to one step of one worker, and the rest of a step that was
+given up is never taken for a part of a later one.
+"""
+
+import abc
+import json
+import logging
+import os
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+
+from tfdist.cluster.addresses import split_address
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import reason_of
+from tfdist.coordination.rendezvous import fingerprint
+from tfdist.coordination.silence import Silence
+from tfdist.transport.channel import Channel, GivenUp, WhyLost
+from tfdist.transport.handshake import ConnectError, ExchangeError, Listener, call, read_exactly
+from tfdist.transport.message import Manifest, read_manifest
+from tfdist.transport.secret import Proofs
+from tfdist.transport.shared_memory import share_memory
+from tfdist.transport.shared_messages import SharedBuffers
+
+__all__ = ["Endpoint", "ServerEndpoint", "WorkerEndpoint", "written_addresses"]
+
+_SECONDS_TO_CONNECT = 15.0
+_HELLO = struct.Struct("!IQ")
+_log = logging.getLogger("tfdist")
+
+Array = np.ndarray[Any, Any]
+
+
+def written_addresses(servers: dict[int, tuple[str, int]]) -> bytes:
+    """Return the address of each server's listener as bytes, for the workers."""
+    return json.dumps([[server, *address] for server, address in servers.items()]).encode()
+
+
+class Endpoint(abc.ABC):
+    """A task's end: sends and receives what operations of a graph ask for; `text` is a manifest."""
+
+    def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
+        self._cluster, self._secret = cluster, secret
+        self._fingerprint = fingerprint(cluster)
+
+    def receive(self, text: bytes, ticket: Array, *_: Array) -> list[Array]:
+        """Receive the arrays of a step."""
+        manifest = read_manifest(text)
+        channel, why_lost = self._channel_for(manifest, ticket)
+        return channel.receive(manifest, int(ticket[2]), why_lost)
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close all channels."""
+
+    @abc.abstractmethod
+    def _channel_for(self, manifest: Manifest, ticket: Array) -> tuple[Channel, WhyLost]:
+        """Return the channel for a step, and the function that says whether its other end is lost."""
+
+    def _describe(self, job: str, index: int) -> str:
+        return f"{job}:{index} at {self._cluster.address((job, index))}"
+
+    def _silence_check(self, job: str, index: int, timeout: float | None) -> WhyLost:
+        return Silence({self._describe(job, index): self._cluster.address((job, index))}, timeout).why_lost
+
+    def _proofs(self, port: int) -> Proofs:
+        # The port differs at each start: so no task takes another for one of an earlier start.
+        return Proofs(self._secret, f"{self._fingerprint} {port}".encode())
+
+
+class WorkerEndpoint(Endpoint):
+    """A worker's end: connects to the servers, and creates tickets."""
+
+    def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
+        super().__init__(cluster, secret)
+        self._index = cluster.task.index if cluster.task else 0
+        self._lifetime = int.from_bytes(os.urandom(7), "big")
+        self._steps = 0
+        self._channels: dict[int, Channel] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, addresses: bytes) -> bytes:
+        """Connect to all servers; return which one cannot be reached and why, or an empty text."""
+        try:
+            with self._lock:
+                self._connect_all(addresses)
+        except ConnectError as error:
+            return str(error).encode()
+        return b""
+
+    def begin(self, addresses: bytes) -> Array:
+        """Return the ticket of a new step, once there is a channel to every server."""
+        with self._lock:
+            try:
+                self._connect_all(addresses)
+            except ConnectError as error:
+                raise ExchangeError(str(error)) from error
+            self._steps += 1
+            for channel in self._channels.values():
+                channel.begin(self._steps)
+            return np.array([self._index, self._lifetime, self._steps])
+
+    def close(self) -> None:
+        """Close all channels."""
+        for channel in list(self._channels.values()):
+            channel.cut("this task ends")
+
+    def hand_over(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
+        """Queue arrays for a server; return the ticket, with which the server waits for them."""
+        manifest = read_manifest(text)
+        channel, why_lost = self._channel_for(manifest, ticket)
+        channel.hand_over(manifest, int(ticket[2]), arrays, why_lost)
+        return ticket
+
+    def receive(self, text: bytes, ticket: Array, *others: Array) -> list[Array]:
+        """Receive arrays from a server."""
+        try:
+            return super().receive(text, ticket, *others)
+        except GivenUp:
+            raise  # the later step needs the channels
+        except ExchangeError as error:
+            self._cut_all(str(error))
+            raise
+
+    def _cut_all(self, why: str) -> None:
+        # After a failure, TensorFlow ends a step only when each of its operations has returned. One that
+        # waits for a server where the step has already ended would never return.
+        for channel in list(self._channels.values()):
+            channel.cut(why)
+
+    def _connect_all(self, addresses: bytes) -> None:
+        for server, host, port in json.loads(addresses):
+            if server not in self._channels or self._channels[server].why_cut:
+                self._channels[server] = self._open_channel(server, host, port)
+
+    def _open_channel(self, server: int, host: str, port: int) -> Channel:
+        name = self._describe("ps", server)
+        try:
+            connection = call((host, port), _pack_server(server), self._proofs(port), _SECONDS_TO_CONNECT)
+            connection.sendall(_HELLO.pack(self._index, self._lifetime))
+            memories = share_memory(connection)
+        except ConnectError as error:
+            raise ConnectError(f"{name}: {error}") from error
+        except OSError as error:
+            connection.close()
+            raise ConnectError(f"{name} closes the connection: {reason_of(error)}") from error
+        return Channel(name, connection, SharedBuffers(*memories) if memories else None)
+
+    def _channel_for(self, manifest: Manifest, ticket: Array) -> tuple[Channel, WhyLost]:
+        del ticket
+        return self._channels[manifest.server], self._silence_check("ps", manifest.server, manifest.timeout)
+
+
+class ServerEndpoint(Endpoint):
+    """A parameter server's end: accepts connections of the workers for as long as it serves."""
+
+    def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
+        super().__init__(cluster, secret)
+        self._index = cluster.task.index if cluster.task else 0
+        self._channels: dict[int, Channel] = {}  # by the lifetime of the worker's process
+        self._workers: dict[int, int] = {}  # the current lifetime of each worker
+        self._moved = 0  # by channels that are closed
+        self._changed = threading.Condition()
+        self._listener = Listener(split_address(cluster.address(("ps", self._index)))[0])
+        threading.Thread(target=self._accept_workers, daemon=True).start()
+
+    def send(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
+        """Send arrays to a worker."""
+        manifest = read_manifest(text)
+        channel, why_lost = self._channel_for(manifest, ticket)
+        channel.send(manifest, int(ticket[2]), arrays, why_lost)
+        return np.array(0)
+
+    def port(self) -> Array:
+        """Return the port that this server listens on."""
+        return np.array(self._listener.port)
+
+    def moved(self) -> Array:
+        """Return how many bytes have gone out and come in, as the sockets have counted them."""
+        with self._changed:
+            return np.array(self._moved + sum(channel.moved for channel in self._channels.values()))
+
+    def close(self) -> None:
+        """Accept no more connections, and close all channels."""
+        self._listener.close()
+        for channel in list(self._channels.values()):
+            channel.cut("this task ends")
+
+    def _accept_workers(self) -> None:
+        for connection in self._listener.callers(
+            _pack_server(self._index), self._proofs(self._listener.port)
+        ):
+            try:
+                worker, lifetime = _HELLO.unpack(read_exactly(connection, _HELLO.size))
+                memories = share_memory(connection)
+            except OSError as error:
+                _log.info("closed the connection %s: %s", connection, error)
+                connection.close()
+                continue
+            with self._changed:
+                for old in {self._workers.get(worker, lifetime), lifetime}:
+                    if old in self._channels:
+                        self._moved += self._channels[old].moved
+                        self._channels.pop(old).cut(f"worker:{worker} has connected again")
+                self._workers[worker] = lifetime
+                shared_buffers = SharedBuffers(*memories) if memories else None
+                self._channels[lifetime] = Channel(
+                    self._describe("worker", worker), connection, shared_buffers
+                )
+                self._changed.notify_all()
+
+    def _channel_for(self, manifest: Manifest, ticket: Array) -> tuple[Channel, WhyLost]:
+        worker, lifetime, _ = (int(number) for number in ticket)
+        with self._changed:
+            # The worker has its end of the channel already, or it would not have created a ticket.
+            if not self._changed.wait_for(lambda: lifetime in self._channels, _SECONDS_TO_CONNECT):
+                raise ExchangeError(
+                    f"{self._describe('worker', worker)} is no longer connected to this server"
+                )
+            channel = self._channels[lifetime]
+        if manifest.is_in_step:
+            return channel, self._silence_check("worker", worker, manifest.timeout)
+        return channel, _never_lost  # asynchronous workers may be silent: others continue
+
+
+def _never_lost(seconds: float) -> str:
+    del seconds
+    return ""
+
+
+def _pack_server(server: int) -> bytes:
+    """Return whose connection it is, in a fixed number of bytes."""
+    return struct.pack("!I", server)

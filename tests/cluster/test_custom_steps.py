@@ -1,0 +1,67 @@
+"""Test models that override train_step: under every strategy, the numbers are those of one process."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import EXAMPLES
+
+from conftest import IN_STEP
+
+CASES = [f"custom_step_cases.{name}" for name in ("trained", "refused")]
+MODELS = ["compiled", "gan", "towers", "accumulated"]
+# float64 has 16 digits. What is compared went through 18 steps and is of the order of one.
+CLOSE = {"rel": 1e-9, "abs": 1e-9}
+
+pytestmark = pytest.mark.skipif(
+    tf.keras.__version__ < "3", reason="a custom step of Keras 2 is run as Keras's own fit runs it"
+)
+
+
+@pytest.fixture(scope="session")
+def expected(cluster_once):
+    name = "custom_step_cases.trained_by_keras"
+    return cluster_once("custom_steps_by_keras", "one_device", [name]).chief[name]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_gives_the_numbers_of_one_process(strategy, model, finished, expected):
+    found, kerass = finished(strategy).chief["custom_step_cases.trained"][model], expected[model]
+
+    assert isinstance(found, dict), found
+    assert found["iterations"] == kerass["iterations"]
+    assert set(found["history"]) == set(kerass["history"])
+    for name, values in kerass["history"].items():
+        assert found["history"][name] == pytest.approx(values, **CLOSE), name
+    for ours, value in zip(found["weights"], kerass["weights"], strict=True):
+        assert np.asarray(ours) == pytest.approx(np.asarray(value), **CLOSE)
+
+
+@pytest.mark.parametrize("model", MODELS[:-1])
+def test_counts_exactly_on_asynchronous_workers(model, finished, expected):
+    found, kerass = finished("parameter_server").chief["custom_step_cases.trained"][model], expected[model]
+
+    assert found["iterations"] == kerass["iterations"]
+    assert set(found["history"]) == set(kerass["history"])
+    assert np.isfinite([value for values in found["history"].values() for value in values]).all()
+    if model == "compiled":
+        assert found["history"]["seen"] == [EXAMPLES, EXAMPLES]
+
+
+def test_asynchronous_workers_refuse_to_accumulate(finished):
+    found = finished("parameter_server").chief["custom_step_cases.trained"]["accumulated"]
+
+    assert "has gradient_accumulation_steps, which counts steps" in found
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])
+def test_refuses_what_replicas_cannot_share(strategy, finished):
+    found = finished(strategy).chief["custom_step_cases.refused"]
+
+    assert (
+        "writes to outside/total, a variable that neither the model nor its metrics have" in found["Outside"]
+    )
+    if strategy == "mirrored":
+        assert "sums up its loss over the batch, and its layers add losses" in found["Penalized"]
+    else:
+        assert "Penalized" not in found

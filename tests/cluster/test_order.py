@@ -1,0 +1,23 @@
+"""Workers cut up one order of the data, also where each of them draws it, or refuse."""
+
+from conftest import run_cluster
+
+CASES = ["order_cases.drawn"]
+
+
+def test_orders_that_differ_between_workers_are_refused(finished):
+    found = finished("multi_worker_mirrored").results
+
+    for result in found.values():
+        drawn = result["order_cases.drawn"]
+        assert drawn["agreed"] == drawn["generated"] == [2.0] * 50
+        assert drawn["own"].startswith("the data set: differs between worker:0 and worker:1")
+        assert "keras.utils.set_random_seed" in drawn["own"]
+
+
+def test_a_script_that_seeds_nothing_draws_the_same_on_all_workers(tmp_path):
+    found = run_cluster(tmp_path, "multi_worker_mirrored", ["order_cases.drawn_first"], workers=2).results
+
+    one, other = (each["order_cases.drawn_first"] for each in found.values())
+    assert one == other
+    assert one["permuted"] == one["by_keras"] == [2.0] * 50

@@ -1,0 +1,38 @@
+"""A script for Keras's own functions gives the same numbers on every strategy."""
+
+import pytest
+from ported_cases import by_keras
+
+from conftest import IN_STEP, SETUPS
+
+CASES = ["ported_cases.ported"]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return by_keras()
+
+
+@pytest.mark.parametrize("strategy", list(SETUPS))
+def test_what_keras_accepts_gives_the_same(strategy, finished, expected):
+    found = finished(strategy).chief["ported_cases.ported"]
+
+    assert type(found["evaluated"]) is list
+    assert found["indices"] == expected["indices"]
+    assert set(found["history"]) == set(expected["history"])
+    assert len(found["history"]["val_loss"]) == 2
+    assert len(found["predicted"][0]) == 1
+    assert len(found["stopped"]) == 2
+    if strategy not in IN_STEP:
+        return
+    for kind in ("history", "arrays"):
+        assert set(found[kind]) == set(expected[kind])
+        for name, values in expected[kind].items():
+            assert found[kind][name] == pytest.approx(values, rel=1e-4)
+    assert found["is_kept"]  # the arrays that a generator has yielded parts of
+    for name in ("evaluated", "alone", "steps", "stopped", "generated"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    for ours, theirs in zip(found["predicted"], expected["predicted"], strict=True):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(other, abs=1e-4)

@@ -1,0 +1,143 @@
+"""What workers and parameter servers send over the TCP transport equals what TensorFlow's gRPC sends."""
+
+import signal
+
+import pytest
+from test_exactness import TOLERANCE, _flat
+from test_lost import begun, lose, says
+
+from conftest import LONGEST, Running, run_cluster, wait_for
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.transport.secret import SECRET
+
+BY_LINE, BY_MEMORY = (
+    {"communication": {"implementation": each}, "min_shard_bytes": 2000} for each in ("tcp", "auto")
+)
+STEPS, HEADER = 12, 45
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv(SECRET, "a secret of these tests alone")
+
+
+@pytest.mark.parametrize("options", [BY_MEMORY, pytest.param(BY_LINE, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("secret")
+def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
+    shape = {"workers": 1, "ps": 2}
+    first = ["ps_transfer_cases.both_ways"]
+    with begun(tmp_path, "parameter_server", "fitting", options=options, first=first, **shape) as (
+        running,
+        _,
+    ):
+        _, lost = lose(running, "ps:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "chief:0", "fit", lost)
+    found = finished.results["chief:0"]["ps_transfer_cases.both_ways"]
+    sent, dense = found["ps_transfer"].pop("sent"), found["ps_transfer"].pop("dense")
+    assert found["ps_transfer"]["weights"] != found["ps_transfer"]["begun"]
+    assert found["ps_transfer"] == {name: found["grpc"][name] for name in found["ps_transfer"]}  # to the bit
+    assert sent == STEPS * (2 * dense * (options is BY_LINE) + 2 * 2 * HEADER)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_updates_in_branches_are_the_same_too(tmp_path):
+    options = {"communication": {"implementation": "tcp"}}
+    cases = ["ps_transfer_cases.in_branches"]
+    finished = run_cluster(tmp_path, "parameter_server_sync", cases, options=options, workers=1, ps=1)
+
+    for name, (tcp, grpc) in finished.chief["ps_transfer_cases.in_branches"].items():
+        assert tcp["sent"] > grpc["sent"] == 0, name
+        assert tcp["weights"] == grpc["weights"] != grpc["begun"], name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
+    cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
+    shape = {"first": cases, "workers": 2, "ps": 2}
+    with begun(tmp_path, "parameter_server_sync", "fitting", options=BY_MEMORY, **shape) as (running, _):
+        _, lost = lose(running, "worker:1")
+        finished = running.wait(40, failures_expected=True)
+
+    says(finished, "chief:0", "fit", lost)
+    for name in ("sgd", "clipped"):
+        ours, kerass = finished.results["chief:0"][f"equivalent_{name}"], keras_itself[name]
+        assert ours["losses"] == pytest.approx(kerass["losses"], **TOLERANCE)
+        pairs = zip(_flat(ours["weights"]), _flat(kerass["weights"]), strict=True)
+        assert all(mine == pytest.approx(its, **TOLERANCE) for mine, its in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
+    shape = {"workers": 2, "ps": 1}
+    with begun(tmp_path, "parameter_server", "surviving", **shape) as (running, order):
+        lose(running, "worker:1")
+        (tmp_path / "killed").touch()
+        wait_for(tmp_path / "without")
+        running.start(Task("worker", 1), order)
+        finished = running.wait(LONGEST)
+
+    found = finished.results["chief:0"]["lost_cases.surviving"]
+    assert found["iterations"] >= 50 * found["epochs"] >= 100  # one without the worker, and one with it
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_a_ps_that_is_silent_is_named(tmp_path):
+    options = {"communication": {"implementation": "tcp", "timeout": 4.0}}
+    order = {"strategy": "parameter_server", "options": options, "cases": ["ps_transfer_cases.impatient"]}
+    cluster = ClusterConfig.local(workers=1, ps=2)
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, {**order, "folder": str(tmp_path)})
+        wait_for(tmp_path / "begun")
+        stopped, lost = lose(running, "ps:0", by=signal.SIGSTOP)
+        try:
+            finished = running.wait(60, failures_expected=True)
+        finally:
+            stopped.kill()
+
+    assert finished.exit_codes["chief:0"] == 138, finished.logs["chief:0"][-3000:]
+    assert f"TaskLost: {lost.removeprefix('lost ')}: does not answer" in finished.logs["chief:0"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_fewer_bits_lead_to_the_same_end(tmp_path):
+    options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
+    cases = ["ps_transfer_cases.narrowed"]
+    found = run_cluster(tmp_path, "parameter_server", cases, options=options, workers=1, ps=1)
+    narrow, whole = found.chief["ps_transfer_cases.narrowed"]
+
+    assert narrow["loss"][-1] == pytest.approx(whole["loss"][-1], rel=0.1)
+    assert narrow["loss"] != whole["loss"]
+    assert narrow["sent"] < 0.4 * STEPS * 2 * whole["dense"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "status"), [("tcp", 2), ("auto", 0)])
+def test_tasks_that_do_not_know_each_other_have_no_post(tmp_path, monkeypatch, implementation, status):
+    cluster = ClusterConfig.local(workers=1, ps=1)
+    options = {"communication": {"implementation": implementation}}
+    cases, folder = ["ps_transfer_cases.way"], str(tmp_path)
+    order = {"strategy": "parameter_server", "options": options, "cases": cases, "folder": folder}
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            monkeypatch.setenv(SECRET, f"a secret of {task} alone")
+            running.start(task, order)
+        finished = running.wait(LONGEST, failures_expected=True)
+
+    log = finished.logs["chief:0"]
+    assert finished.exit_codes["chief:0"] == status, log[-3000:]
+    if status:
+        assert (
+            "ConfigError: communication.implementation tcp: cannot connect the tasks: worker:0 has no connection to ps:0 at"
+            in log
+        )
+        return
+    assert "use TensorFlow's gRPC, which is slower: worker:0 has no connection to ps:0 at" in log
+    assert finished.chief["ps_transfer_cases.way"] == "grpc"

@@ -1,0 +1,119 @@
+"""A script with `tfdist.start()` at its head, as its author runs it: alone and by `tfdist launch`."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+_SCRIPT = """
+import keras
+import numpy as np
+import tfdist
+
+strategy = tfdist.start()
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)
+data = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1))).batch(8)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+tfdist.fit(model, data, epochs=2, verbose=0)
+tfdist.save(model, "saved/model.keras")
+tfdist.save(model, "saved/served")
+restored = keras.models.load_model("saved/model.keras")
+print("equal", all(np.array_equal(*pair) for pair in zip(model.get_weights(), restored.get_weights())), flush=True)
+if tfdist.is_chief():
+    print("chief", type(strategy).__name__, flush=True)
+tfdist.barrier()
+"""
+_MISTAKE = "tfdist.fit(model, data, epochs=-1)\n"
+_LONG = "tfdist.fit(model, data.repeat(), epochs=10_000, steps_per_epoch=100, verbose=0)\n"
+
+
+def _command(script, *launch):
+    task = [sys.executable, str(script)]
+    if not launch:
+        return task
+    return [sys.executable, "-m", "tfdist", "launch", *launch, f"--run_dir={script.parent}", "--", *task]
+
+
+def _written(folder, text):
+    script = folder / "script.py"
+    script.write_text(text)
+    return script
+
+
+def test_a_script_is_ended_by_one_line_and_status_2(tmp_path):
+    script = _written(tmp_path, _SCRIPT + _MISTAKE)
+    run = subprocess.run(_command(script), cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 2, run.stderr
+    assert run.stdout.split("\n")[:2] == ["equal True", "chief OneDeviceStrategy"]
+    line = len((_SCRIPT + _MISTAKE).splitlines())
+    assert run.stderr.rstrip().endswith(f"received -1 ({script}, line {line})")
+    assert "Traceback" not in run.stderr
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["model.keras", "served"]
+    assert keras.models.load_model(tmp_path / "saved" / "model.keras").predict(
+        np.ones((1, 4)), verbose=0
+    ).shape == (1, 1)
+
+
+def test_the_script_of_the_page_runs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "script.md").read_text()
+    script = _written(tmp_path, re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
+    run = subprocess.run(_command(script), cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "model.keras").exists()
+
+
+def test_mirrored_workers_share_a_script_and_end_at_once_on_ctrl_c(tmp_path):
+    script = _written(tmp_path, _SCRIPT + "print('training', flush=True)\n" + _LONG)
+    command = _command(script, "--workers=2", "--threads=1", "--network_isolation=never")
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as launch:
+        try:
+            shown = []
+            for line in launch.stdout:
+                shown.append(line)
+                if sum("training" in said for said in shown) == 2:
+                    break
+            time.sleep(1)  # into the steps, in whose exchanges the main threads wait
+            launch.send_signal(signal.SIGINT)
+            shown += launch.stdout.readlines()
+        finally:
+            launch.terminate()
+    text = "".join(shown)
+    assert launch.returncode == 130, text
+    assert text.count("equal True") == 2
+    assert text.count("chief MultiWorkerMirrored") == 1
+    assert "network_isolation is 'never'" in text
+    assert "had to be killed" not in text
+    assert "has not called tfdist" not in text
+    assert sorted(os.listdir(tmp_path / "saved")) == ["model.keras", "served"]
+
+
+def test_tasks_that_serve_end_with_a_script_of_one_line_more(tmp_path):
+    script = _written(tmp_path, _SCRIPT)
+    command = _command(script, "--workers=1", "--ps=1", "--heartbeat_timeout=60")
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("[chief:0] equal True") == 1
+    assert run.stdout.count("chief ParameterServer") == 1
+    assert "WARNING: the script" not in run.stderr
+
+
+def test_a_launch_says_that_its_tasks_have_nothing_to_do_with_each_other(tmp_path):
+    script = _written(tmp_path, "print('alone')")
+    run = subprocess.run(
+        _command(script, "--workers=2"), cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0
+    assert "WARNING: the script has not called tfdist" in run.stderr
+    assert "Begin it with tfdist.start()" in run.stderr

@@ -1,0 +1,57 @@
+"""Find processes of this machine in /proc by what they were started with."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Process", "naming", "task_of", "with_variable"]
+
+
+class Process(NamedTuple):
+    """Describe a process: its number, its command line, and its variables."""
+
+    pid: int
+    command: str
+    environ: dict[str, str]
+
+    @property
+    def task(self) -> str | None:
+        """Return the name of the task that TF_CONFIG makes it, if there is one."""
+        task = json.loads(self.environ.get("TF_CONFIG", "{}")).get("task")
+        return f"{task['type']}:{task['index']}" if task else None
+
+
+def with_variable(name: str, value: str) -> list[Process]:
+    """Return the processes, zombies aside, that were started with a variable of this value."""
+    found = _with_text("environ", f"{name}={value}")
+    return [process for process in found if process.environ.get(name) == value]
+
+
+def naming(folder: Path) -> list[Process]:
+    """Return the other processes, zombies aside, that name a folder on their command line."""
+    return [process for process in _with_text("cmdline", str(folder)) if process.pid != os.getpid()]
+
+
+def task_of(folder: Path, task: str) -> int:
+    """Return the number of the process that is a task of the run in a folder."""
+    found = [process.pid for process in naming(folder) if process.task == task]
+    assert found, f"no process is {task} of {folder}"
+    return found[0]
+
+
+def _with_text(file: str, text: str) -> Iterator[Process]:
+    """Return the processes one of whose files in /proc has a text in it."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            if os.fsencode(text) in Path("/proc", pid, file).read_bytes():
+                pairs = (word.partition("=") for word in _words(pid, "environ"))
+                environ = {name: value for name, _, value in pairs}
+                yield Process(int(pid), " ".join(_words(pid, "cmdline")), environ)
+
+
+def _words(pid: str, file: str) -> list[str]:
+    """Return the words of a file, each of which ends with a zero byte."""
+    return os.fsdecode(Path("/proc", pid, file).read_bytes()).split("\0")[:-1]

@@ -1,0 +1,118 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tfdist._utils.files import fresh_folder, remove_folder, remove_partial, write_json, write_whole
+from tfdist.errors import StorageError
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "new" / "report.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert os.listdir(path.parent) == ["report.json"]
+
+
+def test_a_folder_appears_when_all_of_it_is_written(tmp_path):
+    final = tmp_path / "exports" / "7"
+    with fresh_folder(final) as partial:
+        (partial / "sub").mkdir()
+        (partial / "sub" / "x").write_text("first")
+        assert not final.exists()
+    with fresh_folder(final) as partial:
+        (partial / "y").write_text("second")
+        assert (final / "sub" / "x").read_text() == "first"
+    assert os.listdir(final) == ["y"]
+    assert os.listdir(final.parent) == ["7"]
+
+
+def test_a_block_that_fails_leaves_what_was_there(tmp_path):
+    final = tmp_path / "7"
+    final.mkdir()
+    with pytest.raises(UnicodeEncodeError), fresh_folder(final) as partial:
+        (partial / "x").write_text("half \ud800", "ascii")
+    assert os.listdir(tmp_path) == ["7"]
+    assert os.listdir(final) == []
+
+
+def test_a_folder_that_somebody_removes_right_after_is_no_error(tmp_path, monkeypatch):
+    opened = os.open
+
+    def removing(*arguments):
+        (tmp_path / "run").rename(tmp_path / "gone")
+        return opened(*arguments)
+
+    monkeypatch.setattr(os, "open", removing)
+    write_json(tmp_path / "run" / "report.json", {"a": 1})
+    assert os.listdir(tmp_path) == ["gone"]
+
+
+def test_removing_what_is_not_there_is_no_error(tmp_path):
+    (tmp_path / "1").mkdir()
+    remove_folder(tmp_path / "1")
+    remove_folder(tmp_path / "1")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_killed_in_the_middle_is_removed_later(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tfdist._utils.files import fresh_folder, write_whole\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "folder = Path(sys.argv[1])\n"
+        "if sys.argv[2] == 'file': write_whole(folder / 'report.json', b'x')\n"
+        "with fresh_folder(folder / '7') as partial: (partial / 'x').write_text('half')\n"
+    )
+    for what in ("file", "folder"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), what], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+    (tmp_path / "6").mkdir()
+    assert len(os.listdir(tmp_path)) == 3
+    remove_partial(tmp_path)
+    remove_partial(tmp_path / "not there")
+    assert os.listdir(tmp_path) == ["6"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="cannot be written: Permission denied"):
+        write_whole(tmp_path / "x", b"")
+
+
+def test_a_file_in_the_way_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file.* cannot be written: .*(exists|Not a directory)"):
+        write_whole(tmp_path / "file" / "x", b"")
+
+
+_FILL = """
+import sys
+from pathlib import Path
+from tfdist.errors import StorageError
+from tfdist._utils.files import fresh_folder
+folder = Path(sys.argv[1])
+try:
+    with fresh_folder(folder / "7") as partial:
+        (partial / "x").write_bytes(bytes(1 << 22))
+except StorageError as error:
+    print(error, list(folder.iterdir()))
+"""
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    script = 'mount -t tmpfs -o size=1m none "$0" && exec "$1" -c "$2" "$0"'
+    run = subprocess.run(
+        [*mount, script, str(tmp_path), sys.executable, _FILL], capture_output=True, text=True, timeout=60
+    )
+    if "mount:" in run.stderr or "unshare:" in run.stderr:
+        pytest.skip(f"no file system can be mounted here: {run.stderr.strip()}")
+    assert "cannot be written: No space left on device" in run.stdout, run.stderr
+    assert run.stdout.endswith("[]\n")

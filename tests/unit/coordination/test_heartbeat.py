@@ -1,0 +1,56 @@
+"""A task that neither ends nor answers is named, and ends those that would wait for it."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.cluster.config import ClusterConfig
+
+# What a task does that waits in a call which never returns.
+WAITS = """
+import logging, sys, time
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.heartbeat import Watcher
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+lead, other, spared, seconds = sys.argv[1:]
+cluster = ClusterConfig(chief=[lead], worker=[other]).with_task("chief", 0)
+with Watcher(cluster, heartbeat_timeout=1.5, spared=[spared]):
+    time.sleep(float(seconds))
+print("went on")
+"""
+
+
+def wait_for(address, *, spared="", seconds="60"):
+    arguments = [sys.executable, "-c", WAITS, "127.0.0.1:1", address, spared, seconds]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+
+
+@pytest.fixture
+def silent():
+    """Give an address where the kernel accepts and nobody answers, as at a stopped process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_silent_task_is_named_and_ends_those_that_wait_for_it(silent):
+    ended = wait_for(silent)
+    assert ended.returncode == 138
+    assert f"tfdist: worker:0 at {silent}: silent for " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_task_that_is_gone_is_named_where_tensorflow_says_nothing():
+    [address] = ClusterConfig.local(workers=1).worker
+    ended = wait_for(address)
+    assert ended.returncode == 138
+    assert f"tfdist: worker:0 at {address}: gone for 1" in ended.stderr  # after 10 s and a question
+
+
+def test_those_that_go_on_without_it_only_name_it(silent):
+    ended = wait_for(silent, spared="worker", seconds="9")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "went on\n"
+    assert ended.stderr.count("training continues without it") == 1

@@ -1,0 +1,248 @@
+"""The tasks of a cluster meet whoever else connects, and say whom they miss."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfdist.cluster.addresses import is_free, split_address
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.rendezvous import find_waiting, fingerprint, hold_rendezvous
+from tfdist.coordination.waiting import await_servers
+from tfdist.errors import ConfigError, TaskLost
+
+SECONDS = 30
+
+
+@pytest.fixture
+def cluster():
+    return ClusterConfig.local(workers=3)
+
+
+@pytest.fixture
+def meeting():
+    """Let tasks hold a rendezvous, each in a thread of its own; all of them end with the test."""
+    with ThreadPoolExecutor() as pool:
+        yield lambda cluster, *indices, timeout=SECONDS, mark=None: [
+            pool.submit(_hold, cluster.with_task("worker", i), mark, timeout) for i in indices
+        ]
+
+
+def _hold(cluster, mark, timeout):
+    return hold_rendezvous(cluster, mark or fingerprint(cluster), timeout=timeout)
+
+
+def port_of(cluster, index):
+    return split_address(cluster.address(("worker", index)))[1]
+
+
+def wait_until_taken(port):
+    end = time.monotonic() + SECONDS
+    while is_free(port):
+        assert time.monotonic() < end, "nobody listens"
+        time.sleep(0.01)
+
+
+def problem(call):
+    with pytest.raises(TaskLost) as found:
+        call.result(SECONDS)
+    return str(found.value)
+
+
+def test_all_meet_whoever_comes_first_and_give_their_ports_back(cluster, meeting):
+    late = meeting(cluster, 1, 2)
+    for index in (1, 2):
+        wait_until_taken(port_of(cluster, index))
+    calls = [*meeting(cluster, 0), *late]
+
+    assert [call.result(SECONDS) for call in calls] == [cluster.tasks()] * 3
+    for index in range(3):
+        with socket.create_server(("", port_of(cluster, index))):  # connections in TIME_WAIT are no hindrance
+            pass
+
+
+def test_the_evaluator_is_not_called(meeting):
+    cluster = ClusterConfig.local(workers=2, chief=1, evaluator=1)
+    with ThreadPoolExecutor() as pool:
+        calls = [
+            pool.submit(_hold, cluster.with_task(*task), None, SECONDS) for task in cluster.training().tasks()
+        ]
+        assert {call.result(SECONDS) for call in calls} == {cluster.training().tasks()}
+
+
+def test_who_is_missing_is_named_by_all_and_in_the_end_given_up(cluster, meeting, caplog, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.waiting._SECONDS_BEFORE_FIRST_REPORT", 0.5)
+    lead, member = [*meeting(cluster, 0, timeout=2), *meeting(cluster, 1, timeout=3)]
+    missing = f"worker:2 at {cluster.address(('worker', 2))}: connection refused"
+
+    assert problem(lead) == f"make_strategy: waited 2 s for {missing}. Start it, or see its log"
+    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert f"waiting for {missing} (1 s of 2 s)" in told
+    assert f"waiting for {missing} (1 s of 3 s)" in told
+    assert 3 <= len(told) <= 5  # by both, after 0.5 and 1 s, and by the lead not later
+    assert problem(member) == (
+        f"make_strategy: waited 3 s for worker:0 at {cluster.address(('worker', 0))}: connection refused;"
+        " it was waiting for worker:2. Start it, or see its log"
+    )
+
+
+def test_a_lead_that_does_not_come_is_named(cluster, meeting):
+    lead = f"worker:0 at {cluster.address(('worker', 0))}"
+    assert [problem(call) for call in meeting(cluster, 1, 2, timeout=1)] == [
+        f"make_strategy: waited 1 s for {lead}: connection refused. Start it, or see its log"
+    ] * 2
+
+
+def test_why_somebody_cannot_be_reached_is_said(cluster, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.health._ANSWER_TIMEOUT", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", port_of(cluster, 1))),
+        socket.create_server(("127.0.0.1", port_of(cluster, 2)), backlog=0) as full,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(3):  # the kernel answers nobody more
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        others = ClusterConfig(worker=(*cluster.worker, "no-such-host.invalid:2"), task=("worker", 0))
+        for wait in (
+            lambda: hold_rendezvous(others, "", timeout=2),
+            lambda: await_servers("make_strategy", others, others.tasks()[1:], timeout=2),
+        ):
+            with pytest.raises(TaskLost) as found:
+                wait()
+            first, second, third = str(found.value).split("; ")
+            assert first.endswith("accepts connections and does not answer")
+            assert second.endswith(": timed out")
+            assert third.startswith("worker:3 at no-such-host.invalid:2: its name is unknown (")
+
+
+def test_strangers_are_in_nobodys_way(cluster, meeting):
+    members = meeting(cluster, 1, 2)
+    address = ("127.0.0.1", port_of(cluster, 1))
+    wait_until_taken(address[1])
+    with contextlib.ExitStack() as stack:
+        for words in [b""] * 40 + [
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x16\x03\x01\n",
+            b"{}\n",
+            b'{"type": "call"}\n',
+        ]:
+            stranger = stack.enter_context(socket.create_connection(address, timeout=SECONDS))
+            stranger.sendall(words)
+        endless = b"x" * (1 << 26)
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            stranger.sendall(endless)
+        calls = [*meeting(cluster, 0), *members]
+        assert [call.result(SECONDS) for call in calls] == [cluster.tasks()] * 3
+
+
+def test_a_stranger_where_a_task_should_be_is_not_taken_for_it(cluster, meeting):
+    with socket.create_server(("", port_of(cluster, 1))) as stranger, ThreadPoolExecutor() as pool:
+        small = ClusterConfig(worker=cluster.worker[:2], task=("worker", 0))
+        lead = pool.submit(hold_rendezvous, small, "", timeout=2)
+        for words in (
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            b"[" * 100_000,
+            b'{"type": "answer", "cluster": "", "task": "x"}\n',
+        ):
+            line, _ = stranger.accept()
+            with line, contextlib.suppress(OSError):
+                line.sendall(words)
+                while line.recv(4096):
+                    pass
+        assert "worker:1" in problem(lead)
+
+
+def test_clusters_of_other_configurations_do_not_mix(cluster, meeting):
+    lead, *members = [*meeting(cluster, 0, timeout=1), *meeting(cluster, 1, 2, timeout=1.5, mark="another")]
+
+    assert "worker:1" in (said := problem(lead))
+    assert said.count("is a task of another cluster, or of another configuration of this one") == 2
+    for member in members:
+        assert (
+            "connection refused; a task of another cluster, or with another configuration, calls this task's address"
+            in problem(member)
+        )
+
+
+def test_the_fingerprint_tells_clusters_and_settings_apart(cluster):
+    marks = [
+        fingerprint(cluster),
+        fingerprint(cluster, "ring"),
+        fingerprint(cluster, "ring", 0),
+        fingerprint(ClusterConfig(worker=cluster.worker[:2])),
+        fingerprint(ClusterConfig(worker=cluster.worker[::-1])),
+    ]
+    assert len(set(marks)) == len(marks)
+    assert fingerprint(cluster.with_task("worker", 1)) == fingerprint(cluster.with_task("worker", 0))
+
+
+def test_a_task_that_comes_and_goes_is_awaited_again(cluster, meeting):
+    code = (
+        "from tfdist.cluster.config import ClusterConfig; from tfdist.coordination.rendezvous import *\n"
+        f"cluster = ClusterConfig(worker={cluster.worker!r}, task=('worker', 2))\n"
+        f"hold_rendezvous(cluster, fingerprint(cluster), timeout={SECONDS})\n"
+    )
+    lead = meeting(cluster, 0)
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", code]) as process:
+            wait_until_taken(port_of(cluster, 2))
+            time.sleep(0.3)
+            process.kill()
+    member = meeting(cluster, 1)
+    time.sleep(0.3)
+    assert not lead[0].done()
+    calls = [*lead, *member, *meeting(cluster, 2)]
+    assert [call.result(SECONDS) for call in calls] == [cluster.tasks()] * 3
+
+
+def test_a_taken_port_is_the_users_to_free(cluster):
+    with (
+        socket.create_server(("", port_of(cluster, 1))),
+        pytest.raises(ConfigError, match="cannot be listened on"),
+    ):
+        hold_rendezvous(cluster.with_task("worker", 1), "", timeout=1)
+
+
+def test_a_lead_that_falls_silent_is_lost(cluster, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.rendezvous.member._LEAD_TIMEOUT", 0.5)
+    mark = fingerprint(cluster)
+    with ThreadPoolExecutor() as pool:
+        member = pool.submit(_hold, cluster.with_task("worker", 1), mark, 1.5)
+        wait_until_taken(port_of(cluster, 1))
+        with socket.create_connection(("127.0.0.1", port_of(cluster, 1)), timeout=SECONDS) as lead:
+            lead.sendall(
+                f'{{"type":"call","cluster":"{mark}","task":"worker:1","missing":{{}},"start":[]}}\n'.encode()
+            )
+            assert b'"worker:1"' in lead.recv(4096)
+            assert lead.recv(4096) == b""
+        assert f"worker:0 at {cluster.address(('worker', 0))}: connection refused" in problem(member)
+
+
+def test_enough_begin_without_those_who_do_not_come(cluster, meeting):
+    mark, last = fingerprint(cluster), cluster.tasks()[2:]
+    member = meeting(cluster, 1)[0]
+    with ThreadPoolExecutor() as pool:
+        lead = pool.submit(
+            hold_rendezvous, cluster.with_task("worker", 0), mark, timeout=SECONDS, least=2, wait=1.0
+        )
+        assert lead.result(SECONDS) == member.result(SECONDS) == cluster.tasks()[:2]
+
+    assert find_waiting(cluster, last, mark) == ()
+    late = meeting(cluster, 2, timeout=2)[0]
+    wait_until_taken(port_of(cluster, 2))
+    assert find_waiting(cluster, last, mark) == last
+    assert find_waiting(cluster, last, "another") == ()
+    assert "worker:0" in problem(late)
+
+
+def test_too_few_do_not_begin(cluster, meeting):
+    member = meeting(cluster, 1, timeout=2)[0]
+    with pytest.raises(TaskLost, match="worker:2"):
+        hold_rendezvous(cluster.with_task("worker", 0), fingerprint(cluster), timeout=1.5, least=3, wait=0.5)
+    assert "make_strategy: waited 2 s for worker:" in problem(member)

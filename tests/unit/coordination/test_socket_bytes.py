@@ -1,0 +1,97 @@
+"""What the kernel counts of this process's connections, on real ones."""
+
+import contextlib
+import socket
+import sys
+import time
+
+import pytest
+
+from tfdist.coordination.socket_bytes import Connections
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
+OPENED = 1  # the kernel counts the opening of a connection like a byte
+
+
+@contextlib.contextmanager
+def connected(host="127.0.0.1"):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as caller,
+    ):
+        called, _ = server.accept()
+        with called:
+            yield server.getsockname()[1], caller, called
+
+
+def send(sender, receiver, count):
+    sender.sendall(bytes(count))
+    while count:
+        count -= len(receiver.recv(count))
+
+
+def counted(connections, least):
+    """Give the count when what has been received has been acknowledged, too."""
+    end = time.monotonic() + 5
+    while (sent := connections.bytes_sent()) < least and time.monotonic() < end:
+        time.sleep(0.01)
+    return sent
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_each_end_counts_what_it_has_sent(host):
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with connected(host) as (port, caller, called):
+        # Both ends are this process's; with the machine, or only what comes in at the port.
+        both, serving = Connections(0, [host]), Connections(port, [])
+        before = both.bytes_sent() - OPENED
+        send(caller, called, 300_000)
+        send(called, caller, 50_000)
+        assert counted(both, before + 350_000) == before + 350_000 + OPENED
+        assert counted(serving, 50_000) == 50_000
+        send(called, caller, 1_000)
+        assert counted(serving, 51_000) == 51_000
+
+
+def test_connections_with_other_machines_are_not_counted():
+    with connected("127.0.0.2") as (_, caller, called), connected("127.0.0.3") as (_, stranger, strange):
+        connections = Connections(0, ["127.0.0.2"])
+        send(stranger, strange, 1_000)
+        assert connections.bytes_sent() == OPENED
+        send(caller, called, 10)
+        assert counted(connections, 10) == 10 + OPENED
+
+
+def test_an_address_of_ipv4_in_the_form_of_ipv6_is_the_same_machine():
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server,
+        socket.create_connection(("127.0.0.1", server.getsockname()[1])) as caller,
+    ):
+        called, (address, *_) = server.accept()
+        with called:
+            assert address == "::ffff:127.0.0.1"
+            connections = Connections(0, ["localhost"])
+            before = connections.bytes_sent()
+            send(called, caller, 1_000)
+            assert counted(connections, before + 1_000) == before + 1_000
+
+
+def test_a_closed_connection_counts_for_what_it_had_sent():
+    with connected() as (port, caller, called), Connections(port, []) as connections:
+        send(called, caller, 1_000)
+        assert counted(connections, 1_000) == 1_000
+        caller.close()
+        called.close()
+        with socket.socket() as again:  # which gets the number of the one that was closed
+            assert connections.bytes_sent() == 1_000, again
+
+
+def test_a_block_looks_by_itself():
+    with connected() as (port, caller, called), Connections(port, []) as connections:
+        send(called, caller, 1_000)
+        time.sleep(2)
+        caller.close()
+        called.close()
+        assert connections.bytes_sent() == 1_000

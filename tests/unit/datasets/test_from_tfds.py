@@ -1,0 +1,152 @@
+"""Check data sets of tensorflow-datasets: prepared ones, ones that cannot be fetched, and damaged ones."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfdist.datasets.registry import open_data
+from tfdist.errors import DataError
+
+pytestmark = [
+    # tensorflow-datasets and what it imports warn of their own affairs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture
+def real():
+    """Give a folder where MNIST and CIFAR-10 are prepared."""
+    folder = os.environ.get("TFDS_DATA_DIR", "")
+    if not folder or not (Path(folder) / "mnist").is_dir() or not (Path(folder) / "cifar10").is_dir():
+        pytest.skip("TFDS_DATA_DIR names no folder in which mnist and cifar10 are prepared")
+    return Path(folder)
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """Make every host unreachable at once: a proxy on a port where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        yield
+
+
+def test_real_mnist(real, tmp_path):
+    data = open_data("mnist", cache_dir=tmp_path)
+    assert (data.train_examples, data.test_examples, data.image_shape) == (60_000, 10_000, (28, 28, 1))
+    images, labels = data.prepared.split("test").arrays()
+    assert np.bincount(labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert 0.130 < images.mean() / 255 < 0.134
+    assert open_data("mnist", cache_dir=tmp_path) == data
+
+
+def test_a_corrupt_record_is_named(real, tmp_path, nowhere):
+    shutil.copytree(real / "mnist", tmp_path / "mnist")
+    (path,) = (tmp_path / "mnist").rglob("mnist-train.tfrecord*")
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(5_000_000)
+        file.write(b"\xff\x00\xff")
+    with pytest.raises(DataError) as caught:
+        open_data("mnist", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="digits")
+    assert str(path) in str(caught.value)
+    number = int(str(caught.value).partition("record ")[2].partition(":")[0])
+    assert 10_000 < number < 40_000
+    assert "to prepare the data set again" in str(caught.value)
+
+
+def test_what_cannot_be_fetched_says_in_seconds_what_to_do(tmp_path, nowhere):
+    start = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        open_data("mnist", data_dir=tmp_path / "tfds", cache_dir=tmp_path / "cache")
+    assert time.monotonic() - start < 60  # it takes minutes to find out by trying
+    message = str(caught.value)
+    assert message.startswith(
+        f"mnist: is not in {tmp_path / 'tfds'}, and the download would fail: 127.0.0.1: "
+    )
+    for word in (
+        "data_dir",
+        "TFDS_DATA_DIR",
+        "train-images-idx3-ubyte.gz",
+        "downloads/manual",
+        "if_unavailable",
+    ):
+        assert word in message
+
+
+def test_a_substitute_says_so(tmp_path, nowhere, caplog):
+    data = open_data("cifar10", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="digits")
+    assert (data.name, data.substitute_for, data.train_examples) == ("digits", "cifar10", 60_000)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "training on the drawn 'digits' instead" in warning
+
+
+def test_an_unknown_name(tmp_path, nowhere):
+    with pytest.raises(DataError) as caught:
+        open_data("fashion_mnis", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="digits")
+    assert (
+        str(caught.value) == "data: tensorflow-datasets has no 'fashion_mnis'. Did you mean 'fashion_mnist'?"
+    )
+
+
+MAKE = """
+import sys
+import numpy as np, tensorflow_datasets as tfds
+
+class Own(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+    def _info(self):
+        feature = {"pictures": tfds.features.Image(shape=(4, 4, 3)), "words": tfds.features.Text()}[sys.argv[2]]
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(
+            {"image": feature, "label": tfds.features.ClassLabel(names=["a", "b"])}))
+    def _split_generators(self, manager):
+        return {name: self._generate_examples() for name in sys.argv[3:]}
+    def _generate_examples(self):
+        for key in range(5):
+            image = np.full((4, 4, 3), key, np.uint8) if sys.argv[2] == "pictures" else "word"
+            yield key, {"image": image, "label": key % 2}
+
+Own(data_dir=sys.argv[1]).download_and_prepare()
+"""
+
+
+def make(folder, *arguments):
+    script = folder / "own.py"
+    script.write_text(MAKE)
+    command = [sys.executable, str(script), str(folder), *arguments]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+
+
+def test_any_prepared_name_is_read(tmp_path, nowhere):
+    make(tmp_path, "pictures", "train", "validation")
+    data = open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache")
+    assert (data.train_examples, data.test_examples, data.classes) == (5, 5, ("a", "b"))
+    images, labels = data.prepared.split("train").arrays()
+    assert sorted(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == [
+        (k, k % 2) for k in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("words", "train", "test"),
+            "expected an image and a class label, received image: Text, label: ClassLabel",
+        ),
+        (("pictures", "train"), "expected the splits train and test, received train"),
+    ],
+)
+def test_what_is_not_for_classification_is_refused(tmp_path, nowhere, arguments, message):
+    make(tmp_path, *arguments)
+    with pytest.raises(DataError) as caught:
+        open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="shapes")
+    assert message in str(caught.value)

@@ -1,0 +1,232 @@
+"""What people see of a launch, on terminals, files and pipes, whatever the tasks print."""
+
+import contextlib
+import fcntl
+import io
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.console import Screen, _describe_progress, _duration
+from tfdist.launcher.report_pipe import Progress
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ONE = {"workers": 1}
+REPORTING = """
+import time
+from tfdist.launcher import report_progress
+for step in range(1, 301):
+    report_progress(step, 300, examples_per_second=1234.5, loss=1 / step)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (rb"a\n\nb\n", "[worker:0] a\n[worker:0] \n[worker:0] b\n"),
+        (rb"no end", "[worker:0] no end\n"),
+        (rb"\xff\xfe latin \xe9\n", "[worker:0] \\xff\\xfe latin \\xe9\n"),
+        (rb"caf\xc3\xa9\r\n", "[worker:0] café\n"),
+        (rb"1/3\r2/3\r3/3\n", "[worker:0] 3/3\n"),
+        (
+            rb"I0000 00:00:1795267459.73 299 port.cc:153] on.\nW0000 00:00:1.2 3 a.cc:1] b\n",
+            "[worker:0] W0000 00:00:1.2 3 a.cc:1] b\n",
+        ),
+        (rb"\x1b[31mred\x1b[0m\x1b[2K\x07\x00!\n", "[worker:0] red!\n"),
+    ],
+)
+def test_whatever_is_printed_is_shown_as_lines(tmp_path, printed, shown):
+    _, all_shown = run(f"import os; os.write(1, b'{printed.decode()}')", tmp_path, ClusterConfig.local())
+    assert "".join(line for line in all_shown.splitlines(True) if not line.startswith("[launcher]")) == shown
+    log = (tmp_path / "logs/worker-0.log").read_bytes()
+    assert log == printed.decode("unicode_escape").encode("latin-1")
+
+
+def test_a_line_of_many_megabytes_is_cut_and_kept_whole_in_the_log(tmp_path):
+    _, shown = run("print('x' * 5_000_000)", tmp_path, ClusterConfig.local())
+    assert shown.count("x") == 5_000_000
+    assert max(map(len, shown.splitlines())) < 200_000
+    assert (tmp_path / "logs/worker-0.log").stat().st_size == 5_000_001
+
+
+def test_100_megabytes_are_shown_whole_in_little_memory(tmp_path):
+    code = "import os\nfor _ in range(1000): os.write(1, (b'x' * 99 + b'\\n') * 1000)"
+    command = driver(code, tmp_path, cluster=ONE)
+    measured = "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
+    with open(tmp_path / "shown", "wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", measured, *command],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS,
+            check=True,
+        )
+    assert int(done.stderr) < 100 * 1024  # KiB
+    assert (tmp_path / "logs/worker-0.log").stat().st_size == 100_000_000
+    with open(tmp_path / "shown") as file:
+        assert sum(line == "[worker:0] " + "x" * 99 + "\n" for line in file) == 1_000_000
+
+
+def test_a_full_pipe_delays_no_task_and_loses_no_line(tmp_path):
+    code = "print(('y' * 99 + '\\n') * 20_000, end=''); print('all printed')"
+    with started(driver(code, tmp_path, cluster=ONE)) as process:
+        until(lambda: holds(tmp_path / "logs/worker-0.log", "all printed"), "the task is through")
+        time.sleep(0.5)
+        assert process.poll() is None  # it still has to show it
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, b"")
+    assert out.count(b"y" * 99) == 20_000
+
+
+def test_a_full_pipe_keeps_nobody_from_stopping_the_launcher(tmp_path):
+    code = "import time; print(('y' * 99 + '\\n') * 20_000); time.sleep(600)"
+    with started(driver(code, tmp_path, cluster=ONE)) as process:
+        until(lambda: holds(tmp_path / "logs/worker-0.log", "y" * 99, 20_000), "the task has printed")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 128 + signal.SIGINT
+
+
+def test_a_closed_pipe_stops_the_showing_and_not_the_job(tmp_path):
+    code = "import time\nfor i in range(20): print(i, flush=True); time.sleep(0.05)"
+    with started(driver(code, tmp_path, cluster=ONE).copy()) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.stderr.read()
+        process.wait(SECONDS)
+    assert (tmp_path / "logs/worker-0.log").read_text().split() == [str(i) for i in range(20)]
+
+
+def test_a_terminal_of_ascii_is_no_obstacle(tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    command = driver("print('caf\\u00e9 \\u2026')", tmp_path, cluster=ONE)
+    command[-1] = (
+        command[-1]
+        .replace('"options": {', '"options": {"env": {"PYTHONIOENCODING": "utf-8"}, ')
+        .replace(", }", "}")
+    )
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS, env=env, check=True)
+    assert b"[worker:0] caf\\xe9 \\u2026\n" in done.stdout
+
+
+def test_progress_is_a_line_a_second_at_most_where_there_is_no_terminal(tmp_path):
+    began = time.monotonic()
+    _, shown = run(REPORTING, tmp_path)
+    lines = re.findall(r"\[launcher\] (step .*)", shown)
+    assert 3 <= len(lines) <= time.monotonic() - began + 2
+    assert lines[-1] == "step 300 of 300 (100 %), 1,234 examples/s, loss 0.003333"
+    assert re.fullmatch(r"step \d+ of 300 \(\d+ %\), 1,234 examples/s, loss 0\.\d+, \d s left", lines[1])
+
+
+def test_progress_is_a_live_bar_on_a_terminal(tmp_path):
+    code = REPORTING + "print('the end')"
+    shown = _on_a_terminal(driver(code, tmp_path), columns=60)
+    bars = re.findall(r"\r\x1b\[2K([━─]+ step [^\r\n]*)", shown)
+    assert len(bars) >= 5
+    assert max(map(len, bars)) < 60
+    assert bars[-1].startswith("━" * 24)
+    assert "\x1b[36m[worker:0]\x1b[0m the end\r\n" in shown
+    assert shown.endswith("\r\x1b[2Kdone\r\n")  # the bar is taken away at the end
+
+
+def test_a_terminal_without_a_size_or_colours(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = _on_a_terminal(driver(REPORTING + "print('the end')", tmp_path), columns=0)
+    assert "step 300 of 300 (100 %)" in shown
+    assert "[worker:0] the end\r\n" in shown
+    assert "\x1b[36m" not in shown
+
+
+def test_ctrl_c_on_a_terminal_is_for_the_launcher_alone(tmp_path):
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: print('task saw it'))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\nprint('up', flush=True); time.sleep(600)"
+    )
+
+    def press(terminal):
+        until(lambda: holds(tmp_path / "logs/worker-1.log", "up"), "worker 1 is up")
+        until(lambda: holds(tmp_path / "logs/worker-0.log", "up"), "worker 0 is up")
+        os.write(terminal, b"\x03")
+
+    shown = _on_a_terminal(driver(code, tmp_path), act=press, status=138)
+    assert "SIGINT: ending the tasks" in shown
+    assert "task saw it" not in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s"), (3600, "1 h 0 min"), (360_000, "100 h 0 min")],
+)
+def test_durations_are_in_units_that_people_read(seconds, said):
+    assert _duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("reports", "said"),
+    [
+        ([(0, Progress(5))], "step 5"),
+        ([(0, Progress(5, 0))], "step 5"),
+        ([(0, Progress(1, 10, 0.25, float("nan")))], "step 1 of 10 (10 %), 0.25 examples/s, loss nan"),
+        ([(0, Progress(1_000, 4_000)), (9, Progress(4_000, 4_000))], "step 4,000 of 4,000 (100 %)"),
+        (
+            [(5, Progress(100, 1_000)), (15, Progress(200, 1_000))],
+            "step 200 of 1,000 (20 %), 1 min 20 s left",
+        ),
+    ],
+)
+def test_progress_is_a_sentence(reports, said):
+    assert _describe_progress(reports) == said
+
+
+def test_a_pipe_that_nobody_reads_any_more_wakes_nobody_up():
+    reader, writer = os.pipe()
+    with open(writer, "w") as stream:
+        os.close(reader)
+        screen = Screen(stream, [])
+        screen.say("into the void")
+        screen.refresh()
+        assert not screen.has_unwritten
+        poll = select.poll()
+        with screen.room_wakes(poll):
+            assert poll.poll(0) == []
+
+
+def test_the_time_left_starts_again_with_a_run_that_went_back():
+    stream = io.StringIO()
+    screen = Screen(stream, [])
+    for step in (500, 100):
+        screen.progress(Progress(step, 1_000))
+    screen.refresh(to_the_end=True)
+    assert stream.getvalue() == "[launcher] step 100 of 1,000 (10 %)\n"
+
+
+def _on_a_terminal(command, *, columns=80, act=None, status=0):
+    """Run a command as the foreground of a terminal of its own; give all that it was sent."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    with started([sys.executable, "-c", own, *command], stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        if act:
+            act(master)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: everybody has closed the terminal
+            while data := os.read(master, 65536):
+                shown += data
+        os.close(master)
+        assert process.wait(SECONDS) == status
+    return shown.decode()

@@ -1,0 +1,178 @@
+"""The chief's reports: read as written, never in the way, never into a file of somebody else's."""
+
+import json
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launched import nothing_left, run  # noqa: F401  # a fixture
+
+from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.report_pipe import (
+    VARIABLE,
+    Joined,
+    Progress,
+    Silence,
+    address,
+    read_reports,
+    report_joined,
+    report_progress,
+    report_silent,
+)
+
+COUNTS = st.integers(0, 2**63 - 1)
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.set_blocking(reader, False)
+    monkeypatch.setenv(VARIABLE, address(writer))
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_report_arrives(pipe):
+    report_progress(1, 10)
+    report_progress(2, 10, examples_per_second=12.5, loss=math.inf)
+    data = os.read(pipe[0], 4096)
+    assert list(read_reports(data)) == [Progress(1, 10), Progress(2, 10, 12.5, math.inf)]
+    assert json.loads(data.splitlines()[0]) == {
+        "step": 1,
+        "steps": 10,
+        "examples_per_second": None,
+        "loss": None,
+    }
+
+
+def test_the_launcher_is_told_that_a_task_has_joined(pipe):
+    report_joined()
+    data = os.read(pipe[0], 4096)
+    assert list(read_reports(data + b'{"joined": 1}\n')) == [Joined(True)]
+
+
+@given(
+    COUNTS, COUNTS | st.none(), st.floats(allow_nan=False) | st.none(), st.floats(allow_nan=False) | st.none()
+)
+def test_every_report_is_read_as_it_was_written(step, steps, speed, loss):
+    report = Progress(step, steps, speed, loss)
+    assert list(read_reports(json.dumps(report._asdict()).encode() + b"\n")) == [report]
+
+
+@given(
+    st.binary()
+    | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)
+    .map(json.dumps)
+    .map(str.encode)
+)
+def test_anything_else_is_no_report(data):
+    assert list(read_reports(data)) == []
+
+
+@pytest.mark.parametrize("value", [None, -1, 2**63, "1", 1.5, [1]])
+def test_a_step_is_a_count(value):
+    assert list(read_reports(json.dumps({"step": value}).encode())) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"silent": None, "seconds": 1},
+        {"silent": "ps:0"},
+        {"silent": "ps:0", "seconds": -1},
+        {"silent": "ps:0", "seconds": "1"},
+        {"silent": "ps:0", "seconds": math.inf},
+        {"silent": "ps:0", "seconds": 1, "step": 1},
+    ],
+)
+def test_a_silence_is_a_task_and_seconds(values):
+    assert list(read_reports(json.dumps(values).encode())) == []
+
+
+def test_a_broken_report_hides_no_other():
+    data = b'{"step": 1}\nnonsense\n{"silent": "ps:0", "seconds": 2.5}\n{"step": 3}\n'
+    assert list(read_reports(data)) == [Progress(1), Silence("ps:0", 2.5), Progress(3)]
+
+
+def test_a_full_pipe_makes_nobody_wait(pipe):
+    for step in range(5_000):  # more than a pipe holds
+        report_progress(step)
+    data = os.read(pipe[0], 1 << 20)
+    assert data.endswith(b"\n")  # a report is there whole or not at all
+    assert 100 < len(data.splitlines()) < 5_000
+
+
+def test_without_a_launcher_nothing_happens(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert report_progress(1) is None
+    assert report_silent("worker:1", 30) is False
+
+
+def test_a_launcher_that_is_gone_is_no_matter(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setenv(VARIABLE, address(writer))
+    os.close(reader)
+    report_progress(1)
+    assert report_silent("worker:1", 30) is False
+    os.close(writer)
+    report_progress(1)
+    assert report_silent("worker:1", 30) is False
+
+
+def test_a_file_under_the_same_number_is_not_written_to(pipe, tmp_path, monkeypatch):
+    inode = os.fstat(pipe[1]).st_ino
+    with open(tmp_path / "records", "wb") as file:
+        monkeypatch.setenv(VARIABLE, f"{file.fileno()}:{inode}")
+        report_progress(1)
+        monkeypatch.setenv(VARIABLE, f"{file.fileno()}:{os.fstat(file.fileno()).st_ino}")
+        report_progress(1)
+    assert (tmp_path / "records").read_bytes() == b""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_only_the_chief_is_asked(tmp_path):
+    run(f"import os; print({VARIABLE!r} in os.environ)", tmp_path)
+    assert [(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)] == ["True\n", "False\n"]
+
+
+# What the launcher learns from its supervisor and from the chief comes in no order: whoever asks for a task's end
+# asks until it has ended. The task stands still, as one does that is stopped or whose machine swaps.
+SILENCING = """
+import json, os, signal, time
+from pathlib import Path
+from tfdist.launcher import report_silent
+index, here = json.loads(os.environ["TF_CONFIG"])["task"]["index"], Path({here!r})
+if index:
+    (here / "pid").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not ((here / "pid").exists() and (here / "pid").read_text()):
+    time.sleep(0.01)
+time.sleep({age})
+for name in ("worker:7", "everybody"):
+    report_silent(name, 0.1)
+while report_silent("worker:1", {seconds}):
+    time.sleep(0.05)
+    {then}
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_silent_task_is_killed_and_is_the_root_cause(tmp_path):
+    code = SILENCING.format(here=str(tmp_path), age=0.3, seconds=0.204, then="")
+    with pytest.raises(LaunchError, match=r"worker:1: exited with -9 \(SIGKILL, pid \d+\); log") as caught:
+        run(code, tmp_path)
+    assert caught.value.shown.count("[launcher] worker:1 silent for 0.2 s: killing it\n") == 1
+    assert caught.value.may_pass
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_who_has_not_lived_for_so_long_cannot_have_been_silent(tmp_path):
+    code = SILENCING.format(here=str(tmp_path), age=0, seconds=600, then="break")
+    report, shown = run(code, tmp_path, grace=0.2)
+    assert "silent" not in shown
+    # It was stopped; of the signals it takes SIGTERM all the same.
+    assert [each.code for each in report.exits] == [0, -15]

@@ -1,0 +1,305 @@
+"""Lost tasks are started again, alone or with all the others, and no oftener than allowed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from launched import SECONDS, alive, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError
+from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.supervisor.restart_pause import Patience
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+# Each process knows which task it is, and how many it has been before.
+LIVES = """
+import json, os, signal, sys, time
+from pathlib import Path
+here = Path({here!r})
+me = "{{type}}-{{index}}".format(**json.loads(os.environ["TF_CONFIG"])["task"])
+with open(here / f"{{me}}.lives", "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+life = (here / f"{{me}}.lives").read_text().count("\\n")
+print(f"life {{life}}", flush=True)
+def until(name, life):
+    while not (here / f"{{name}}.lives").exists() or (here / f"{{name}}.lives").read_text().count("\\n") < life:
+        time.sleep(0.01)
+"""
+DIE = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def lives(folder):
+    return {file.stem: file.read_text().count("\n") for file in folder.glob("*.lives")}
+
+
+def live(folder, code, cluster, **options):
+    """Launch code for tasks that may be lost; give the report, what was shown, and how often each lived."""
+    try:
+        report, shown = run(LIVES.format(here=str(folder)) + code, folder, cluster, **options)
+    except LaunchError as error:
+        return error, error.shown, lives(folder)
+    return report, shown, lives(folder)
+
+
+def parameter_servers():
+    return ClusterConfig.local(workers=2, ps=1)
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"), [(DIE, "-9 (SIGKILL, pid "), ("sys.exit(138)", "138 (pid ")], ids=["signal", "138"]
+)
+def test_a_lost_worker_of_its_own_pace_is_started_again_alone(tmp_path, ending, said):
+    code = f"if me == 'worker-1' and life == 1: {ending}\nif me == 'chief-0': until('worker-1', 2)"
+    report, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
+    assert lived == {"chief-0": 1, "worker-0": 1, "worker-1": 2, "ps-0": 1}
+    (lost,) = (each for each in report.exits if each.again)
+    assert str(lost.task) == "worker:1"
+    assert not any(each.failed for each in report.exits)
+    ending_said = f"[launcher] worker:1 exited with {said}"
+    assert ending_said in shown
+    assert "[launcher] starting worker:1 again, alone (restart 1 of 3)\n" in shown
+    assert shown.splitlines()[-1].startswith(
+        f"[launcher] lost, and started again: worker:1 exited with {said}"
+    )
+    # What the second life printed follows the first, in the log and on the screen.
+    assert (tmp_path / "logs/worker-1.log").read_text() == "life 1\nlife 2\n"
+    assert "[worker:1] life 2\n" in shown
+
+
+def test_who_is_started_again_has_all_that_the_first_one_had(tmp_path):
+    code = (
+        "(here / f'{me}.{life}').write_text(json.dumps([dict(os.environ), os.readlink('/proc/self/ns/net'),"
+        " os.getcwd(), sorted(os.sched_getaffinity(0)), os.getsid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd'))]))\n"
+        f"if me == 'worker-1' and life == 1: {DIE}\nif me == 'chief-0': until('worker-1', 2)"
+    )
+    live(tmp_path, code, parameter_servers(), restarts=1, alone=["worker"], threads=1, pin=True)
+    assert (tmp_path / "worker-1.1").read_text() == (tmp_path / "worker-1.2").read_text()
+
+
+def test_what_a_lost_task_leaves_is_ended_before_it_comes_again(tmp_path, nothing_left):  # noqa: F811
+    code = (
+        "if me == 'worker-1' and life == 1:\n"
+        "    if os.fork() == 0:\n        os.setsid(); (here / 'left').write_text(str(os.getpid())); time.sleep(600)\n"
+        "    while not ((here / 'left').exists() and (here / 'left').read_text()): time.sleep(0.01)\n"
+        f"    {DIE}\n"
+        "if me == 'worker-1':\n"
+        "    environ = Path('/proc', (here / 'left').read_text(), 'environ')\n"
+        "    print('left:', environ.exists() and environ.read_bytes(), flush=True)\n"
+        "    (here / 'told.lives').write_text('1\\n')\n"
+        "if me == 'chief-0': until('told', 1)"
+    )
+    live(tmp_path, code, parameter_servers(), restarts=1, alone=["worker"])
+    said = (tmp_path / "logs/worker-1.log").read_text()
+    assert said in ("life 1\nlife 2\nleft: False\n", "life 1\nlife 2\nleft: b''\n")  # b'' is of a zombie
+
+
+def test_the_restarts_are_used_up_and_the_chief_saves_its_work(tmp_path):
+    code = (
+        f"if me == 'worker-1':\n    time.sleep(0.1); print('cause', flush=True); {DIE}\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\ntime.sleep(600)"
+    )
+    error, shown, lived = live(tmp_path, code, parameter_servers(), restarts=2, alone=["worker"])
+    assert lived == {"chief-0": 1, "worker-0": 1, "worker-1": 3, "ps-0": 1}
+    assert error.exit_code == 138
+    assert str(error).startswith("worker:1: exited with -9 (SIGKILL, pid ")
+    assert "), after 2 restarts; log: " in str(error)
+    assert [str(each.task) for each in error.exits if each.failed] == ["worker:1"]
+    assert {each.code for each in error.exits if each.asked} == {138}
+    assert error.tail[-1] == "cause"
+    assert "starting worker:1 again, alone (restart 1 of 2)\n" in shown
+    assert "starting worker:1 again, alone in 2 s (restart 2 of 2)\n" in shown
+
+
+def test_what_would_fail_again_is_not_started_again(tmp_path):
+    code = "if me == 'worker-1': sys.exit(3)\ntime.sleep(600)"
+    error, _, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
+    assert str(error).startswith("worker:1: exited with 3 (pid ")
+    assert (error.exit_code, lived["worker-1"]) == (1, 1)
+
+
+@pytest.mark.parametrize("who", ["ps-0", "chief-0", "worker-1"])
+def test_a_task_that_others_need_is_started_again_with_all(tmp_path, who):
+    code = (
+        f"if me == {who!r} and life == 1:\n"
+        "    for name in ('chief-0', 'worker-0', 'worker-1', 'ps-0'): until(name, 1)\n"
+        f"    {DIE}\n"
+        "if life == 1: time.sleep(600)"
+    )
+    report, shown, lived = live(tmp_path, code, parameter_servers(), restarts=1)
+    assert set(lived.values()) == {2}
+    assert [each.again for each in report.exits] == [True] * 4 + [False] * 4
+    name = who.replace("-", ":")
+    assert str(report.exits[0].task) == name
+    assert "[launcher] starting all tasks again (restart 1 of 1)\n" in shown
+    assert shown.splitlines()[-1].startswith(f"[launcher] lost, and started again: {name} exited with -9")
+
+
+def test_the_second_time_all_wait_a_little(tmp_path):
+    code = f"if me == 'worker-1' and life < 3: until('worker-0', life); {DIE}\nif life < 3: time.sleep(600)"
+    _, shown, lived = live(tmp_path, code, ClusterConfig.local(workers=2), restarts=2)
+    assert lived == {"worker-0": 3, "worker-1": 3}
+    assert "starting all tasks again in 2 s (restart 2 of 2)\n" in shown
+
+
+def test_an_evaluator_is_started_again_alone_also_after_the_chief(tmp_path):
+    code = (
+        "if me == 'evaluator-0':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if life == 1 else until('done', 1)\n"
+        f"    if life == 2: {DIE}\n"
+        "if me == 'worker-0':\n"
+        "    until('evaluator-0', 2); (here / 'done.lives').write_text('1\\n')\n"
+    )
+    _, shown, lived = live(tmp_path, code, ClusterConfig.local(workers=2, evaluator=1), restarts=3)
+    assert lived == {"worker-0": 1, "worker-1": 1, "evaluator-0": 3, "done": 1}
+    assert shown.splitlines()[-1].count("evaluator:0 exited with -9") == 2
+
+
+def test_a_server_that_is_lost_after_the_chief_is_done_is_missed_by_nobody(tmp_path):
+    code = f"if me == 'worker-1':\n    until('done', 1); time.sleep(0.3); {DIE}\nif me == 'chief-0': (here / 'done.lives').write_text('1\\n')"
+    report, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
+    assert lived["worker-1"] == 1
+    assert "again" not in shown.replace(str(tmp_path), "")
+    assert [each.code for each in report.exits if each.code] == [-9]
+
+
+def test_a_server_that_came_back_too_late_to_meet_the_chief_is_not_waited_for(tmp_path):
+    code = f"if me == 'worker-1':\n    {DIE} if life == 1 else time.sleep(600)\nif me == 'chief-0': until('worker-1', 2)"
+    report, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"], grace=600)
+    assert lived["worker-1"] == 2
+    assert [each.code for each in report.exits if str(each.task) == "worker:1"] == [-9, -15]
+    assert "did not end" not in shown
+
+
+def test_who_ends_in_the_same_instant_as_the_chief_gets_no_signal(tmp_path):
+    code = (
+        f"if me == 'worker-1':\n    {DIE} if life == 1 else until('stopped', 1)\n"
+        "if me == 'chief-0':\n"
+        "    supervisor = os.getppid()\n    until('worker-1', 2)\n"
+        "    if os.fork() == 0:\n        os.setsid(); time.sleep(0.5); os.kill(supervisor, signal.SIGCONT); os._exit(0)\n"
+        "    os.kill(supervisor, signal.SIGSTOP)\n    (here / 'stopped.lives').write_text('1\\n')\n"
+    )
+    report, _, _ = live(tmp_path, code, parameter_servers(), restarts=1, alone=["worker"])
+    assert [each.code for each in report.exits if str(each.task) == "worker:1"] == [-9, 0]
+
+
+def test_a_silent_task_is_lost(tmp_path):
+    code = (
+        "if me == 'worker-1' and life == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if me == 'chief-0':\n"
+        "    from tfdist.launcher import report_silent\n"
+        "    until('worker-1', 1); time.sleep(0.3)\n"
+        "    while lives() < 2: report_silent('worker:1', 0.2); time.sleep(0.05)\n"
+    ).replace("lives()", "(here / 'worker-1.lives').read_text().count('\\n')")
+    _, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
+    assert lived["worker-1"] >= 2
+    assert lived["chief-0"] == 1
+    first = shown.index(
+        "[launcher] worker:1 silent for 0.2 s: killing it\n[launcher] worker:1 exited with -9"
+    )
+    assert first < shown.index("[launcher] starting worker:1 again, alone (restart 1 of 3)")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whether a process is stopped")
+def test_a_task_that_is_stopped_for_too_long_is_lost(tmp_path):
+    code = (
+        "if me == 'evaluator-0' and life == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if me == 'worker-0': until('evaluator-0', 2)"
+    )
+    cluster = ClusterConfig.local(workers=1, evaluator=1)
+    report, shown, lived = live(tmp_path, code, cluster, restarts=1, heartbeat_timeout=1.0)
+    assert lived == {"worker-0": 1, "evaluator-0": 2}
+    assert re.search(r"\[launcher\] evaluator:0 silent for [1-9][0-9.]* s: killing it\n", shown)
+    assert not any(each.failed for each in report.exits)
+
+
+@pytest.mark.parametrize("alone", [[], ["worker"]], ids=["all", "alone"])
+def test_who_is_told_to_end_starts_nobody_again(tmp_path, alone):
+    code = LIVES.format(here=str(tmp_path)) + f"if me == 'worker-1': {DIE}\ntime.sleep(600)"
+    cluster = {"workers": 2, "ps": 1}
+    with started(driver(code, tmp_path, cluster=cluster, restarts=9, alone=alone)) as process:
+        shown = b""
+        while b" in 2 s (restart 2 of 9)" not in shown:
+            shown = process.stdout.readline()
+            assert shown, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert lives(tmp_path)["worker-1"] == 2
+
+
+def test_a_program_that_is_gone_cannot_be_started_again(tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\nimport os\nos.remove(__file__)\nos.kill(os.getpid(), 9)\n")
+    program.chmod(0o755)
+    command = driver("", tmp_path, cluster={"workers": 1}, restarts=1)
+    command[-1] = json.dumps({**json.loads(command[-1]), "command": [str(program)]})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    said = f"tfdist: worker:0: cannot start '{program}' again: No such file or directory\n"
+    assert done.stderr == said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"restarts": -1}, "restarts: expected 0 or more, received -1"),
+        ({"alone": ["wroker"]}, "alone: there is no 'wroker'. Did you mean 'worker'?"),
+        ({"alone": ["worker"]}, "alone: worker:0 leads the others, which cannot continue without it. Leave worker out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_started_again_is_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError) as caught:
+        run("", tmp_path, **options)
+    assert str(caught.value) == message
+
+
+def test_the_command_line_offers_the_same(tmp_path):
+    code = LIVES.format(here=str(tmp_path)) + (
+        f"if me == 'worker-1' and life == 1: {DIE}\nif me == 'chief-0': until('worker-1', 2)"
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "tfdist",
+        "launch",
+        "--workers",
+        "2",
+        "--ps",
+        "1",
+        "--run_dir",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        [*words, "--restarts", "1", "--alone", "worker", "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "starting worker:1 again, alone (restart 1 of 1)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(
+        "[launcher] lost, and started again: worker:1 exited with -9"
+    )
+    assert lives(tmp_path) == {"chief-0": 1, "worker-0": 1, "worker-1": 2, "ps-0": 1}
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "pauses"),
+    [
+        ([1, 1, 1, 1], [0, 2, 4, 8]),
+        ([3600, 3600, 3600], [0, 0, 0]),
+        ([1, 1, 3600, 1, 1], [0, 2, 0, 0, 2]),
+        ([1] * 9, [0, 2, 4, 8, 16, 32, 60, 60, 60]),
+    ],
+)
+def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
+    patience = Patience()
+    assert [patience.pause_after(seconds) for seconds in lifetimes] == pauses

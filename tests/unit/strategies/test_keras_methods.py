@@ -1,0 +1,62 @@
+"""`model.fit` is tfdist's for models of a cluster's strategy, without `tfdist.start()`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+from tfdist.strategies.keras_methods import replace_methods  # noqa: E402  # after the check for TensorFlow
+
+pytestmark = pytest.mark.skipif(
+    keras.__version__.startswith("2."), reason="Keras 2 trains on clusters itself"
+)
+
+METHODS = ("fit", "evaluate", "predict")
+X, Y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    before = {name: vars(keras.Model)[name] for name in METHODS if name in vars(keras.Model)}
+    for name in before:
+        delattr(keras.Model, name)
+    yield
+    for name in METHODS:
+        delattr(keras.Model, name)
+    for name, method in before.items():
+        setattr(keras.Model, name, method)
+
+
+def compiled() -> Any:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_only_models_of_such_a_strategy_are_trained_by_tfdist() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    replace_methods((tf.distribute.OneDeviceStrategy,))
+    with strategy.scope():
+        model = compiled()
+
+    history = model.fit(X, Y, batch_size=4, epochs=1, steps_per_epoch=3, repeat=True, verbose=0)
+
+    assert model.optimizer.iterations == 3  # the data of one batch begin again, which only tfdist does
+    assert isinstance(model.evaluate(X, Y, verbose=0), float)
+    assert model.predict(X, verbose=0).shape == (4, 1)
+    assert len(history.history["loss"]) == 1
+    with pytest.raises(TypeError, match="repeat"):
+        compiled().fit(X, Y, repeat=True, verbose=0)
+
+
+def test_methods_that_are_replaced_stay() -> None:
+    replace_methods((tf.distribute.OneDeviceStrategy,))
+    before = {name: vars(keras.Model)[name] for name in METHODS}
+
+    replace_methods((tf.distribute.MirroredStrategy,))
+
+    assert {name: vars(keras.Model)[name] for name in METHODS} == before

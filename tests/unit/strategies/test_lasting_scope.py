@@ -1,0 +1,44 @@
+"""The scope that `tfdist.start()` enters lasts when Keras clears its session."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.strategies import lasting_scope  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategies.tf_strategies import Mirrored  # noqa: E402
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ThreadPoolExecutor]]:
+    """Enter a strategy's scope for good in a thread, whose default graph is its own."""
+    at_exit: list[Any] = []
+    monkeypatch.setattr(lasting_scope.atexit, "register", at_exit.append)
+    for module in lasting_scope._modules():
+        monkeypatch.setattr(module, "reset_default_graph", module.reset_default_graph)
+    strategy = Mirrored(["/cpu:0"])
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lasting_scope.enter_for_good, strategy).result()
+        yield strategy, thread
+        thread.submit(at_exit.pop()).result()
+
+
+def test_keras_clears_its_session_and_the_scope_lasts(entered: tuple[Any, ThreadPoolExecutor]) -> None:
+    strategy, thread = entered
+
+    def script() -> tuple[bool, Any]:
+        for _ in range(2):
+            tf.keras.backend.clear_session()
+        return tf.distribute.get_strategy() is strategy, tf.Variable(1.0).aggregation
+
+    assert thread.submit(script).result() == (True, tf.VariableAggregation.MEAN)
+
+
+def test_other_threads_stay_outside(entered: tuple[Any, ThreadPoolExecutor]) -> None:
+    strategy, _ = entered
+    tf.keras.backend.clear_session()
+
+    assert tf.distribute.get_strategy() is not strategy

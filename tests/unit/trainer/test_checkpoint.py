@@ -1,0 +1,124 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import ConfigError, StorageError
+from tfdist.trainer.checkpoint import (
+    Checkpoint,
+    check_variables,
+    find_newest,
+    list_steps,
+    open_checkpoint,
+    prune,
+    save,
+)
+
+
+def values(scale=1.0):
+    return {
+        "model/0/dense/kernel": tf.constant([[1.5, -0.0], [np.nan, 3.25]]) * scale,
+        "model/1/count": tf.constant(2**53 - 1, tf.int64),
+        "optimizer/2/momentum": tf.cast([1.0, 0.1], tf.bfloat16),
+    }
+
+
+def test_what_is_saved_is_read_to_the_bit(tmp_path):
+    written = save(tmp_path, 7, values(), {"best": {"accuracy": 0.9}})
+    found = find_newest(tmp_path)
+    assert found == written
+    assert (found.step, found.facts) == (7, {"best": {"accuracy": 0.9}})
+    for value, wanted in zip(found.read(), values().values(), strict=True):
+        assert np.asarray(value).tobytes() == wanted.numpy().tobytes()
+
+
+def test_the_files_are_tensorflows_own(tmp_path):
+    save(tmp_path, 7, values(), {})
+    assert tf.train.load_variable(str(tmp_path / "7" / "variables"), "model/1/count") == 2**53 - 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda folder: (folder / "variables.index").unlink(), "variables.index is missing"),
+        (lambda folder: _flip(folder / "variables.data-00000-of-00001"), "is damaged"),
+        (lambda folder: (folder / "about.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "about.json").write_text("[]"), "cannot be read"),
+        (lambda folder: _change(folder / "about.json", format=99), "is of format 99"),
+        (lambda folder: _change(folder / "about.json", variables=3), "cannot be read"),
+        (lambda folder: _change(folder / "about.json", sha256={"../../etc/passwd": ""}), "passwd is missing"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, caplog, harm, message):
+    save(tmp_path, 5, values(), {})
+    save(tmp_path, 10, values(), {})
+    harm(tmp_path / "10")
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        assert find_newest(tmp_path).step == 5
+    assert message in caplog.text
+
+
+def _flip(file):
+    data = bytearray(file.read_bytes())
+    data[3] ^= 1
+    file.write_bytes(data)
+
+
+def _change(file, **changes):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_there_may_be_none(tmp_path):
+    assert find_newest(tmp_path / "none") is None
+    (tmp_path / "notes").mkdir()
+    assert list_steps(tmp_path) == []
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for step in (5, 10, 15, 20):
+        save(tmp_path, step, values(), {})
+    prune(tmp_path, 2, also=[5])
+    assert list_steps(tmp_path) == [5, 15, 20]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["15", "20", "5"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save(tmp_path, 5, values(), {})
+    save(tmp_path, 5, values(2.0), {})
+    assert find_newest(tmp_path).read()[0][1, 1] == 6.5
+
+
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        ({"a": tf.zeros([3, 2])}, r"it has model/0/dense/kernel 2x2 float32, .* has a 3x2 float32"),
+        ({"a": tf.zeros([2, 2], tf.float64)}, r"2x2 float32, .* has a 2x2 float64"),
+        ({"a": tf.zeros([2, 2])}, r"3 variables, the first extra one model/1/count scalar int64.* has 1"),
+        ({**values(), "more": tf.zeros([4])}, r"it has 3, .* has 4 variables, the first extra one more 4 float32"),
+    ],
+)  # fmt: skip
+def test_another_model_is_refused_with_the_first_difference(tmp_path, mine, message):
+    found = save(tmp_path, 5, values(), {})
+    with pytest.raises(ConfigError, match=message):
+        check_variables(found, mine)
+    check_variables(found, values())
+
+
+def test_a_disk_that_fails_is_said_and_leaves_nothing(tmp_path):
+    (tmp_path / "5").write_text("a file is in the way")
+    (tmp_path / "checkpoints").write_text("here too")
+    with pytest.raises(StorageError, match="cannot be written"):
+        save(tmp_path / "checkpoints", 5, values(), {})
+    assert isinstance(open_checkpoint(tmp_path / "5"), str)
+
+
+def test_one_that_vanishes_before_it_is_read_is_said(tmp_path):
+    found = save(tmp_path, 5, values(), {})
+    prune(tmp_path, 1)
+    for file in found.folder.iterdir():
+        file.unlink()
+    with pytest.raises(StorageError, match="cannot be written or read"):
+        found.read()
+    assert isinstance(found, Checkpoint)

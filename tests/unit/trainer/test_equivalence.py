@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from tfdist.trainer.equivalence import compare
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, losses, weights):
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, losses=np.array(losses), names=np.array(["kernel"]), **{"0": np.array(weights)})
+        return path
+
+    return write
+
+
+def test_equal_records_are_equal(write):
+    one = write("one", [2.0, 1.0], [[1.0, -4.0], [2.0, 3.0]])
+    assert [(each.step, each.worst, each.is_allowed) for each in compare(one, one, None)] == [
+        (1, 0.0, True),
+        (2, 0.0, True),
+    ]
+
+
+def test_the_worst_is_named_relative_to_the_largest_number(write):
+    one = write("one", [2.0, 1.0], [[1.0, -4.0], [2.0, 3.0]])
+    other = write("other", [2.0, 1.0 + 2e-10], [[1.0 + 4e-9, -4.0], [2.0, 3.0]])
+    first, second = compare(one, other, None)
+    assert (first.where, second.where) == ("kernel", "loss")
+    assert first.worst == pytest.approx(1e-9)
+    assert second.worst == pytest.approx(2e-10)
+    assert not first.is_allowed
+    assert not second.is_allowed
+    assert second.other_loss - second.loss == pytest.approx(2e-10)
+
+
+def test_what_is_not_a_number_never_passes(write):
+    one = write("one", [1.0], [[1.0]])
+    (found,) = compare(one, write("other", [1.0], [[np.nan]]), None)
+    assert found.where == "kernel"
+    assert not found.is_allowed
+
+
+def test_in_float32_reordering_says_what_is_allowed(write):
+    one = write("one", [1.0, 1.0], [[1.0], [1.0]])
+    reordered = write("reordered", [1.0, 1.0 + 1e-5], [[1.0], [1.0]])
+    near, far = (
+        write("near", [1.0, 1.0 + 9e-5], [[1.0], [1.0]]),
+        write("far", [1.0, 1.0 + 2e-4], [[1.0], [1.0]]),
+    )
+    assert [each.is_allowed for each in compare(one, near, reordered)] == [True, True]
+    assert [each.is_allowed for each in compare(one, far, reordered)] == [True, False]

@@ -1,0 +1,146 @@
+"""Check that a config's callbacks are called as Keras's fit calls them, and may end a run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import own_objects
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.departure_notice import Departures
+from tfdist.coordination.preemption import Notice
+from tfdist.datasets.registry import open_data
+from tfdist.errors import ConfigError
+from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer.checkpoint import list_steps
+from tfdist.trainer.config import read_config
+from tfdist.trainer.factory import compiled_model
+from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.train_loop import Run
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+keras = tf.keras
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return open_data("digits", examples=(640, 100), cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def train(tmp_path, data):
+    """Train for two epochs of five steps on one device, and return the run, its results and its model."""
+
+    def run(*changes):
+        changes = ("model.name=own_objects:build", "train.epochs=2", "train.schedule=constant", "train.steps_per_execution=1", *changes)  # fmt: skip
+        config = read_config(CONFIGS / "local.yaml", changes).config
+        tf.keras.utils.set_random_seed(config.train.seed)
+        strategy = tf.distribute.get_strategy()
+        context = RunContext(config, ClusterConfig(), strategy, data, tmp_path, Notice(), Departures(()))
+        model = compiled_model(config, data, "logits")
+        one = Run(context, model)
+        try:
+            return one, one.train(), model
+        finally:
+            one.close()
+
+    return run
+
+
+def calls(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def close(one, other):
+    assert [call[:2] for call in one] == [call[:2] for call in other]
+    for (hook, index, logs), (_, _, wanted) in zip(one, other, strict=True):
+        assert logs == pytest.approx(wanted, rel=1e-4), (hook, index)
+
+
+def test_the_calls_are_those_of_keras(train, data, tmp_path):
+    ours, kerass = tmp_path / "ours", tmp_path / "kerass"
+    train(f"train.callbacks=[{{name: own_objects:recorders, path: {ours}}}]")
+    keras.utils.set_random_seed(0)
+    model = own_objects.build(data.image_shape, 10)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    options = {"epochs": 2, "steps_per_epoch": 5, "verbose": 0, "shuffle": False}
+    recorder = own_objects.Recorder(kerass)
+    model.fit(data.train(128), validation_data=data.test(128), callbacks=[recorder], **options)
+    *told, test_begin, test_end = calls(ours)
+    close(told, calls(kerass))
+    assert [test_begin[0], test_end[0]] == ["test_begin", "test_end"]  # of the weights after on_train_end
+
+
+def test_logs_are_those_of_the_whole_epoch_whatever_is_saved_within_it(train, tmp_path):
+    train(f"train.callbacks=[{{name: own_objects:recorders, path: {tmp_path / 'whole'}}}]")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    train(
+        f"train.callbacks=[{{name: own_objects:recorders, path: {tmp_path / 'parts'}}}]",
+        "checkpoint.every=2",
+        # Keras 2 counts in the same variables for training and evaluation.
+        *([] if keras.__version__.startswith("2.") else ["evaluation.every=3"]),
+    )
+
+    def epochs(name):
+        logs = [call[2] for call in calls(tmp_path / name) if call[0] == "epoch_end"]
+        return [{key: value for key, value in log.items() if not key.startswith("val_")} for log in logs]
+
+    assert len(epochs("parts")) == 2
+    for one, other in zip(epochs("parts"), epochs("whole"), strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize(("stop", "step"), [("{name: own_objects:stop, epoch: 1, batch: 2}", 8), ("{name: early_stopping, monitor: loss, min_delta: 100, patience: 1}", 10)])  # fmt: skip
+def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
+    callbacks = f"train.callbacks=[{stop}, {{name: own_objects:recorders, path: {tmp_path / 'calls'}}}]"
+    run, results, _ = train(callbacks, "train.epochs=4")
+    assert (run.step, list_steps(tmp_path / "checkpoints")[-1]) == (step, step)
+    assert [call[:2] for call in calls(tmp_path / "calls") if call[0] in ("epoch_end", "train_end")] == [
+        ["epoch_end", 0],
+        ["epoch_end", 1],
+        ["train_end", None],
+    ]
+    again, same, _ = train(callbacks, "train.epochs=4")
+    assert (again.step, same) == (step, pytest.approx(results))
+    longer, _, _ = train("train.epochs=4")  # without callbacks it goes on
+    assert longer.step == 20
+
+
+def test_what_a_callback_changes_at_the_end_is_evaluated_and_saved(train, tmp_path):
+    _, results, model = train("train.callbacks=[{name: own_objects:stop, epoch: 9, clears: true}]")
+    assert not any(np.any(weight) for weight in model.get_weights())
+    assert results["loss"] == pytest.approx(np.log(10), rel=1e-5)
+    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "10" / "variables"))
+    kernels = [reader.get_tensor(name) for name, shape in reader.get_variable_to_shape_map().items() if shape == [784, 10]]  # fmt: skip
+    assert any(not kernel.any() for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "problem"),
+    [
+        ("early_stoping", "train.callbacks: there is no 'early_stoping'. Did you mean 'early_stopping'?"),
+        ("{name: EarlyStopping, patients: 3}", "train.callbacks: EarlyStopping: has no argument 'patients'. Did you mean 'patience'?"),
+        ("BackupAndRestore", "train.callbacks: BackupAndRestore: is not supported: tfdist saves checkpoints of its own"),
+        ("model_checkpoint", "train.callbacks: model_checkpoint: does not accept its arguments: missing a required argument: 'filepath'"),
+        ("own_objects:nothing", "train.callbacks: own_objects:nothing: expected a callback of Keras or a list of them, received None"),
+        ("own_objects:stopp", "train.callbacks own_objects:stopp: own_objects has no 'stopp'. Did you mean 'stop'?"),
+        ("own_objects:stop", "train.callbacks: own_objects:stop: does not accept its arguments: missing a required argument: 'epoch'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_callback_is_refused(tmp_path, callbacks, problem):
+    (tmp_path / "x.yaml").write_text(f"train: {{callbacks: [{callbacks}]}}")
+    with pytest.raises(ConfigError) as caught:
+        named_callbacks(read_config(tmp_path / "x.yaml").config)
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_mapping_needs_a_name(tmp_path):
+    (tmp_path / "x.yaml").write_text("train:\n  callbacks:\n    - {patience: 3}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_config(tmp_path / "x.yaml")
+    assert str(caught.value).startswith(
+        f"{tmp_path}/x.yaml:3: train.callbacks[0]: expected a name, or a mapping with"
+    )

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import tensorflow as tf
+
+from tfdist.datasets.registry import open_data
+from tfdist.trainer.config import read_config
+from tfdist.trainer.factory import compiled_model
+
+
+@pytest.fixture
+def compiled(tmp_path, cache):
+    def make(text):
+        (tmp_path / "x.yaml").write_text(f"train: {{{text}}}")
+        config = read_config(tmp_path / "x.yaml").config
+        return compiled_model(config, open_data("digits", cache_dir=cache), "logits")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("steps: 8", [0.1] * 8),
+        ("steps: 8, warmup: 0.4", [0.025, 0.05, 0.075, *[0.1] * 5]),
+        ("steps: 8, schedule: cosine", [0.05 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]),
+        (
+            "steps: 7, warmup: 0.4, schedule: cosine",
+            [0.025, 0.05, 0.075, *(0.05 * (1 + math.cos(math.pi * step / 4)) for step in range(4))],
+        ),
+    ],
+)
+def test_the_learning_rate_rises_and_falls(compiled, text, expected):
+    # Keras 2 computes the public one when it has taken a step.
+    rate = compiled(f"{text}, learning_rate: 0.1, optimizer: sgd").optimizer._learning_rate
+    found = [rate(step) if callable(rate) else rate for step in range(len(expected))]
+    assert [float(tf.convert_to_tensor(each)) for each in found] == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "nesterov"), [("sgd", 0, False), ("momentum", 0.9, False), ("nesterov", 0.9, True)]
+)
+def test_the_optimizers_are_those_of_their_names(compiled, name, momentum, nesterov):
+    optimizer = compiled(f"steps: 8, optimizer: {name}").optimizer
+    assert (optimizer.momentum, optimizer.nesterov) == (momentum, nesterov)

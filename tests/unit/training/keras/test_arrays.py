@@ -1,0 +1,152 @@
+"""What Keras's own fit, evaluate and predict take gives the same numbers."""
+
+import inspect
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from tfdist.errors import DataError
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.training.evaluate import evaluate  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.keras import arrays  # noqa: E402
+from tfdist.training.predict import predict  # noqa: E402
+
+keras = tf.keras
+IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"
+COUNT, BATCH = 30, 8
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def points():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(COUNT, 3)).astype("float32")
+    return x, np.eye(2, dtype="float32")[(x.sum(axis=1) > 0).astype(int)], rng.uniform(0.5, 2.0, COUNT)
+
+
+def made():
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Part(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
+    """Read a batch by its index, and count the epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = 0
+
+    def __len__(self):
+        return COUNT // 10
+
+    def __getitem__(self, index):
+        return tuple(array[10 * index : 10 * index + 10] for array in points()[:2])
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+def generated():
+    for index in range(COUNT // 10):
+        yield Part()[index]
+
+
+X, Y, WEIGHTS = points()
+CASES = {
+    "shuffled": lambda: ((X, Y, BATCH, 2), {}),
+    "split": lambda: ((X, Y), {"validation_split": 0.2, "sample_weight": WEIGHTS, "batch_size": BATCH}),
+    "validated": lambda: ((X, Y), {"validation_data": (X, Y, WEIGHTS), "validation_batch_size": 7}),
+    "weighted": lambda: ((X, Y), {"class_weight": {0: 1.0, 1: 3.0}, "batch_size": BATCH}),
+    "tensors": lambda: ((tf.constant(X), tf.constant(Y)), {"shuffle": False, "steps_per_epoch": 2}),
+    "generator": lambda: ((generated(),), {"shuffle": False}),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_fits_as_keras_does(strategy, case):
+    arguments, options = CASES[case]()
+    if IS_KERAS_2:  # its order of several epochs is that of one data set for all of them
+        options["shuffle"] = False
+    theirs = made().fit(*arguments, verbose=0, **options)
+    with strategy.scope():
+        model = made()
+    arguments, _ = CASES[case]()
+    ours = fit(model, *arguments, verbose=0, **options)
+
+    assert set(ours.history) == set(theirs.history)
+    for name, values in theirs.history.items():
+        assert ours.history[name] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_py_dataset_is_told_of_epochs(strategy):
+    with strategy.scope():
+        model = made()
+    ours, theirs = Part(), Part()
+    found = fit(model, ours, epochs=2, shuffle=False, verbose=0)
+    expected = made().fit(theirs, epochs=2, shuffle=False, verbose=0)
+
+    assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
+    assert ours.epochs == 2
+
+
+def test_evaluates_and_predicts_arrays(strategy):
+    with strategy.scope():
+        model = made()
+    expected = made().evaluate(X, Y, BATCH, 0, WEIGHTS)
+    assert evaluate(model, X, Y, BATCH, 0, WEIGHTS) == pytest.approx(expected, rel=1e-5)
+    assert predict(model, X, 7, 0) == pytest.approx(made().predict(X, verbose=0), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((X, Y[:3]), {}, "same number"),
+        ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), Y), {}, r"Yield \(x, y"),
+        ((lambda context: None,), {"class_weight": {0: 1.0}}, "class_weight"),
+        ((X, Y), {"validation_data": (X, Y, Y, Y)}, "received a tuple of 4"),
+        ((3,), {}, "x: "),
+    ],
+)
+def test_refuses_in_one_line_what_keras_does_not_take(strategy, arguments, options, words):
+    with strategy.scope():
+        model = made()
+    with pytest.raises(DataError, match=words) as caught:
+        fit(model, *arguments, verbose=0, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 has further arguments, which Keras 3 has dropped")
+@pytest.mark.parametrize("function", [fit, evaluate, predict])
+def test_arguments_are_in_the_order_of_keras(function):
+    theirs = list(inspect.signature(getattr(keras.Model, function.__name__)).parameters)[1:]
+    ours = list(inspect.signature(function).parameters)[1:]
+    theirs = [name for name in theirs if name != "kwargs"]
+    assert ours[: len(theirs)] == theirs
+
+
+def test_ragged_arrays_are_shuffled_where_several_processes_read_them(strategy, monkeypatch):
+    monkeypatch.setattr(arrays, "_is_read_apart", lambda strategy: True)
+    model = made()
+    tf.random.set_seed(None)  # without a seed, processes share one that `make_strategy` has spread
+    lengths = np.arange(COUNT) % 3 + 1
+    x = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum()), lengths)
+
+    made_of = list(arrays.made_data(model, strategy, x, lengths, batch_size=BATCH, shuffle=True))
+
+    assert [len(y) for _, y in made_of] == [8, 8, 8, 6]
+    found = {tuple(row.numpy()) for rows, _ in made_of for row in rows}
+    assert found == {tuple(row.numpy()) for row in x}
+    for rows, y in made_of:
+        np.testing.assert_array_equal(rows.row_lengths(), y)

@@ -1,0 +1,154 @@
+"""A variable in shards is one variable to Keras; what would be another thing for each shard is refused."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from tfdist.errors import ConfigError
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.strategies.sharded_variable import Partitioner, Sharded  # noqa: E402
+from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.keras.sharded_variables import read_by_rows  # noqa: E402
+from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
+
+keras = tf.keras
+ROWS = 10
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def cut(shards=3):
+    return tf.variable_creator_scope(Partitioner(min_shard_bytes=16, max_shards=shards))
+
+
+def table():
+    return np.arange(ROWS * 4, dtype="float32").reshape(ROWS, 4)
+
+
+def test_shards_are_as_even_as_can_be():
+    with cut():
+        variable = tf.Variable(table(), name="table")
+
+    assert isinstance(variable, Sharded)
+    assert [each.shape[0] for each in variable.variables] == [4, 3, 3]
+    assert np.array_equal(variable, table())
+    assert np.asarray(variable, dtype="float64").dtype == np.float64
+
+
+@pytest.mark.parametrize("indices", [[9, 0, 4, 3, 0], [[7, 1], [2, 8]], []])
+def test_rows_come_in_the_order_of_the_indices(indices):
+    with cut():
+        variable = tf.Variable(table())
+    indices = np.array(indices, "int32")
+
+    assert np.array_equal(tf.gather(variable, indices), table()[indices])
+
+
+def ancestors(operation):
+    """Give the operations that take part in what one gives, and itself."""
+    found = {operation}
+    for each in operation.inputs:
+        found |= ancestors(each.op)
+    return found
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reads for itself")
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_of_an_embedding_nothing_but_rows_is_read_or_cast(mirrored, policy):
+    make = tf.distribute.MirroredStrategy if mirrored else tf.distribute.OneDeviceStrategy
+    strategy = make(["CPU:0"] if mirrored else "CPU:0")
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), keras.layers.Embedding(997, 4, dtype=policy)]
+        )
+    read_by_rows(model.variables)
+
+    @tf.function(autograph=False)
+    def rows(ids):
+        return strategy.run(model, args=(ids,))
+
+    ids = tf.constant([[5, 0, 996]])
+    used = ancestors(rows.get_concrete_function(ids).graph.outputs[0].op)
+    assert not [each for one in used for each in one.outputs if each.shape.rank and each.shape[0] == 997]
+    expected = model.get_weights()[0][[5, 0, 996]].astype("float32" if policy == "float32" else "float16")
+    assert np.array_equal(strategy.experimental_local_results(rows(ids))[0][0], expected)
+
+
+@pytest.mark.parametrize("value", [3.0, [1.0, 2.0]])
+def test_small_variables_are_not_cut(value):
+    with cut():
+        variable = tf.Variable(value)
+
+    assert not isinstance(variable, Sharded)
+
+
+def test_an_initial_value_is_computed_once():
+    calls = []
+    with cut():
+        tf.Variable(lambda: calls.append(1) or tf.zeros([ROWS, 4]))
+
+    assert calls == [1]
+
+
+def test_a_scope_within_a_scope_does_not_cut_shards_again():
+    partitioner = Partitioner(min_shard_bytes=16, max_shards=2)
+    with tf.variable_creator_scope(partitioner), tf.variable_creator_scope(partitioner):
+        variable = tf.Variable(table())
+
+    assert [each.shape.as_list() for each in variable.variables] == [[5, 4], [5, 4]]
+
+
+def model(optimizer="sgd", **options):
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((2,), dtype="int32")
+    words = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 4, **options)(inputs))
+    made = keras.Model(inputs, keras.layers.Dense(1)(words))
+    made.compile(optimizer, "mse")
+    return made
+
+
+def data():
+    x = np.random.default_rng(1).integers(0, ROWS, size=(12, 2)).astype("int32")
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True).astype("float32"))).batch(4)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "Ftrl"])
+def test_every_optimizer_that_works_on_each_number_does_the_same_in_shards(strategy, name):
+    found = []
+    for scope in (cut(1), cut()):
+        with strategy.scope(), scope:
+            made = model(getattr(keras.optimizers, name)(0.01))
+        fit(made, data(), strategy=strategy, epochs=2, verbose=0)
+        weights = np.concatenate([np.ravel(each) for each in made.get_weights()])
+        found.append((weights, predict(made, data(), strategy=strategy)))
+
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "words"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), {}, "clipnorm would compute something else"),
+        (
+            lambda: keras.optimizers.SGD(0.1),
+            {"embeddings_constraint": "non_neg"},
+            "a constraint would compute",
+        ),
+        (lambda: keras.optimizers.Adafactor(0.1), {}, "the optimizer Adafactor would compute"),
+    ],
+)
+def test_refuses_what_would_be_another_thing_for_each_shard(strategy, optimizer, options, words):
+    with strategy.scope(), cut():
+        made = model(optimizer(), **options)
+    with pytest.raises(ConfigError, match=words):
+        fit(made, data(), strategy=strategy, verbose=0)

@@ -1,0 +1,324 @@
+"""The loop in one process: what it refuses, and that it is Keras's own fit to the last digit."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from tfdist.errors import ConfigError, DataError
+
+tf = pytest.importorskip("tensorflow")
+
+from training_helpers import batches, points  # noqa: E402
+
+from tfdist.training.evaluate import evaluate  # noqa: E402
+from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
+
+keras = tf.keras
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def linear(**options):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **options)
+    return model
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_is_keras_fit(strategy, together):
+    alone = linear().fit(batches(), epochs=3, validation_data=batches(), shuffle=False, verbose=0)
+    with strategy.scope():
+        model = linear(steps_per_execution=together)
+    ours = fit(model, batches(), strategy=strategy, epochs=3, validation_data=batches(), verbose=0)
+
+    assert ours.epoch == alone.epoch
+    assert set(ours.history) == set(alone.history)
+    for name, values in alone.history.items():
+        assert ours.history[name] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="the layer is in Keras 3")
+def test_a_layer_that_writes_its_weights_learns_as_in_keras(strategy):
+    def made():
+        keras.utils.set_random_seed(2)
+        wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(4, kernel_regularizer="l2"))
+        model = keras.Sequential([keras.Input((3,)), wrapped, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        return model
+
+    alone = made()
+    history = alone.fit(batches(), epochs=2, shuffle=False, verbose=0)
+    with strategy.scope():
+        model = made()
+    ours = fit(model, batches(), strategy=strategy, epochs=2, verbose=0)
+
+    assert ours.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
+
+
+class Seen(keras.callbacks.Callback):
+    """Note the index that callbacks get at the end of each execution."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append([])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.epochs[-1].append(batch)
+
+
+@pytest.mark.skipif(
+    getattr(keras, "__version__", "2") < "3", reason="Keras 2 ends the training where the data end"
+)
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("steps", [3, 4, 6])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_steps_per_epoch_beyond_the_data_are_those_of_keras(strategy, steps, together):
+    seen = Seen(), Seen()
+    kerass = linear(steps_per_execution=together)
+    arguments = {"epochs": 4, "steps_per_epoch": steps, "verbose": 0}
+    theirs = kerass.fit(batches(), callbacks=[seen[0]], shuffle=False, **arguments)
+    with strategy.scope():
+        model = linear(steps_per_execution=together)
+    ours = fit(model, batches(), callbacks=[seen[1]], **arguments)
+
+    assert seen[1].epochs == seen[0].epochs
+    assert int(model.optimizer.iterations.numpy()) == int(kerass.optimizer.iterations.numpy())
+    assert ours.history["loss"] == pytest.approx(theirs.history["loss"], rel=1e-5)
+
+
+def test_data_that_end_before_the_steps_are_named(strategy):
+    with strategy.scope():
+        model = linear()
+    with pytest.warns(UserWarning, match="ran out of data"):
+        fit(model, batches(), steps_per_epoch=6, verbose=0)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        evaluate(model, batches(), steps=6, verbose=0)
+
+
+def test_repeat_begins_the_data_again(strategy):
+    with strategy.scope():
+        model = linear()
+    seen = Seen()
+    fit(model, batches(), epochs=2, steps_per_epoch=6, repeat=True, callbacks=[seen], verbose=0)
+
+    assert seen.epochs == [[*range(6)], [*range(6)]]
+    assert int(model.optimizer.iterations.numpy()) == 12
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(keras, "config", None), "set_max_epochs"), reason="this Keras has no such limits"
+)
+def test_limits_of_keras_hold(strategy):
+    with strategy.scope():
+        model = linear()
+    seen = Seen()
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        with pytest.warns(UserWarning, match="Limiting"):
+            fit(model, batches().repeat(), epochs=9, callbacks=seen, verbose=0)
+        with pytest.warns(UserWarning, match="Limiting"):
+            assert len(predict(model, batches(), verbose=0)) == 3 * 5
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+
+    assert seen.epochs == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_evaluates_and_predicts_uneven_batches(strategy):
+    with strategy.scope():
+        model = linear()
+    x, y = points()
+    found = predict(model, batches(7), strategy=strategy)
+
+    assert found == pytest.approx(model(x).numpy(), rel=1e-5)
+    expected = {"loss": np.mean((found - y) ** 2), "mae": np.mean(np.abs(found - y))}
+    assert evaluate(model, batches(7), strategy=strategy, verbose=0, return_dict=True) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+class Doubling(keras.Model):
+    """A model that predicts in a way of its own, from all that a batch holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def predict_step(self, data):
+        x, y = data
+        return {"twice": 2 * self(x, training=False), "seen": y}
+
+
+def test_predicts_in_the_way_of_the_model(strategy):
+    with strategy.scope():
+        model = Doubling()
+        model(points()[0])
+        model.compile("sgd", "mse")
+    found = predict(model, batches(7), strategy=strategy)
+    x, y = points()
+    assert found["twice"] == pytest.approx(2 * model(x).numpy(), rel=1e-5)
+    assert found["seen"] == pytest.approx(y)
+
+
+def test_stops_in_the_middle_of_an_epoch(strategy):
+    with strategy.scope():
+        model = linear()
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    history = fit(model, batches(), strategy=strategy, epochs=5, callbacks=[Stop()], verbose=0)
+
+    assert history.epoch == [0]
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+def test_refuses_a_model_that_is_not_compiled(strategy):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ConfigError, match="is not compiled"):
+        fit(model, batches(), strategy=strategy, verbose=0)
+
+
+def test_refuses_what_is_no_model():
+    with pytest.raises(ConfigError, match="expected a Keras model, received a int"):
+        fit(3, batches(), verbose=0)
+
+
+class Own(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        # AutoGraph of TensorFlow 2.12 knows no strict.
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+        return {"mine": loss}
+
+
+class Nothing(keras.Model):
+    def train_step(self, data):
+        return None
+
+
+class Functions(keras.Model):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def of_its_own(kind, **options):
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True, "steps_per_execution": 3}],
+)
+def test_runs_a_train_step_of_its_own_as_keras_does(strategy, options):
+    with strategy.scope():
+        kerass, ours = (of_its_own(Own, **options) for _ in range(2))
+    expected = kerass.fit(batches(), epochs=2, validation_data=batches(), shuffle=False, verbose=0)
+    found = fit(ours, batches(), strategy=strategy, epochs=2, validation_data=batches(), verbose=0)
+
+    assert set(found.history) == set(expected.history) == {"mine", "val_loss"}
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Nothing, "expected a dict from train_step, received a NoneType"),
+        (Functions, "overrides make_train_function, which tfdist does not call"),
+    ],
+)
+def test_refuses_methods_that_say_nothing_to_it(strategy, kind, words):
+    with strategy.scope():
+        model = of_its_own(kind)
+    with pytest.raises(ConfigError, match=words):
+        fit(model, batches(), strategy=strategy, verbose=0)
+
+
+def test_xla_computes_the_same(strategy):
+    losses = []
+    for compiles in (True, False):
+        with strategy.scope():
+            model = linear(jit_compile=compiles)
+        losses.append(fit(model, batches(), strategy=strategy, epochs=2, verbose=0).history["loss"])
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_refuses_a_model_of_another_scope(strategy):
+    with pytest.raises(ConfigError, match=r"within `with strategy.scope\(\):`"):
+        fit(linear(), batches(), strategy=strategy, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": -1}, "epochs: expected a whole number of at least 0, received -1"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch: expected a whole number of at least 1"),
+        ({"validation_freq": 1.5}, "received 1.5"),
+    ],
+)
+def test_refuses_counts_that_mean_nothing(strategy, options, words):
+    with pytest.raises(ConfigError, match="expected") as caught:
+        fit(linear(), batches(), strategy=strategy, verbose=0, **options)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (batches().repeat(), "never ends"),
+        (batches().take(0), "contain no batch"),
+        (lambda context: points(), "expected a tf.data.Dataset returned"),
+    ],
+)
+def test_refuses_data_that_it_cannot_train_on(strategy, data, words):
+    with strategy.scope():
+        model = linear()
+    with pytest.raises(DataError, match=words):
+        fit(model, data, strategy=strategy, verbose=0)
+
+
+def test_validates_after_the_epochs_that_are_named(strategy):
+    arguments = {"epochs": 3, "validation_freq": [1, 3], "callbacks": None, "verbose": 0}
+    alone = linear().fit(batches(), validation_data=batches(), shuffle=False, **arguments)
+    with strategy.scope():
+        model = linear()
+    ours = fit(model, batches(), validation_data=batches(), **arguments)
+
+    assert len(ours.history["val_loss"]) == 2
+    assert ours.history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-5)
+
+
+def test_refuses_in_its_scope_a_model_made_outside():
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    model = linear()
+    with strategy.scope(), pytest.raises(ConfigError, match=r"within `with strategy.scope\(\):`"):
+        fit(model, batches(), strategy=strategy, verbose=0)

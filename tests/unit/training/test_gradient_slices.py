@@ -1,0 +1,122 @@
+"""Sparse gradients keep the slices that they have in one process."""
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.training.gradient_slices import Addend, addends, dense_where_rows_are_shared, summed  # noqa: E402
+
+CONSTANT = tf.constant([0, 1, 2])
+SHARED = {
+    "a range": lambda x: tf.range(3),
+    "a range of a length": lambda x: tf.range(tf.shape(x)[1]),
+    "a range of the last length": lambda x: tf.range(start=0, limit=tf.shape(x)[-1], delta=1),
+    "a constant": lambda x: CONSTANT,
+    "moved": lambda x: tf.where(tf.range(3) < 1, tf.range(3) + 1, tf.cast(tf.range(3), tf.int32)),
+}
+OWN = {
+    "the examples": lambda x: x,
+    "the number of examples": lambda x: tf.range(tf.shape(x)[0]),
+    "a part of the shape": lambda x: tf.range(tf.reduce_prod(tf.shape(x)[0:])),
+    "the number of values": lambda x: tf.range(tf.size(x)),
+    "repeated": lambda x: tf.tile(tf.range(3)[tf.newaxis], [2, 1]),
+    "drawn": lambda x: tf.random.uniform([3], maxval=3, dtype=tf.int32),
+}
+
+
+def _gradient_kind(rows, *, in_branch):
+    table, kinds = tf.Variable(tf.ones([20, 2])), []
+
+    def compute(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows(x)))
+        [gradient] = dense_where_rows_are_shared([tape.gradient(loss, table)])
+        kinds.append(type(gradient))
+        return tf.convert_to_tensor(gradient)
+
+    def step(x):
+        return (
+            tf.cond(tf.shape(x)[0] > 0, lambda: compute(x), lambda: tf.zeros([20, 2]))
+            if in_branch
+            else compute(x)
+        )
+
+    found = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None, None], tf.int32))
+    x = tf.constant([[0, 1, 2]])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, rows(x)))
+    return kinds[0], found(x), tf.convert_to_tensor(tape.gradient(loss, table))
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+@pytest.mark.parametrize("rows", SHARED)
+def test_gradients_of_shared_rows_are_dense(rows, in_branch):
+    kind, found, expected = _gradient_kind(SHARED[rows], in_branch=in_branch)
+
+    assert issubclass(kind, tf.Tensor)
+    assert (found == expected).numpy().all()
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+@pytest.mark.parametrize("rows", OWN)
+def test_gradients_of_other_rows_stay_sparse(rows, in_branch):
+    kind, _, _ = _gradient_kind(OWN[rows], in_branch=in_branch)
+
+    assert kind is tf.IndexedSlices
+
+
+FIRST = {"one lookup": lambda table, x: tf.gather(table, x)}
+TWICE = {"two lookups": lambda table, x: tf.gather(table, x) * tf.gather(table, x + 1)}
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("look_up", [*FIRST.values(), *TWICE.values()], ids=[*FIRST, *TWICE])
+def test_two_losses_make_the_slices_of_their_sum(look_up, is_eager):
+    table = tf.Variable(tf.random.stateless_normal([9, 2], [1, 2]))
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            rows = look_up(table, x)
+            first, second = tf.reduce_sum(rows**2), tf.reduce_sum(rows**3)
+            both = 2.0 * first + 0.5 * second
+        of_first, of_second, expected = (tape.gradient(loss, table) for loss in (first, second, both))
+        [first], [added] = addends([of_first], [of_second])
+        found = summed(first, tf.constant(2.0), added, tf.constant(0.5))
+        return isinstance(added, Addend), found.values, expected.values, found.indices, expected.indices
+
+    step = step if is_eager else tf.function(step, autograph=False)
+    is_addend, values, expected, indices, expected_indices = step(tf.constant([[3, 1], [3, 3]]))
+    assert is_addend
+    assert values.numpy() == pytest.approx(expected.numpy(), rel=1e-5)
+    assert (indices == expected_indices).numpy().all()
+
+
+def test_losses_of_different_lookups_keep_the_slices_of_both():
+    table = tf.Variable(tf.ones([9, 2]))
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        with tf.GradientTape(persistent=True) as tape:
+            first, second = tf.reduce_sum(tf.gather(table, x)), tf.reduce_sum(tf.gather(table, y))
+        gradients = [[tape.gradient(loss, table)] for loss in (first, second)]
+        [first], [second] = addends(*gradients)
+        found = summed(first, tf.constant(1.0), second, tf.constant(2.0))
+        return found.indices, found.values
+
+    indices, values = step(tf.constant([1, 2]), tf.constant([1, 4, 4]))
+    assert indices.numpy().tolist() == [1, 2, 1, 4, 4]
+    assert values.numpy()[:, 0].tolist() == [1, 1, 2, 2, 2]
+
+
+def test_a_dense_gradient_and_a_sparse_one_make_a_dense_one():
+    table = tf.Variable(tf.ones([3, 2]))
+    with tf.GradientTape(persistent=True) as tape:
+        first, second = tf.reduce_sum(table), tf.reduce_sum(tf.gather(table, [1, 1]))
+    dense, sparse = tape.gradient(first, table), tape.gradient(second, table)
+    for one, other, factors in ((dense, sparse, (1.0, 0.5)), (sparse, dense, (0.5, 1.0))):
+        [first], [second] = addends([one], [other])
+        found = summed(first, tf.constant(factors[0]), second, tf.constant(factors[1]))
+        assert found.numpy().tolist() == [[1, 1], [2, 2], [1, 1]]
+    [none], [only] = addends([None], [dense])
+    assert summed(none, tf.constant(1.0), only, tf.constant(3.0)).numpy()[0, 0] == 3
+    assert summed(dense, tf.constant(2.0), None, tf.constant(3.0)).numpy()[0, 0] == 2

@@ -1,0 +1,179 @@
+"""Predicting returns, calls and accepts what Keras's own predict does."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from tfdist.errors import ConfigError, DataError
+
+tf = pytest.importorskip("tensorflow")
+
+from training_helpers import Trace  # noqa: E402
+
+from commands import python  # noqa: E402
+from tfdist.strategies.tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.outputs import joined  # noqa: E402
+from tfdist.training.predict import predict  # noqa: E402
+
+keras = tf.keras
+IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"
+COUNT = 9
+
+
+HAS_SEVERAL = "TFDIST_TEST_SEVERAL_DEVICES" in os.environ
+if HAS_SEVERAL:
+    CPU = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+@pytest.fixture
+def strategy():
+    if HAS_SEVERAL:
+        return Mirrored(["/cpu:0", "/cpu:1"], tf.distribute.ReductionToOneDevice())
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+def test_all_of_this_holds_on_several_devices():
+    """TensorFlow fixes a process's devices once, so the tests of this file run again in another process."""
+    run = python("-m", "pytest", "-q", "-n", "0", __file__, TFDIST_TEST_SEVERAL_DEVICES="1")
+    assert run.returncode == 0, run.stdout
+    assert " passed" in run.stdout
+
+
+def pictures(count=COUNT):
+    return np.random.default_rng(1).normal(size=(count, 6, 6, 2)).astype("float32")
+
+
+def batches(arrays, size=4):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(size)
+
+
+def convolutional():
+    keras.utils.set_random_seed(2)
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input((6, 6, 2)), *layers])
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_predicts_one_picture_and_many(strategy, count):
+    with strategy.scope():
+        model = convolutional()  # not compiled
+    expected = convolutional().predict(batches(pictures(count)), verbose=0)
+    for _ in range(2):
+        found = predict(model, batches(pictures(count)), verbose=0)
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+class Dense(keras.Model):
+    """A model that is built by its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_predicts_with_a_model_that_is_not_built(strategy, compiles):
+    x = pictures()[:, 0, 0]
+    with strategy.scope():
+        model = Dense()
+        if compiles:
+            model.compile("sgd", "mse", metrics=["mae"])
+    found = predict(model, batches(x), verbose=0)
+
+    assert found == pytest.approx(model(x).numpy(), abs=1e-5)
+    if compiles:
+        assert len(fit(model, batches((x, found)), verbose=0).history["loss"]) == 1
+
+
+class Several(keras.Model):
+    """A model of several inputs and outputs, one of them ragged."""
+
+    def call(self, x):
+        first, other = x
+        lengths = 1 + tf.cast(other["word"][:, 0] > 0, tf.int64)
+        return {"sum": (first + other["word"],), "rows": tf.RaggedTensor.from_tensor(first, lengths=lengths)}
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 builds no model of such inputs on several replicas")
+def test_takes_nested_inputs_and_returns_ragged_outputs(strategy):
+    first, word = pictures()[:, 0, 0], pictures()[:, 1, 1]
+    with strategy.scope():
+        model = Several()
+    data = batches(((first, {"word": word}),))
+    found, expected = predict(model, data, verbose=0), Several().predict(data, verbose=0)
+
+    np.testing.assert_array_equal(found["sum"][0], expected["sum"][0])
+    assert found["rows"].to_list() == expected["rows"].to_list()
+
+
+def test_outputs_of_other_sizes_are_ragged_as_in_keras():
+    parts = [np.arange(12.0).reshape(2, 3, 2), np.arange(10.0).reshape(1, 5, 2)]
+    found = joined(parts, np.array([2, 0, 1]))
+
+    assert found.to_list() == [parts[1][0].tolist(), parts[0][0].tolist(), parts[0][1].tolist()]
+    assert found.shape.as_list() == [3, None, 2]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_calls_callbacks_as_keras_does(strategy, together, capsys):
+    traces = Trace(), Trace()
+    kerass = convolutional()
+    with strategy.scope():
+        model = convolutional()
+    for each in (kerass, model):
+        each.compile("sgd", "mse", steps_per_execution=together)
+    kerass.predict(batches(pictures()), callbacks=[traces[0]], verbose=0)
+    predict(model, batches(pictures()), callbacks=traces[1])
+
+    assert traces[1].calls == traces[0].calls
+    assert "3/3" in capsys.readouterr().out  # Keras's progress bar
+
+
+def test_ends_with_the_steps_or_by_a_callback(strategy):
+    with strategy.scope():
+        model = convolutional()
+    endless = batches(pictures()).repeat()
+    assert len(predict(model, endless, steps=5, verbose=0)) == 4 + 4 + 1 + 4 + 4
+    assert len(predict(model, batches(pictures()), callbacks=Trace(until=1), verbose=0)) == 8
+    with pytest.raises(DataError, match="never ends"):
+        predict(model, endless, verbose=0)
+    with pytest.raises(ConfigError, match="has no argument 'batch'"):
+        predict(model, endless, batch=3)
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 runs no step of a replica that has no examples")
+def test_replicas_without_examples_train_eagerly(strategy):
+    x = pictures(5)[:, 0, 0]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse", run_eagerly=True)
+    history = fit(model, batches((x, x[:, :1])), verbose=0)  # the last batch has one example
+
+    assert history.history["loss"] == pytest.approx(
+        [float(np.mean([*(x[:4].sum(1) - x[:4, 0]) ** 2, *[_after(x)]]))], rel=1e-4
+    )
+
+
+def _after(x):
+    """Return the loss of the last example after a step of SGD on the first four."""
+    error = x[:4].sum(1) - x[:4, 0]
+    kernel = 1 - 0.01 * 2 * (error[:, None] * x[:4]).mean(0)
+    bias = -0.01 * 2 * error.mean()
+    return float((x[4] @ kernel + bias - x[4, 0]) ** 2)
+
+
+def test_sparse_inputs_are_predicted(strategy):
+    x = np.eye(4, dtype="float32")
+    data = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(x)).batch(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    assert predict(model, data, verbose=0) == pytest.approx(model(x).numpy(), rel=1e-5)

@@ -1,0 +1,173 @@
+"""Only tasks that know the secret come into a ring, at the address of the cluster and while it is being made."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tfdist.cluster.addresses import is_free
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination import silence
+from tfdist.coordination.silence import Silence
+from tfdist.errors import ConfigError
+from tfdist.transport import bootstrap as joining
+from tfdist.transport.bootstrap import join_ring
+from tfdist.transport.handshake import ConnectError
+from tfdist.transport.ring import Whole
+from tfdist.transport.secret import find_secret
+
+SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
+SECONDS = 30
+
+
+class Together:
+    """Add up what threads say, as TensorFlow's collectives do for processes."""
+
+    def __init__(self, count):
+        self.barrier, self.lock, self.said = threading.Barrier(count), threading.Lock(), []
+        self.seen = []
+
+    def add_up(self, numbers):
+        with self.lock:
+            self.said.append(list(numbers))
+        self.barrier.wait(SECONDS)
+        found = np.sum(self.said, axis=0)
+        if self.barrier.wait(SECONDS) == 0:
+            self.seen.append(found)
+            self.said.clear()
+        self.barrier.wait(SECONDS)
+        return found
+
+
+def joined(cluster, secrets, meanwhile=lambda ports: None):
+    """Let threads be the tasks; give what each got."""
+    count = len(secrets)
+    together = Together(count)
+
+    def add_up(numbers):
+        found = together.add_up(numbers)
+        if len(found) > 1:
+            meanwhile([int(port) for port in found])
+        return found
+
+    def join(index):
+        try:
+            return join_ring(cluster.with_task("worker", index), secrets[index], add_up)
+        except ConnectError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(join, range(count))), [int(port) for port in together.seen[0]]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count):
+    rings, ports = joined(ClusterConfig.local(workers=count), [SECRET] * count)
+
+    try:
+        assert all(is_free(port) for port in ports)
+        values = [np.full(5, float(index)) for index in range(count)]
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda ring, mine: ring.add_up(Whole(mine)), rings, values))
+        assert all(each.tolist() == [sum(range(count))] * 5 for each in values)
+    finally:
+        for ring in rings:
+            ring.close()
+
+
+def test_who_has_another_secret_is_refused_and_all_know_it(monkeypatch):
+    monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", 1.0)
+    said, _ = joined(ClusterConfig.local(workers=3), [SECRET, SECRET, OTHER])
+
+    assert all(isinstance(each, str) for each in said)
+    assert any("closes the connection: is its secret the same?" in each for each in said)
+    assert any("no task that knows the secret has connected" in each for each in said)
+
+
+def test_strangers_are_not_in_the_way():
+    held = []
+
+    def disturb(ports):
+        for port in ports:
+            silent = socket.create_connection(("127.0.0.1", port))
+            loud = socket.create_connection(("127.0.0.1", port))
+            loud.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+            gone = socket.create_connection(("127.0.0.1", port))
+            gone.close()
+            held.extend((silent, loud))
+
+    began = time.monotonic()
+    rings, _ = joined(ClusterConfig.local(workers=2), [SECRET] * 2, disturb)
+    for each in (*rings, *held):
+        each.close()
+
+    assert (
+        time.monotonic() - began < joining._SECONDS_TO_CONNECT
+    )  # strangers have 5 s each, and time of their own
+    assert not any(isinstance(each, str) for each in rings)
+
+
+def test_a_task_listens_on_its_own_address_alone():
+    cluster = ClusterConfig(worker=["127.0.0.2:15001", "127.0.0.3:15002"])
+    refused = []
+
+    def look(ports):
+        for port in ports:
+            with socket.socket() as line:
+                refused.append(line.connect_ex(("127.0.0.1", port)))
+
+    rings, _ = joined(cluster, [SECRET] * 2, look)
+    for each in rings:
+        each.close()
+
+    assert refused
+    assert all(refused)
+
+
+def test_an_address_that_is_not_ones_own_is_said():
+    cluster = ClusterConfig(worker=["203.0.113.1:15001", "127.0.0.1:15002"])
+    said, _ = joined(cluster, [SECRET] * 2)
+
+    assert said[0] == "cannot listen on 203.0.113.1: cannot assign requested address"
+    assert said[1] == "another task is not connected to its neighbours; its log says why"
+
+
+def test_a_secret_comes_from_a_variable_or_a_file(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(" from a file, and long\n")
+    assert find_secret({}) is None
+    assert find_secret({"TFDIST_SECRET_FILE": str(file)}) == b"from a file, and long"
+    both = {"TFDIST_SECRET": "from a variable, and long", "TFDIST_SECRET_FILE": str(file)}
+    assert find_secret(both) == b"from a variable, and long"
+    for wrong, problem in (
+        (
+            {"TFDIST_SECRET": "short"},
+            "TFDIST_SECRET: expected a secret of at least 16 characters, received one of 5",
+        ),
+        ({"TFDIST_SECRET_FILE": str(tmp_path / "none")}, "none: cannot be read: No such file or directory"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            find_secret(wrong)
+
+
+def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatch):
+    answer = {"one": True, "other": None}
+    clock = [100.0]
+    monkeypatch.setattr(silence, "answers", answer.get)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    asked = Silence({"worker:0": "one", "worker:1": "other"}, None)
+
+    def after(seconds, idle):
+        clock[0] += seconds
+        return asked.why_lost(idle)
+
+    assert [after(3, idle) for idle in (3, 6, 9)] == [""] * 3
+    assert after(3, 12) == "worker:1 has been silent for 12 s"
+    answer["other"] = True
+    assert after(3, 15) == ""
+    answer["other"] = None
+    assert after(600, 615) == ""  # this process was stopped itself
+    assert "communication.timeout is 4 s" in Silence({}, 4.0).why_lost(4.5)

@@ -1,0 +1,316 @@
+"""A message comes as it was sent, to the step that it belongs to, from tasks that know the secret; or not at all."""
+
+import itertools
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.transport import ps_endpoints
+from tfdist.transport import shared_memory as shared
+from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.message import Manifest
+from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
+
+SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
+HEADER = 45  # bytes
+
+by_memory = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"
+)
+
+
+@pytest.fixture
+def cluster():
+    return ClusterConfig.local(workers=2, ps=1)
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+@pytest.fixture
+def ends(cluster, pool):  # which wait for nothing any more when the threads are waited for
+    """Give the ends of a server and two workers, and where the server is."""
+    made = [ServerEndpoint(cluster.with_task("ps", 0), SECRET)]
+    made += [WorkerEndpoint(cluster.with_task("worker", index), SECRET) for index in range(2)]
+    yield *made, written_addresses({0: ("127.0.0.1", int(made[0].port()))})
+    for each in made:
+        each.close()
+
+
+def manifest(*arrays, wire_type="float32", name="down 0", is_state=True, **others):
+    dtypes, shapes = tuple(str(each.dtype) for each in arrays), tuple(each.shape for each in arrays)
+    known = {"is_in_step": False, "may_share": False, "timeout": None, **others}
+    return Manifest(name, 0, dtypes, shapes, wire_type, is_state, **known).written()
+
+
+def arrays_of(seed, size=1000):
+    rng = np.random.default_rng(seed)
+    return [
+        rng.normal(size=(size, 3)).astype("float32"),
+        rng.normal(size=7),
+        np.array(seed),
+        np.zeros((0, 4), "float32"),
+        rng.normal(size=5).astype(tf.bfloat16.as_numpy_dtype),
+        rng.normal(size=(1, 300)).astype("float32"),
+    ]
+
+
+def same(found, arrays):
+    return all(
+        np.array_equal(one, other) and one.dtype == other.dtype
+        for one, other in zip(found, arrays, strict=True)
+    )
+
+
+def test_all_of_a_step_goes_down_and_up(ends, pool):
+    server, *workers, addresses = ends
+    sizes = (1000, 700_000)  # the second is more than the system's buffers hold
+    for step, size in enumerate(sizes):
+        tickets = [worker.begin(addresses) for worker in workers]
+        for index, (worker, ticket) in enumerate(zip(workers, tickets, strict=True)):
+            down, up = arrays_of(step, size), arrays_of(10 + index, size)
+            forms = manifest(*down), manifest(*up, name="up 1", is_state=False)
+            ends_of_server = (
+                pool.submit(server.send, forms[0], ticket, *down),
+                pool.submit(server.receive, forms[1], ticket),
+            )
+            assert same(worker.receive(forms[0], ticket), down)
+            worker.hand_over(forms[1], ticket, *up)
+            ends_of_server[0].result(20)
+            assert same(ends_of_server[1].result(20), up)
+    each = [sum(array.nbytes for array in arrays_of(0, size)) for size in sizes]
+    assert server.moved() == 4 * sum(each) + 8 * HEADER
+
+
+@by_memory
+def test_tasks_of_one_machine_leave_messages_in_memory(ends):
+    server, worker, _, addresses = ends
+    for step, size in enumerate((1000, 100_000, 10)):
+        down, up = arrays_of(step, size), arrays_of(10 + step, size)
+        forms = [manifest(*down, may_share=True), manifest(*up, name="up 1", is_state=False, may_share=True)]
+        ticket = worker.begin(addresses)
+        server.send(forms[0], ticket, *down)
+        assert same(worker.receive(forms[0], ticket), down)
+        worker.hand_over(forms[1], ticket, *up)
+        assert same(server.receive(forms[1], ticket), up)
+    assert server.moved() == 6 * HEADER
+
+
+@by_memory
+def test_what_is_still_held_is_not_written_to(ends):
+    server, worker, _, addresses = ends
+    messages = [arrays_of(step) for step in range(6)]
+    form, held, moved = manifest(*messages[0], may_share=True), [], [0]
+    for step, message in enumerate(messages):
+        if step == 4:
+            held[1] = None
+        ticket = worker.begin(addresses)
+        server.send(form, ticket, *message)
+        held.append(worker.receive(form, ticket))
+        answer = manifest(np.zeros(1), name="up", is_state=False)
+        worker.hand_over(answer, ticket, np.zeros(1))  # and say what was given back
+        server.receive(answer, ticket)
+        moved.append(int(server.moved()))
+
+    sizes = [sum(array.nbytes for array in message) for message in messages]
+    answers = HEADER + 8
+    by_line = [now - before - HEADER - answers for before, now in itertools.pairwise(moved)]
+    assert by_line == [0, 0, *sizes[2:]]  # two were held; and the second is given back after the first
+    assert all(same(each, message) for each, message in zip(held, messages, strict=True) if each)
+
+
+@by_memory
+@pytest.mark.parametrize("lie", ["another process", "another nonce", "no memory", "nothing"])
+def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(100))
+    with (tmp_path / "file").open("r+b") as file, ThreadPoolExecutor(1) as pool:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            found = pool.submit(shared.share_memory, ours)
+            process, number, nonce = shared._OFFER.unpack(theirs.recv(shared._OFFER.size))
+            told = {
+                "another process": (1 << 40, number, nonce),
+                "another nonce": (process, number, nonce[::-1]),
+                "no memory": (process, file.fileno(), bytes(len(nonce))),
+                "nothing": (-1, -1, b""),
+            }
+            theirs.sendall(shared._OFFER.pack(*told[lie]))
+
+            assert theirs.recv(1) == b"-"
+            theirs.sendall(b"+")
+            assert found.result(10) is None
+
+
+def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends, pool):
+    server, worker, _, addresses = ends
+    first, second = arrays_of(1), arrays_of(2)
+    down, up = manifest(*first), manifest(*first, name="up 1", is_state=False)
+    given_up = worker.begin(addresses)
+    server.send(down, given_up, *first)  # and the worker never takes it
+    waiting = pool.submit(server.receive, up, given_up)  # and never sends this
+    ticket = worker.begin(addresses)
+    server.send(down, ticket, *second)
+    assert same(worker.receive(down, ticket), second)
+    worker.hand_over(up, ticket, *second)
+    assert same(server.receive(up, ticket), second)
+    with pytest.raises(ExchangeError, match="given up"):
+        waiting.result(20)
+
+
+def test_another_size_is_refused(ends):
+    server, worker, _, addresses = ends
+    ticket = worker.begin(addresses)
+    server.send(manifest(*arrays_of(1, 10)), ticket, *arrays_of(1, 10))
+
+    with pytest.raises(ExchangeError, match="does not send what this task expects"):
+        worker.receive(manifest(*arrays_of(1, 11)), ticket)
+
+
+def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
+    server, _, _, addresses = ends
+    stranger = WorkerEndpoint(cluster.with_task("worker", 0), OTHER)
+    said = stranger.connect(addresses)
+    later = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    try:
+        assert said.startswith(f"ps:0 at {cluster.address(('ps', 0))}: ".encode())
+        with socket.create_connection(("127.0.0.1", int(server.port()))) as line:
+            line.sendall(b"x" * 200)
+            time.sleep(0.1)
+        assert ends[1].connect(addresses) == b""
+        assert server.moved() == 0
+    finally:
+        later.close()
+
+
+def test_a_worker_that_comes_back_gets_a_new_line_and_the_old_one_is_cut(ends, cluster, pool):
+    server, worker, _, addresses = ends
+    down, up = arrays_of(1), manifest(*arrays_of(1), name="up 1", is_state=False)
+    old = worker.begin(addresses)
+    waiting = pool.submit(server.receive, up, old)
+    again = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
+    ticket = again.begin(addresses)
+    with pytest.raises(ExchangeError, match="worker:0"):
+        waiting.result(20)
+    server.send(manifest(*down), ticket, *down)
+
+    assert same(again.receive(manifest(*down), ticket), down)
+    again.close()
+
+
+def test_one_broken_line_ends_the_step_on_all_of_them(cluster):
+    of_two = ClusterConfig.local(workers=1, ps=2)
+    servers = [ServerEndpoint(of_two.with_task("ps", index), SECRET) for index in range(2)]
+    worker = WorkerEndpoint(of_two.with_task("worker", 0), SECRET)
+    addresses = written_addresses({i: ("127.0.0.1", int(each.port())) for i, each in enumerate(servers)})
+    forms = [
+        Manifest("down", index, ("float32",), ((3,),), "float32", True, False, False, None).written()
+        for index in range(2)
+    ]
+    ticket = worker.begin(addresses)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(worker.receive, form, ticket) for form in forms]
+        servers[1].close()
+        for each in waiting:
+            with pytest.raises(ExchangeError, match=r"ps:1 .* gone|given up"):
+                each.result(20)
+    servers[1] = ServerEndpoint(of_two.with_task("ps", 1), SECRET)
+    servers[0].close()
+    servers[1].close()
+    worker.close()
+
+
+def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
+    _, worker, _, addresses = ends
+    asked = []
+
+    class Lost:
+        def __init__(self, addresses, timeout):
+            asked.append((list(addresses), timeout))
+
+        def why_lost(self, seconds):
+            return f"has been silent for {seconds:.0f} s" if seconds > 1.5 else ""
+
+    monkeypatch.setattr(ps_endpoints, "Silence", Lost)
+    ticket = worker.begin(addresses)
+
+    with pytest.raises(ExchangeError, match="silent for 2 s"):
+        worker.receive(manifest(np.zeros(3), timeout=9.0), ticket)
+    assert len(asked) == 1
+    assert asked[0][1] == 9.0
+
+
+WIDTHS = {"bfloat16": 2**-8, "float16": 2**-11}
+
+
+@pytest.mark.parametrize("wire_type", WIDTHS)
+@pytest.mark.parametrize("is_state", [True, False])
+def test_numbers_of_32_bits_may_go_in_16(ends, wire_type, is_state):
+    server, worker, _, addresses = ends
+    arrays = arrays_of(1)
+    form = manifest(*arrays, wire_type=wire_type, is_state=is_state)
+    ticket = worker.begin(addresses)
+    server.send(form, ticket, *arrays)
+    found = worker.receive(form, ticket)
+
+    whole = sum(each.nbytes for each in arrays)
+    singles = sum(each.nbytes for each in arrays if each.dtype == np.float32)
+    assert server.moved() <= HEADER + whole - singles // 2 + 2 * 64  # bytes between the arrays
+    for one, other in zip(found, arrays, strict=True):
+        if other.dtype == np.float32:
+            np.testing.assert_allclose(one, other, rtol=WIDTHS[wire_type])
+        else:
+            assert one.tobytes() == other.tobytes()
+
+
+def test_variables_in_8_bits_are_what_they_are_in_a_few_steps(ends):
+    server, worker, _, addresses = ends
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(257, 5)).astype("float32")
+    form = manifest(weights, wire_type="int8")
+    seen, moved = [], []
+    for step in range(8):
+        if step == 2:
+            weights = weights + rng.normal(scale=0.1, size=weights.shape).astype("float32")
+        if step == 5:
+            weights = np.where(weights > 2, np.float32(np.nan), weights)
+        if step == 6:
+            weights = rng.normal(size=weights.shape).astype("float32")
+        ticket, before = worker.begin(addresses), server.moved()
+        server.send(form, ticket, weights)
+        [found] = worker.receive(form, ticket)
+        moved.append(int(server.moved() - before - HEADER))
+        seen.append(float(np.abs(found - weights).max()))
+
+    assert seen[:2] == [0, 0]  # the first goes whole, and then there is no difference
+    assert 0 < seen[2] < 0.1 * 5 / 127
+    assert seen[3] < seen[2] / 50
+    assert seen[4] < 1e-6
+    assert np.isnan(seen[5])
+    assert seen[6] == 0  # what is not a number goes whole, and so does what comes after it
+    assert moved[0] == weights.nbytes == moved[5] == moved[6]
+    blocks = -(-weights.size // 256)
+    assert {moved[step] for step in (1, 2, 3, 4, 7)} == {260 * blocks}
+
+
+def test_gradients_in_8_bits_lose_nothing_in_the_long_run(ends):
+    server, worker, _, addresses = ends
+    gradient = np.random.default_rng(0).normal(size=1000).astype("float32")
+    form = manifest(gradient, wire_type="int8", is_state=False, name="up 1")
+    total = np.zeros(1000)
+    for _ in range(50):
+        ticket = worker.begin(addresses)
+        worker.hand_over(form, ticket, gradient)
+        [found] = server.receive(form, ticket)
+        total += found
+    step = np.abs(gradient).max() / 127
+
+    assert np.abs(total - 50 * gradient.astype("float64")).max() < 2 * step  # of 50 roundings

@@ -1,0 +1,148 @@
+"""A ring of processes adds up to the same bits on all, sends no more than it must, and notices who is lost."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ring_task
+
+from tfdist.transport.tensor_fusion import Fusion
+
+SECONDS = 60
+
+
+@contextlib.contextmanager
+def ring(size, what="add", way="line"):
+    """Start the processes of a ring, with all lines between them."""
+    pairs = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(size):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                caller = stack.enter_context(socket.create_connection(listener.getsockname()))
+                pairs.append((caller, stack.enter_context(listener.accept()[0])))
+        tasks = []
+        for rank in range(size):
+            fds = [pairs[rank][0].fileno(), pairs[rank - 1][1].fileno()]
+            words = [sys.executable, ring_task.__file__, *map(str, (rank, size, *fds, what, way))]
+            environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            tasks.append(stack.enter_context(subprocess.Popen(words, env=environ, pass_fds=fds, **pipes)))
+            stack.callback(tasks[-1].kill)
+        for pair in pairs:
+            for each in pair:
+                each.close()
+        yield tasks
+
+
+def results(tasks):
+    return [json.loads(task.communicate(timeout=SECONDS)[0].splitlines()[-1]) for task in tasks]
+
+
+MEMORY = pytest.param(
+    "memory",
+    marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"),
+)
+ways = pytest.mark.parametrize("way", ["line", MEMORY])
+
+
+@ways
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_all_end_with_the_same_bits_and_send_what_they_must(size, way):
+    with ring(size, way=way) as tasks:
+        found = results(tasks)
+
+    for place, (dtype, count) in enumerate(ring_task.CASES):
+        parts = [ring_task.array(rank, dtype, count) for rank in range(size)]
+        expected = parts[0].copy()
+        if size == 2:  # there is one order only
+            expected += parts[1]
+            assert found[0][place][0] == ring_task.hashlib.sha256(expected.tobytes()).hexdigest()
+        assert len({each[place][0] for each in found}) == 1
+        sent = sum(each[place][1] for each in found)
+        headers = 28 * size
+        whole = 2 * (size - 1) * expected.nbytes + headers
+        assert sent == whole if way == "line" else sent < 2000 * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_narrow_numbers_are_few_bytes_the_same_on_all_and_right_on_average(size):
+    with ring(size, "narrow") as tasks:
+        found = results(tasks)
+
+    whole = 2 * (size - 1) * 4 * ring_task.NUMBERS  # bytes, of all tasks together
+    largest = np.abs(ring_task.sum_of(range(size))).max()
+    for place, (share, rounding) in enumerate([(1 / 2, 2**-8), (1 / 2, 2**-11), (1 / 4, 1 / 127)]):
+        of_all = [each[place] for each in found]
+        assert len({each["digest"] for each in of_all}) == 1
+        assert share <= sum(each["sent"] for each in of_all) / whole < 1.05 * share
+        # Each of the numbers is rounded by its own task, and each sum by the one that passes it on.
+        assert 0 < of_all[0]["error"] < 2 * size * rounding * largest
+        assert of_all[0]["finite"][:2] == [False, False]
+    coarse = found[0][2]
+    assert coarse["error of the mean"] < coarse["error"] / 8  # what is rounded away comes later
+
+
+@ways
+def test_a_task_that_is_killed_is_named_by_its_neighbours(way):
+    with ring(3, "wait", way) as tasks:
+        for task in tasks:
+            assert task.stdout.readline() == b"ready\n"
+        tasks[1].kill()
+        first, _, last = tasks
+        said = [results([each])[0][-1] for each in (first, last)]
+
+    assert said[1].startswith("the previous ")
+    assert all("closed the connection" in each or "gone" in each for each in said)
+
+
+@ways
+def test_tasks_that_are_at_different_exchanges_do_not_mix_them(way):
+    with ring(2, "others", way) as tasks:
+        found = results(tasks)
+
+    assert any("the previous is at another exchange" in each[-1] for each in found)
+    assert all(len(each) == 1 for each in found)
+
+
+@ways
+@pytest.mark.parametrize(("size", "count"), [(2, 1_000_000), (2, 1), (3, 1)])
+def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_takes(size, count, way):
+    with ring(size, f"late{count}", way) as tasks:
+        for task in tasks[1:]:
+            task.stdout.readline()
+        time.sleep(0.5)
+        tasks[0].stdin.write(b"go\n")
+        tasks[0].stdin.flush()
+        found = results(tasks)
+
+    for names, seconds, waiting in found:
+        assert names == ["float64"]
+        assert 0 <= waiting <= seconds
+    for _, _, waiting in found[1:]:
+        assert waiting > 0.25
+
+
+def test_memory_is_lent_again_only_when_no_part_of_it_is_held():
+    shapes = ((3, 5), (), (0, 2), (100,))
+    fusion = Fusion(np.dtype("float32"), shapes)
+    arrays = [np.full(shape, place, "float32") for place, shape in enumerate(shapes)]
+    whole = fusion.fused(arrays)
+    parts = fusion.parts(whole)
+    address = whole.ctypes.data
+    held = parts[3][10:20]
+    del whole, parts
+    other = fusion.fused([each + 1 for each in arrays])
+
+    assert other.ctypes.data != address
+    assert held.tolist() == [3.0] * 10
+    assert [each.tolist() for each in fusion.parts(other)] == [(each + 1).tolist() for each in arrays]
+    assert all(each.ctypes.data % 64 == 0 for each in fusion.parts(other))
+    del held
+    assert fusion.fused(arrays).ctypes.data == address
