@@ -24,7 +24,7 @@ BATCH, STEPS, TIMES = 128, 50, 7
 
 
 def cpu_ms(run: Callable[[], Any]) -> list[float]:
-    """Give the CPU time of one of the steps that a call takes, time after time."""
+    """Measure the CPU milliseconds of one of the steps that a call takes, in several calls."""
     run()  # traces
     taken = []
     for _ in range(TIMES):

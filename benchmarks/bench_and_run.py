@@ -1,4 +1,4 @@
-"""Hold what `tfdist bench` says of a config against the speed at which the same config then trains.
+"""Compare the speed that `tfdist bench` finds for a config with that at which the same config then trains.
 
     python benchmarks/bench_and_run.py [--rounds 5] [--steps 300] [CONFIG ...]
 
@@ -31,7 +31,7 @@ APART = 50  # steps from point to point of the curve
 
 
 class Pair(NamedTuple):
-    """Hold what the bench has said, in examples a second, and what came of it."""
+    """Record the examples a second of the bench and of the run, and which part of a core others had."""
 
     said: float
     ran: float
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 
 def pair(config: str, workers: int, batch: int, steps: int) -> Pair:
-    """Have both once."""
+    """Measure a config once with the bench, and then in a run."""
     begun, before = time.monotonic(), outside_seconds()
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)

@@ -40,7 +40,7 @@ def ours(epochs: int, seed: int) -> Run:
 
 
 def theirs(minutes: float, seed: int) -> Run:
-    """Let Keras train until it has had so many minutes of each core."""
+    """Train with Keras until it has had so many minutes of each core."""
     prepared = open_data("cifar10").prepared
     files = {
         f"{split}_{part}": str(getattr(prepared.split(split), part))

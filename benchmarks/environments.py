@@ -11,7 +11,7 @@ _WHOLE = "whole"  # a file
 
 
 class Torch(NamedTuple):
-    """Hold the Python of an environment with PyTorch, and its version; or why there is none."""
+    """Describe an environment with PyTorch: its Python and version, or why there is none."""
 
     python: str
     version: str
@@ -43,5 +43,5 @@ def note_whole(place: Path) -> None:
 
 
 def is_whole(place: Path) -> bool:
-    """Say whether that was noted."""
+    """Return whether that was noted."""
     return (place / _WHOLE).exists()

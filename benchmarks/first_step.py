@@ -33,7 +33,7 @@ _CONFIG = {
 
 
 class Start(NamedTuple):
-    """Hold when the tasks begin, when all serve, when a step is done, and each one's resident size then."""
+    """Record the seconds until the tasks begin, all serve and a step is done, and each task's size then."""
 
     begin: float
     serve: float
@@ -70,7 +70,7 @@ def ours(folder: Path) -> Start:
 
 
 def sizes(run: str) -> dict[str, int]:
-    """Give the resident size of each task of a run, in bytes."""
+    """Measure the resident size of each task of a run, in bytes."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -88,7 +88,7 @@ def sizes(run: str) -> dict[str, int]:
 
 
 def theirs() -> tuple[float, int]:
-    """Give the seconds until one process has taken a step, and its size when it had imported TensorFlow."""
+    """Measure the seconds until one process has taken a step, and its size after importing TensorFlow."""
     began = time.time()
     said = json.loads(subprocess.run([sys.executable, PEER], check=True, stdout=subprocess.PIPE).stdout)
     return said["at"] - began, said["bare"]

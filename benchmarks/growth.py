@@ -34,7 +34,7 @@ OF_FIT = 3  # how many of the largest sizes
 
 
 class Series(NamedTuple):
-    """Say what grows, under which strategy, and what is trained meanwhile."""
+    """Describe what grows, under which strategy, and what is trained meanwhile."""
 
     what: str
     strategy: str

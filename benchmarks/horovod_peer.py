@@ -27,11 +27,11 @@ _LINES = 30
 
 
 class HorovodError(Exception):
-    """Say that a script did not run to its end."""
+    """Report a script that did not run to its end."""
 
 
 class Horovod(NamedTuple):
-    """Hold the folder of an environment, or why there is none."""
+    """Run scripts in an environment with Horovod; `problem` is the reason if there is none."""
 
     place: Path
     problem: str

@@ -43,7 +43,7 @@ _SECONDS_APART = 0.25
 
 
 class Growth(NamedTuple):
-    """Hold what became of a task's resident size: in MB, and in kB per 1000 steps."""
+    """Record how a task's resident size changed: in MB, and in kB per 1000 steps."""
 
     first: float
     last: float
@@ -52,7 +52,7 @@ class Growth(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Say whether the task grows."""
+        """Return whether the task grows for sure."""
         return self.slope - self.error > LEAST
 
 

@@ -14,7 +14,7 @@ _MARK = "TFDIST_BENCHMARK"
 
 
 class Taken(NamedTuple):
-    """Hold what a process has taken: bytes of memory that are resident, and seconds of CPU."""
+    """Record what a process has taken: bytes of memory that are resident, and seconds of CPU."""
 
     resident: int
     cpu: float
@@ -26,12 +26,12 @@ def new_mark() -> dict[str, str]:
 
 
 def own_mark() -> dict[str, str]:
-    """Give the mark that this process was started with."""
+    """Return the mark that this process was started with."""
     return {_MARK: os.environ[_MARK]}
 
 
 def marked(mark: Mapping[str, str]) -> dict[str, Taken]:
-    """Give what each process of a run has taken, by its task, or by its number where it has none."""
+    """Measure what each process of a run has taken, by its task, or by its process id if it has none."""
     [pair] = (f"{name}={value}".encode() for name, value in mark.items())
     found: dict[str, Taken] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -51,18 +51,18 @@ def marked(mark: Mapping[str, str]) -> dict[str, Taken]:
 
 
 def busy_seconds() -> float:
-    """Say how long all cores have worked for programs, whoever's, and for other virtual machines."""
+    """Return the seconds that all cores have worked for programs, and for other virtual machines."""
     line = Path("/proc/stat").read_text().split("\n", 1)[0]
     user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, line.split()[1:])
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def own_seconds() -> float:
-    """Say how long the cores have worked for this process, and for what it started that has ended."""
+    """Return the CPU seconds of this process, and of those that it started and that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def outside_seconds() -> float:
-    """Say how long they have worked for others."""
+    """Return the seconds that the cores have worked for others."""
     return busy_seconds() - own_seconds()

@@ -39,7 +39,7 @@ _BETWEEN_LOOKS = 0.005
 
 
 class Loss(NamedTuple):
-    """Say who is lost of which cluster."""
+    """Describe which task of which cluster is lost."""
 
     what: str
     strategy: str

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
 
 
 def machine(*packages: str) -> str:
-    """Say on what was measured: processor, Python, TensorFlow and further packages."""
+    """Describe what was measured on: cores, processor, Python, TensorFlow and further packages."""
     versions = [f"{each} {metadata.version(each)}" for each in packages]
     told = [f"Python {platform.python_version()}", f"TensorFlow {metadata.version('tensorflow')}", *versions]
     return f"{os.cpu_count()} cores ({processor()}), {', '.join(told)}"
@@ -32,7 +32,7 @@ def processor() -> str:
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:
-    """Give the median and, of several, the range."""
+    """Format the median and, of several values, the range."""
     around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
     return f"{statistics.median(values):{form}}{unit}{around}"
 

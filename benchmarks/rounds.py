@@ -37,7 +37,7 @@ def undisturbed(
 
 
 def told(folder: Path, batch: int) -> dict[str, float]:
-    """Give what the tasks have seen in the half of their windows in which others disturbed them least.
+    """Average the tasks' figures over the half of their windows in which others disturbed them least.
 
     Where several train, the examples are those of all a second; the rest is worker 0's.
     """
@@ -60,6 +60,6 @@ def _outside(moment: Sequence[dict[str, float]]) -> float:
 
 
 def others(kept: Sequence[Sequence[dict[str, float]]]) -> str:
-    """Say how far others disturbed what was measured."""
+    """Describe how far others disturbed the measurements."""
     most = max(each["outside"] for found in kept for each in found)
     return f"Others, and other virtual machines of the host, had {most:.0%} of a core at most."

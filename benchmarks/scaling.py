@@ -35,7 +35,7 @@ MOST_OUTSIDE = 0.05  # of a core's time
 
 
 class Way(NamedTuple):
-    """Say how is trained, and by how many workers."""
+    """Describe how a model is trained, and by how many workers."""
 
     title: str
     workers: int
@@ -105,7 +105,7 @@ def rows_of(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> list[lis
 
 
 def beside_peers(ways: Sequence[Way], kept: list[list[dict[str, float]]]) -> str:
-    """Say how many times as fast as each peer's two workers ours were."""
+    """Compare the speed of tfdist's two workers with that of each peer's two workers."""
     ours = next(place for place, way in enumerate(ways) if way.implementation == "auto")
     said = []
     for place, way in enumerate(ways):

@@ -36,7 +36,7 @@ PARAMETERS = {"mnist_cnn": 3_274_634, "cifar10_cnn": 1_068_298}
 
 
 class Way(NamedTuple):
-    """Say how is trained."""
+    """Describe how a model is trained."""
 
     title: str
     loop: str
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
     @property
     def batches(self) -> int:
-        """Say how many workers' batches a step is."""
+        """Return how many workers' batches a step is."""
         return WORKERS if self.strategy == "parameter_server_sync" else 1
 
 

@@ -87,7 +87,7 @@ def check_machine(rounds: int, workers: Sequence[int] = (2, 3)) -> list[Predicti
 
 
 def setup_of(one: Measured, *, cores: int) -> Setup:
-    """Make of a measured cluster with one worker what is simulated.
+    """Derive what is simulated from a measured cluster with one worker.
 
     What of a step no processor worked for was spent on the way between the tasks. Where the processors worked
     for longer than a step takes, the worker worked on while the others were at its gradients.

@@ -41,7 +41,7 @@ _ALONE = {
 
 
 class Work(NamedTuple):
-    """Say what is trained."""
+    """Describe what is trained."""
 
     config: str
     model: str
@@ -51,12 +51,12 @@ class Work(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Give what it is asked for by."""
+        """Return the name by which the command line selects it."""
         return f"{self.model}-{self.optimizer}"
 
 
 class Run(NamedTuple):
-    """Hold what a run took: for a step, in seconds of the clock and of the CPU, and as a whole."""
+    """Record what a run took: for a step, in seconds of the clock and of the CPU, and as a whole."""
 
     wall: float
     cpu: float

@@ -1,4 +1,4 @@
-"""Let training be killed at random, as long as you like, through the real command line; count what it costs.
+"""Inflict random faults on training, as long as you like, by the real command line; count what they cost.
 
     python benchmarks/soak.py [--seconds 600] [--seed 0] [--steps 1000]
 
@@ -35,7 +35,7 @@ _HITS = 6
 
 
 class Run(NamedTuple):
-    """Hold what was seen of a run: its faults, and the steps that were done twice for them."""
+    """Record the faults of a run, and how many steps were done twice for them."""
 
     hits: list[Hit]
     steps_lost: int

@@ -22,7 +22,7 @@ ONE_THREAD = {
 
 
 class Run(NamedTuple):
-    """Hold how a run went.
+    """Record how a run went.
 
     Attributes:
         reached: Seconds until an evaluation had found the accuracy that was asked for.

@@ -60,7 +60,7 @@ def embedding_model(rows: int) -> tf.keras.Model:
 
 
 def parts(model: tf.keras.Model) -> Iterator[Any]:
-    """Give the variables of a model, those in shards shard by shard."""
+    """Yield the variables that a model trains, those in shards shard by shard."""
     for variable in model.trainable_variables:
         value = variable if isinstance(variable, tf.Variable) else variable.value  # of Keras 3's own
         yield from getattr(value, "variables", [value])

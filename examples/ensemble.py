@@ -16,7 +16,7 @@ MEMBERS, POINTS, UNITS, STEPS, RATE = 8, 200, 32, 2000, 0.03
 
 
 def curve(x: tf.Tensor) -> tf.Tensor:
-    """Give what is to be learned."""
+    """Compute the curve that the networks learn."""
     return tf.sin(3.0 * x)
 
 
@@ -26,7 +26,7 @@ def drawn(shape: tuple[int, ...], member: tf.Tensor, what: int) -> tf.Tensor:
 
 
 def answers(weights: list[tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Let a network answer."""
+    """Compute the outputs of a network."""
     inner, inner_bias, outer, outer_bias = weights
     return tf.tanh(x @ inner + inner_bias) @ outer + outer_bias
 
@@ -58,7 +58,7 @@ def moved(weights: list[tf.Tensor], slopes: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def test_points() -> tf.Tensor:
-    """Give the points of the test."""
+    """Return the points of the test."""
     return tf.linspace(-2.0, 2.0, 101)[:, None]
 
 

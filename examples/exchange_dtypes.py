@@ -36,7 +36,7 @@ def report_of(strategy: str, dtype: str, changes: list[str]) -> dict[str, Any]:
 
 
 def sent_by(report: dict[str, Any]) -> dict[str, int]:
-    """Give the bytes that the tasks of each kind have sent in a step."""
+    """Add up the bytes that the tasks of each kind have sent in a step."""
     kinds: dict[str, int] = {}
     for task, sent in report["bytes_sent_per_step"].items():
         kind = task.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Hold what the two experiments on y = e^x share: the points, the network, its training, and the plot."""
+"""Define what the two experiments on y = e^x share: the points, the network, its training, and the plot."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ def adam(model: tf.keras.Sequential) -> Any:
 
 
 def train(step: Callable[[Batch], Any]) -> list[float]:
-    """Take a step with each batch; give the mean loss of each epoch."""
+    """Run a step with each batch; return the mean loss of each epoch."""
     return [float(np.mean([float(step(batch)) for batch in epoch])) for epoch in _epochs()]
 
 
@@ -53,7 +53,7 @@ def flags(about: str | None) -> argparse.Namespace:
 
 
 def compare(curves: Mapping[str, list[float]], plot: Path | None) -> None:
-    """Say how far apart two curves are, and draw both."""
+    """Print how far apart two curves are, and draw both."""
     one, other = curves.values()
     apart = max(abs(a - b) / a for a, b in zip(one, other, strict=True))
     print(

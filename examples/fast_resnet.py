@@ -76,7 +76,7 @@ class MeanWithMirrored(keras.layers.Layer):
     """Return the mean of the outputs for each image and its mirror image, except in training."""
 
     def call(self, found: Any, training: Any = None) -> Any:
-        """Take the means."""
+        """Compute the means."""
         return found if training else tf.reduce_mean(tf.reshape(found, [2, -1, *found.shape[1:]]), axis=0)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

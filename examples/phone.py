@@ -37,7 +37,7 @@ def trained(folder: Path, changes: list[str]) -> Path:
 
 
 def asked_on_a_phone(model: Path, images: Any, keys: Any) -> dict[str, Any]:
-    """Let the interpreter answer."""
+    """Run the model in the interpreter, and return its answers."""
     answers: dict[str, Any] = Interpreter(str(model)).get_signature_runner()(image=images, key=keys)
     return answers
 

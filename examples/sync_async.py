@@ -128,7 +128,7 @@ def show(curves: dict[str, Curve], plot: Path | None) -> None:
 
 
 def main() -> None:
-    """Be a task of a cluster; or start the clusters, and compare them."""
+    """Run a task of a cluster; or start the clusters, and compare them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

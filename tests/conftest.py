@@ -1,4 +1,4 @@
-"""Keep every test from seeing the surroundings of this machine, and from changing them for the next."""
+"""Isolate every test from the surroundings of this machine, and from what other tests change in them."""
 
 import fcntl
 import gc

@@ -1,4 +1,4 @@
-"""Be one task of what TensorFlow's guides write for tf_keras: fit with BackupAndRestore, and no more.
+"""Run one task of what TensorFlow's guides write for tf_keras: fit with BackupAndRestore, and no more.
 
 TF_CONFIG=... python backup_and_restore.py DATA.npz BACKUPS STEPS STEPS_PER_EPOCH BATCH_SIZE
 """

@@ -1,4 +1,4 @@
-"""Tell what a process has seen: how busy its cores are, whoever keeps them so, and its figures."""
+"""Measure how busy a process's cores are, whoever uses them, and write the process's figures."""
 
 import json
 import os
@@ -11,7 +11,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)  # of a line of /proc/stat: user, nice, system, irq, 
 
 
 def busy_seconds() -> float:
-    """Say how long they have worked for programs, and for other virtual machines of the host."""
+    """Return the seconds that its cores worked for programs, and for other virtual machines of the host."""
     own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     ticks = sum(int(each[1 + place]) for each in lines if each[0] in own for place in _BUSY)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 class Normalized(torch.autograd.Function):
-    """Do local response normalisation as tfdist does: by a matrix product, with a gradient of its own."""
+    """Normalise local responses as tfdist does: by a matrix product, with a gradient of its own."""
 
     @staticmethod
     def forward(context, x, band):
@@ -78,7 +78,7 @@ def made(name: str, fast: bool) -> nn.Module:
 
 
 def altered(images: torch.Tensor) -> torch.Tensor:
-    """Do what TensorFlow's CIFAR-10 tutorial did, and standardise."""
+    """Augment images as TensorFlow's CIFAR-10 tutorial did, and standardise them."""
     count, size = len(images), 24
     top, left = torch.randint(0, 9, (2, count, 1))
     rows, columns = top + torch.arange(size), torch.arange(size).expand(count, size)

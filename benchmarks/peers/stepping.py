@@ -37,7 +37,7 @@ def data(model: str, batch: int, seed: int) -> Any:
 
 
 class Stamp(NamedTuple):
-    """Hold a time: of the clock, of this process's CPU, and how long its core has worked."""
+    """Record a moment: the clock, this process's CPU time, and how long its core has worked."""
 
     wall: float
     own: float
@@ -49,7 +49,7 @@ class Stamp(NamedTuple):
         return cls(time.perf_counter(), time.process_time(), busy_seconds())
 
     def since(self, begun: "Stamp", steps: int) -> dict[str, float]:
-        """Give what a step took, and which part of the time others had the core."""
+        """Compute the time and CPU time of a step, and for which part of the time others had the core."""
         wall, own, busy = (now - before for now, before in zip(self, begun, strict=True))
         return {"wall": wall / steps, "cpu": own / steps, "outside": max(0.0, (busy - own) / wall)}
 

@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(folder: Path) -> dict[str, float]:
-    """Give each task's CPU time, by what it was started as."""
+    """Return each task's CPU seconds, by the name that it was started with."""
     found = {}
     for file in folder.glob("*.pid"):
         fields = Path(f"/proc/{file.read_text()}/stat").read_text().rpartition(")")[2].split()
@@ -56,7 +56,7 @@ def window(keras: Any, bytes_sent: Any, steps: int, folder: Path) -> Any:
 
 
 def serve(cluster: Any, is_ours: bool, folder: Path) -> None:
-    """Be a ps, or a worker, until the chief has written what it found."""
+    """Serve as a ps or a worker, until the chief is done."""
     import tensorflow as tf
 
     import tfdist

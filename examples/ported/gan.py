@@ -35,7 +35,7 @@ class GAN(keras.Model):
     def compile(
         self, d_optimizer: keras.optimizers.Optimizer, g_optimizer: keras.optimizers.Optimizer
     ) -> None:
-        """Keep an optimizer for each network."""
+        """Set the optimizer of each network, and the loss."""
         super().compile()
         self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)

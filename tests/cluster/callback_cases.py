@@ -18,7 +18,7 @@ EPOCHS, KILLED_IN = 4, 2
 
 
 def folder_of_this_task(strategy: tf.distribute.Strategy, folder: Path) -> Path:
-    """Give each task a folder of its own, as if each had a disk of its own."""
+    """Create and return a folder for this task alone, as if each task had a disk of its own."""
     resolver = strategy.cluster_resolver
     own = folder / ("alone" if resolver is None else f"{resolver.task_type}-{resolver.task_id}")
     own.mkdir(exist_ok=True)

@@ -35,7 +35,7 @@ def compute_in(dtype: str) -> None:
 
 
 class EveryStep(keras.callbacks.Callback):
-    """Keep losses and weights of each step."""
+    """Record the loss and the weights after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
 
 
 def waiting(strategy: Any, folder: Path) -> float:
-    """Say that the cluster is connected, and stay until its servers have been told to end."""
+    """Signal that the cluster is connected, and wait until its servers have been told to end."""
     import time
 
     with strategy.scope():

@@ -76,7 +76,7 @@ class Running:
         return Finished(codes, results, logs)
 
     def _show_stacks(self, hanging: list[str]) -> None:
-        """Let faulthandler write the stack of every thread of these tasks to their logs."""
+        """Write the stack of every thread of these tasks to their logs, through faulthandler."""
         for name in hanging:
             os.kill(self.processes[name].pid, SHOW_STACKS)
         end = time.monotonic() + SECONDS_TO_SHOW_STACKS
@@ -97,7 +97,7 @@ class Running:
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked(forking: None) -> None:
-    """Have the process there that the tasks are forked from."""
+    """Start the process that the tasks are forked from."""
 
 
 def run_cluster(

@@ -10,7 +10,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
 
 def way(strategy: tf.distribute.Strategy, folder: Path) -> str:
-    """Say by what is added up."""
+    """Return the name of the cross-device operations that add tensors up."""
     del folder
     return type(strategy.extended._cross_device_ops).__name__
 

@@ -26,7 +26,7 @@ def linear(strategy: tf.distribute.Strategy) -> Any:
 
 
 class Begun(keras.callbacks.Callback):
-    """Say when training is under way."""
+    """Write the file `begun` after ten steps, when training is under way."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def whole_epochs(strategy: tf.distribute.Strategy, folder: Path) -> int:
-    """Let each epoch end where the data end."""
+    """Train three epochs, each of which ends where the data end; return the number of steps."""
     model = linear(strategy)
     fit(model, endless().take(20), strategy=strategy, steps_per_epoch=20, epochs=3, verbose=0)
     return int(model.optimizer.iterations.numpy())

@@ -36,7 +36,7 @@ class Subclassed(keras.Model):
 
 
 def _synchronized() -> dict[str, bool]:
-    """Let replicas normalise by the whole batch's moments, as one process does, where Keras has that."""
+    """Return the option that normalises by the whole batch's moments, as in one process, if Keras has it."""
     return {"synchronized": True} if keras.__version__ >= "3" else {}
 
 
@@ -195,7 +195,7 @@ def looked_up(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def summed(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Let each replica add one to a variable in each of 4 steps of a loop of the user's own."""
+    """Add one to a variable on each replica, in each of 4 steps of a custom loop."""
     with strategy.scope():
         total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
 

@@ -49,7 +49,7 @@ def model_of_pictures() -> Any:
 
 
 def by(train: Any, test: Any, ask: Any, make: Any) -> dict[str, Any]:
-    """Do the same with Keras's functions or with those of tfdist."""
+    """Train, evaluate and predict, with Keras's functions or with those of tfdist."""
     model, calls = make(), Calls()
     arguments = {"epochs": 3, "validation_freq": [1, 3], "verbose": 0}
     history = train(

@@ -68,7 +68,7 @@ def impatient(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def way(strategy: tf.distribute.Strategy, folder: Path) -> str:
-    """Say by what variables and gradients cross."""
+    """Return the transport of variables and gradients: `ps_transfer` or `grpc`."""
     del folder
     return "grpc" if strategy.ps_transfer is None else "ps_transfer"
 

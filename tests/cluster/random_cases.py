@@ -42,7 +42,7 @@ LAYERS = {
 
 
 def _drawn(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """Give what each layer drew for each example: it is the gradient of the example's own row of weights."""
+    """Return what each layer drew for each example: the gradient of the example's own row of weights."""
     keras.utils.set_random_seed(7)
     picture = np.random.default_rng(3).normal(size=(SIDE, SIDE, 1)).astype("float32")
     with strategy.scope():

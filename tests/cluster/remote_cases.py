@@ -18,7 +18,7 @@ SLICES = [
 
 
 def pid_there() -> tf.Tensor:
-    """Give the number of the process that runs this operation."""
+    """Return the id of the process that runs this operation."""
     return tf.strings.to_number(tf.strings.split(tf.io.read_file("/proc/self/stat"), " ")[0], tf.int64)
 
 

@@ -77,7 +77,7 @@ def _devices(variable: Any) -> list[str]:
 
 
 def _whole_reads(model: Any, embedding: Any) -> list[str]:
-    """Give the operations that fetch all rows of a part of an embedding for something that is computed."""
+    """Return the names of the operations that read all rows of a shard for something that is computed."""
     with methods_restored(model):
         if keras.__version__ >= "3":
             read_by_rows(model.variables)  # as fit does while it runs

@@ -17,7 +17,7 @@ OVERFLOWS_AT = 40  # in the middle of a batch: one replica's example
 
 
 class _Steps(keras.callbacks.Callback):
-    """Keep what is known after each call, by the number of steps done."""
+    """Record loss, weights and iterations after each call, by epoch and step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def _sequence(loss: Any, units: int, *, masks: bool, **options: Any) -> Any:
 
 
 def _with_loss(name: str) -> tuple[Any, tf.data.Dataset]:
-    """Give what makes a model, and its data: parts that differ in size, and in what counts in them."""
+    """Return a model's builder, and its data, whose parts differ in size and in what counts in them."""
     losses = keras.losses
     x, y = points("float64")
     rng = np.random.default_rng(5)

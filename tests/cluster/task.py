@@ -1,4 +1,4 @@
-"""Be one task of a test's cluster: the same script for all of them."""
+"""Run one task of a test's cluster: the same script for all of them."""
 
 import contextlib
 import importlib

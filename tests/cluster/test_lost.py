@@ -23,7 +23,7 @@ def begun(tmp_path, strategy, case, *, options=None, first=(), **shape):
 
 
 def lose(running, name, by=signal.SIGKILL):
-    """Take a task away, and give what its end must be reported as."""
+    """Send a signal to a task; return its process, and how the cluster must report its end."""
     process = running.processes.pop(name)
     os.killpg(process.pid, by)
     if by == signal.SIGKILL:

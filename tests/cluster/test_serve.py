@@ -91,7 +91,7 @@ def test_reports_a_chief_that_never_comes(tmp_path):
 
 
 def _meet_a_server_of_tensorflow(address, free):
-    """Hold a rendezvous where somebody is training already."""
+    """Check that a rendezvous fails where one of the tasks is training already."""
     until_it_answers = time.monotonic() + 60
     while why_silent(address):
         assert time.monotonic() < until_it_answers

@@ -11,7 +11,7 @@ CASES = [CASE]
 
 @pytest.fixture(scope="module")
 def whole(cluster_once):
-    """Give what one process makes of the same model, in which no variable is in shards."""
+    """Return the results of one process for the same model, in which no variable is in shards."""
     return cluster_once("whole", "one_device", [CASE]).chief[CASE]
 
 

@@ -16,7 +16,7 @@ keras = tf.keras
 
 
 class Logs(keras.callbacks.Callback):
-    """Keep the logs of each step."""
+    """Record the logs of each step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ def answers(run, inputs, cache, forking):
 
 @pytest.fixture(scope="module")
 def wanted(answers):
-    """Give what the data set's first images got: the others are held against these."""
+    """Return the answers for the data set's first images, with which the other answers are compared."""
     return lines(answers["data set"].stdout)[:COUNT]
 
 

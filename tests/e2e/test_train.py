@@ -349,7 +349,7 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_pat
 
 
 def _values(folder, name, tag):
-    """Give the points of one curve."""
+    """Return the values of one curve."""
     import tensorflow as tf
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -32,7 +32,7 @@ def variables(training: Training) -> dict[str, np.ndarray]:
 def prove_exact(
     training: Training, replicas: int, straight: Training | None = None, *, twice: int = 0
 ) -> None:
-    """Hold what was trained against what was asked for, and against a run that nothing happened to.
+    """Check a run's steps, variables and export against its config, and against a run without faults.
 
     Some steps may have been done twice: what a lost worker had in hand, another one does from its beginning.
     """
@@ -61,7 +61,7 @@ def prove_exact(
 
 
 def prove_lost(training: Training, hits: Sequence[Hit]) -> None:
-    """Hold what was done twice against the newest checkpoint that each fault had left: no more than that."""
+    """Check that the run resumed at the newest whole checkpoint after each fault, and what each one cost."""
     every, history = training.config["checkpoint"]["every"], training.history()
     for hit in hits:
         if hit.is_alone:

@@ -16,7 +16,7 @@ _LONGEST_PAUSE = 0.1
 
 
 class Fault(NamedTuple):
-    """Hold one fault.
+    """Describe one fault.
 
     Attributes:
         victim: Who is hit: a task, or `launcher`, the command itself.
@@ -38,7 +38,7 @@ class Fault(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """Hold what was seen when a fault had done its work.
+    """Record what a fault did to a run.
 
     Attributes:
         fault: Which one.
@@ -58,10 +58,11 @@ class Hit(NamedTuple):
 
 
 def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
-    """Give each moment a victim; all of them come before one comes again.
+    """Draw a fault for each moment.
 
-    Three moments are a step's: `torn`, with a tear, at which the whole cluster is started again; `notice`, at
-    which SIGTERM comes to one that saves; and `silence`, at which a task is stopped.
+    All victims come before one comes again, except at three moments of a step, whose victims are independent:
+    `torn`, with a tear, at which the whole cluster is started again; `notice`, at which SIGTERM comes to one
+    that saves; and `silence`, at which a task is stopped.
     """
     chance = random.Random(seed)
     faults: list[Fault] = []
@@ -137,7 +138,7 @@ def _tear(training: Training) -> None:
 
 
 class _Life:
-    """Hold what was there when the tasks of a run were started, to see what is new."""
+    """Record the state of a run when its tasks were started, and recognise by it what is new."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

@@ -57,7 +57,7 @@ PER_CALL, EVERY = 5, 20  # steps: of a call, and from a checkpoint to the next
 
 
 def config(name: str, steps: int = 600, **changes: Any) -> dict[str, Any]:
-    """Give a config: so many steps, in calls of five, and a checkpoint at every twentieth."""
+    """Return a config: so many steps, in calls of five, and a checkpoint at every twentieth."""
     setup = SETUPS[name]
     of_cluster = {"cluster": dict(setup.cluster), "launch": {"threads": 1, "restarts": RESTARTS}}
     return {

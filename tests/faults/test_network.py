@@ -15,7 +15,7 @@ CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 
 @pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.again)])
 def workers(request, cache):
-    """Give what makes a worker on each host, and the wire between; by an exchange of ours, or TensorFlow's."""
+    """Return a function that opens a wire and a worker at each end, for tfdist's or TensorFlow's exchange."""
     communication = {"implementation": request.param}
     run = config("multi_worker_mirrored", 200, cluster=CLUSTER, launch={}, communication=communication)
 
@@ -56,7 +56,7 @@ def _wire_can_be_had():
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, workers):
-    """Give a run over a wire that nothing happens to."""
+    """Return the first worker of a run over a wire without faults."""
     with workers(tmp_path_factory.mktemp("straight")) as (_, tasks):
         started(tasks)
         assert ended(tasks) == [0, 0], told(tasks)

@@ -18,7 +18,7 @@ TOGETHER = ("start", "step", "checkpoint", "torn", "notice", "start", "silence",
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, cache):
-    """Give a run that nothing happens to."""
+    """Return a function that runs a setup once without faults."""
 
     @functools.cache
     def run(name):

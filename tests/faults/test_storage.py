@@ -15,7 +15,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def disk(tmp_path):
-    """Give a run's folder that is a small disk of its own."""
+    """Mount a small disk as a run's folder, and unmount it after the test."""
     folder = tmp_path / "run"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]

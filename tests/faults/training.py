@@ -23,7 +23,7 @@ _BETWEEN_LOOKS = 0.002
 
 
 class Training:
-    """Hold one run: its command, which may be typed again and again, and the folder of all it leaves.
+    """Run one training: start its command, as often as needed, and read what it leaves in a folder.
 
     Of a cluster whose tasks are started by hand, it is one task, on the host that its command is prefixed with.
     """
@@ -74,7 +74,7 @@ class Training:
             )
 
     def status(self) -> int | None:
-        """Give the command's exit status, where it has ended."""
+        """Return the command's exit status, or None if it has not ended."""
         return self.process.poll() if self.process is not None else None
 
     def end(self) -> int:
@@ -97,11 +97,11 @@ class Training:
     # -- what is seen of it --
 
     def said(self) -> str:
-        """Give all that it has printed so far."""
+        """Return all that the command has printed so far."""
         return self._said.read_text(errors="replace")
 
     def tail(self) -> str:
-        """Give the end of what it and its tasks have printed, and who is alive."""
+        """Return the last output of the command and of its tasks, and which processes are alive."""
         logs = sorted(self.run.glob("logs/*.log"))
         told = [
             f"--- {each.name}\n{each.read_text(errors='replace')[-3000:]}" for each in [self._said, *logs]
@@ -113,7 +113,7 @@ class Training:
         return {process.pid: process.command for process in proc.with_variable(MARK, self.mark)}
 
     def tasks(self) -> dict[str, int]:
-        """Give the tasks that run, by name, and the command itself as `launcher`."""
+        """Return the process ids of the running tasks by name, and of the command itself as `launcher`."""
         found = {}
         for process in proc.with_variable(MARK, self.mark):
             if process.task and "tfdist.train" in process.command:
@@ -124,31 +124,31 @@ class Training:
         return found
 
     def newest(self) -> int:
-        """Give the step of the newest checkpoint that nobody has torn, or 0."""
+        """Return the step of the newest checkpoint that no fault has torn, or 0."""
         folder = self.run / "checkpoints"
         whole = (name for name in _names(folder) if name.isdigit() and not (folder / name / TORN).exists())
         return max(map(int, whole), default=0)
 
     def partial(self, what: str) -> set[str]:
-        """Give the names of checkpoints or exports that are being written, or were and are not whole."""
+        """Return the names of checkpoints or exports whose writing is under way or was interrupted."""
         return {name for name in _names(self.run / what) if name.startswith(".partial-")}
 
     def reached(self) -> int:
-        """Give the step that it has come to, or 0."""
+        """Return the step that the run has reached, or 0."""
         try:
             return int((self.run / "checkpoints" / "reached").read_text() or 0)
         except FileNotFoundError:
             return 0
 
     def history(self) -> list[dict[str, int]]:
-        """Give where it has begun, and begun again."""
+        """Return for each start of the run its first step, and how many steps were lost."""
         try:
             return json.loads((self.run / "checkpoints" / "history.json").read_text())
         except FileNotFoundError:
             return []
 
     def report(self) -> dict[str, Any]:
-        """Give what the run reports."""
+        """Read the report of the run."""
         return json.loads((self.run / "report.json").read_text())
 
 

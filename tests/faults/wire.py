@@ -41,7 +41,7 @@ class Wire:
         self._names = [f"wire{os.getpid()}{side}" for side in "ab"]
 
     def inside(self, side: int) -> list[str]:
-        """Give what makes a command run on one of the hosts."""
+        """Return the words that start a command on one of the hosts."""
         return ["ip", "netns", "exec", self._names[side]]
 
     def __enter__(self) -> "Wire":
@@ -60,7 +60,7 @@ class Wire:
         self._stack.close()
 
     def _host(self, stack: contextlib.ExitStack, side: int) -> int:
-        """Make one host, with the device at its end of the wire; give what its packets are read from."""
+        """Make one host, with the device at its end of the wire; return the device's file descriptor."""
         name = self._names[side]
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)

@@ -1,4 +1,4 @@
-"""Hold ClusterConfig against TensorFlow's own resolvers on the same environment, for any valid cluster."""
+"""Compare ClusterConfig with TensorFlow's own resolvers on the same environment, for any valid cluster."""
 
 import json
 import os

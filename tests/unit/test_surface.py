@@ -1,4 +1,4 @@
-"""Keep the public surface, and what importing it costs, as they are on purpose."""
+"""Check the public names, and that importing tfdist loads neither TensorFlow nor other large packages."""
 
 import subprocess
 import sys

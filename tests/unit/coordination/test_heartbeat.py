@@ -30,7 +30,7 @@ def wait_for(address, *, spared="", seconds="60"):
 
 @pytest.fixture
 def silent():
-    """Give an address where the kernel accepts and nobody answers, as at a stopped process."""
+    """Yield an address where the kernel accepts and nobody answers, as at a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -25,7 +25,7 @@ def cluster():
 
 @pytest.fixture
 def meeting():
-    """Let tasks hold a rendezvous, each in a thread of its own; all of them end with the test."""
+    """Yield a function that starts a rendezvous of tasks, each in a thread that ends with the test."""
     with ThreadPoolExecutor() as pool:
         yield lambda cluster, *indices, timeout=SECONDS, mark=None: [
             pool.submit(_hold, cluster.with_task("worker", i), mark, timeout) for i in indices

@@ -32,7 +32,7 @@ def send(sender, receiver, count):
 
 
 def counted(connections, least):
-    """Give the count when what has been received has been acknowledged, too."""
+    """Return the count of sent bytes once `least` of them are acknowledged, or after five seconds."""
     end = time.monotonic() + 5
     while (sent := connections.bytes_sent()) < least and time.monotonic() < end:
         time.sleep(0.01)

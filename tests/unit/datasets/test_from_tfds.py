@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def real():
-    """Give a folder where MNIST and CIFAR-10 are prepared."""
+    """Return the folder in which MNIST and CIFAR-10 are prepared, or skip the test."""
     folder = os.environ.get("TFDS_DATA_DIR", "")
     if not folder or not (Path(folder) / "mnist").is_dir() or not (Path(folder) / "cifar10").is_dir():
         pytest.skip("TFDS_DATA_DIR names no folder in which mnist and cifar10 are prepared")

@@ -45,7 +45,7 @@ def test_the_seed_decides_what_is_drawn(data, tmp_path):
 
 
 def linear_accuracy(data):
-    """Give the test accuracy of regularised least squares, the best of three strengths."""
+    """Compute the test accuracy of regularised least squares, the best of three strengths."""
     (x, y), (x_test, y_test) = (
         (np.asarray(images, np.float32).reshape(len(images), -1) / 255 - 0.5, labels)
         for images, labels in (data.prepared.split("train").arrays(), data.prepared.split("test").arrays())

@@ -211,7 +211,7 @@ for options in (f"size={whole}k", "remount,ro"):
 
 
 def namespace():
-    """Give the words that start a command which may mount, in a namespace of its own."""
+    """Return the words that start a command in a mount namespace of its own, or None if it may not mount."""
     words = ["unshare", "--user", "--mount", "--map-root-user"]
     can = (
         subprocess.run([*words, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0

@@ -64,7 +64,7 @@ def run(code: str, run_dir: Path, cluster: ClusterConfig | None = None, **option
 def driver(
     code: str, run_dir: Path, *, cluster: dict | None = None, prefix=(), python=sys.executable, **options
 ):
-    """Give the command line of a launcher in a process of its own."""
+    """Return the command line that runs a launcher in a process of its own."""
     plan = {"cluster": cluster or {"workers": 2}, "command": [python, "-c", code], "run_dir": str(run_dir)}
     return [*prefix, python, "-c", _DRIVER, json.dumps({**plan, "options": options})]
 
@@ -93,7 +93,7 @@ def until(condition, what: str, seconds: float = SECONDS):
 
 
 def holds(path: Path, text: str, times: int = 1):
-    """Say whether a file has been written a text so often."""
+    """Return whether a file contains a text at least so many times."""
     return path.exists() and path.read_text().count(text) >= times
 
 

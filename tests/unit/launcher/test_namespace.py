@@ -122,7 +122,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody 
 
 @pytest.fixture
 def public_dir(tmp_path_factory):
-    """Give a directory that everybody can reach, with tfdist's TensorFlow-free modules to import."""
+    """Copy tfdist and msgspec into a directory that every user can reach, and remove it after the test."""
     base = Path("/tmp", f"launcher-{os.getpid()}")
     base.mkdir(mode=0o755)
     try:

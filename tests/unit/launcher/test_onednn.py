@@ -22,7 +22,7 @@ HERE = pytest.mark.skipif(not onednn.variables(), reason="this processor or Tens
 
 @pytest.fixture
 def tensorflow(monkeypatch):
-    """Have a version of TensorFlow installed, or none."""
+    """Return a function that pretends that one package is installed in a version, and no other package."""
 
     def have(name, version):
         def installed(asked):

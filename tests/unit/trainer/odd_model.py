@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def image_of(data, batch, place, batch_size=128):
-    """Give the image at a place in a global batch."""
+    """Return the image at a place in a global batch."""
     images, _ = next(iter(data.train(batch_size, skip_steps=batch)))
     return images.numpy()[place]
 

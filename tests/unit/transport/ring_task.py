@@ -1,4 +1,4 @@
-"""Be one task of a ring of processes: `ring_task.py RANK SIZE FD_TO_NEXT FD_FROM_PREVIOUS WHAT WAY`."""
+"""Run one task of a ring of processes: `ring_task.py RANK SIZE FD_TO_NEXT FD_FROM_PREVIOUS WHAT WAY`."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def narrowed(ring, rank, wire_type):
 
 
 def late(ring, rank, count):
-    """Let the first task come late to an exchange; give what that took, and how long it waited."""
+    """Add up an array that the first task delays; return its type, the seconds taken and those waited."""
     if rank:
         print("ready", flush=True)
     else:

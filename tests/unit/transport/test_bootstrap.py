@@ -43,7 +43,7 @@ class Together:
 
 
 def joined(cluster, secrets, meanwhile=lambda ports: None):
-    """Let threads be the tasks; give what each got."""
+    """Join a ring, in a thread for each task; return each task's ring or error, and the ports."""
     count = len(secrets)
     together = Together(count)
 

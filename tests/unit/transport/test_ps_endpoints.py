@@ -38,7 +38,7 @@ def pool():
 
 @pytest.fixture
 def ends(cluster, pool):  # which wait for nothing any more when the threads are waited for
-    """Give the ends of a server and two workers, and where the server is."""
+    """Open the endpoints of a server and two workers, and yield them with the server's address."""
     made = [ServerEndpoint(cluster.with_task("ps", 0), SECRET)]
     made += [WorkerEndpoint(cluster.with_task("worker", index), SECRET) for index in range(2)]
     yield *made, written_addresses({0: ("127.0.0.1", int(made[0].port()))})

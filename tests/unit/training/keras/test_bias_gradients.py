@@ -31,7 +31,7 @@ def gradients_of(model, images, change):
 
 
 def kinds_of_sums(graph):
-    """Give the ranks of what is summed up for biases, where that is used."""
+    """Return the ranks of the tensors that the graph's outputs sum up for biases."""
     used = {each.op for each in graph.outputs}
     reached = set(used)
     while used:

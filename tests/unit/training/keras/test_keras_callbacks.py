@@ -172,7 +172,7 @@ def rows(path):
 
 
 def scalars(folder):
-    """Give (tag, step, value) of what TensorBoard would draw."""
+    """Return (tag, step, value) of each point that TensorBoard would draw."""
     found = []
     for path in sorted(folder.glob("events.out*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):

@@ -53,7 +53,7 @@ def test_rows_come_in_the_order_of_the_indices(indices):
 
 
 def ancestors(operation):
-    """Give the operations that take part in what one gives, and itself."""
+    """Return an operation, and all operations that its result depends on."""
     found = {operation}
     for each in operation.inputs:
         found |= ancestors(each.op)
