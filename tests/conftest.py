@@ -24,6 +24,7 @@ _SCHEDULERS = (
     "OMPI_",
     "JOB_COMPLETION_INDEX",
     "JOBSET_",
+    "SKYPILOT_",
     "TFDIST_",
 )
 

@@ -315,8 +315,8 @@ class ClusterConfig:
         """Read the cluster from the variables of the scheduler that started this process.
 
         tfdist uses the first of these that is present: TF_CONFIG, Vertex AI, SageMaker, Kubernetes, Open MPI,
-        Slurm. A later one that is also present must agree on the number of tasks. If none is present, this
-        is a single process.
+        Slurm, SkyPilot. A later one that is also present must agree on the number of tasks. If none is
+        present, this is a single process.
 
         Args:
             sizes: The number of tasks of each role, for schedulers that know only hosts and ranks.

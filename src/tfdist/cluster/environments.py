@@ -115,7 +115,11 @@ class VertexAI:
 
 
 class SageMaker:
-    """SM_HOSTS and SM_CURRENT_HOST, or SM_RESOURCE_CONFIG, which must agree with them."""
+    """SM_HOSTS and SM_CURRENT_HOST, or SM_RESOURCE_CONFIG, which must agree with them.
+
+    In a heterogeneous cluster, SM_RESOURCE_CONFIG has instance groups. Groups whose names are roles have
+    the tasks of these roles.
+    """
 
     name = "SageMaker's SM_HOSTS"
 
@@ -137,8 +141,33 @@ class SageMaker:
             raise ConfigError(
                 where, expected=f"one of the {len(hosts)} hosts of SM_HOSTS", received=shown(host)
             )
+        if groups := self._groups(hosts):
+            addresses = {
+                role: [f"{name}:{port or _DEFAULT_PORT}" for name in names] for role, names in groups.items()
+            }
+            task = next((role, names.index(host)) for role, names in groups.items() if host in names)
+            return Claim(Source(_GROUPS), addresses, task, Source("SM_CURRENT_HOST"))
         ranked = [f"{name}:{port or _DEFAULT_PORT}" for name in hosts]
         return _by_rank(ranked, hosts.index(host), sizes, "SM_HOSTS", "SM_CURRENT_HOST")
+
+    def _groups(self, hosts: list[str]) -> dict[str, list[str]] | None:
+        """Return the hosts of each role by the instance groups; None where no group is named like a role."""
+        if not (text := self._environ.get("SM_RESOURCE_CONFIG", "").strip()):
+            return None
+        groups = read_json(text, "SM_RESOURCE_CONFIG").value.get("instance_groups") or []
+        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+            raise ConfigError(_GROUPS, expected="a JSON list of objects", received=shown(groups))
+        named = [str(group.get("instance_group_name")) for group in groups]
+        if not set(named) & set(ROLES):
+            return None
+        for name in named:
+            if name not in ROLES:
+                expected = f"a role ({', '.join(ROLES)}) as the name of each group, or of none"
+                raise ConfigError(_GROUPS, expected=expected, received=shown(name))
+        found = {name: _names(group.get("hosts"), _GROUPS) for name, group in zip(named, groups, strict=True)}
+        if sorted(host for names in found.values() for host in names) != hosts or len(found) < len(named):
+            raise ConfigError(_GROUPS, f"must have each of the {len(hosts)} hosts of SM_HOSTS once")
+        return found
 
     def _hosts(self) -> tuple[list[str], str]:
         """Return all hosts, and this one."""
@@ -155,6 +184,30 @@ class SageMaker:
             problem = f"says {ours}, but SM_RESOURCE_CONFIG says {theirs}"
             raise ConfigError("SM_HOSTS", problem, remedy="Unset the wrong one")
         return next(iter(stated.values()))
+
+
+class SkyPilot:
+    """SKYPILOT_NODE_IPS and SKYPILOT_NODE_RANK: a task on each of several nodes."""
+
+    name = "SkyPilot's SKYPILOT_NODE_IPS"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    @property
+    def present(self) -> bool:
+        # On a single node, a cluster is one of this machine.
+        return len(self._environ.get("SKYPILOT_NODE_IPS", "").split()) > 1
+
+    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+        hosts = self._environ["SKYPILOT_NODE_IPS"].split()
+        _required(self._environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
+        rank = _number(self._environ, "SKYPILOT_NODE_RANK")
+        stated = _number(self._environ, "SKYPILOT_NUM_NODES", default=len(hosts))
+        if stated != len(hosts):
+            raise ConfigError("SKYPILOT_NUM_NODES", f"says {stated}, but SKYPILOT_NODE_IPS has {len(hosts)}")
+        ranked = [f"{host}:{port or _DEFAULT_PORT}" for host in hosts]
+        return _by_rank(ranked, rank, sizes, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
 
 
 class Kubernetes:
@@ -276,11 +329,38 @@ class Slurm:
             problem = f"says {stated}, but SLURM_STEP_TASKS_PER_NODE says {total} over {len(hosts)} nodes"
             raise ConfigError("SLURM_STEP_NUM_TASKS", problem)
         first = port or 10_000 + _number(self._environ, "SLURM_JOB_ID", default=0) % 10_000
-        slots = self._distributed(
-            [(host, i) for host, n in zip(hosts, per_host, strict=True) for i in range(n)]
-        )
-        ranked = [f"{host}:{first + i}" for host, i in slots]
+        tasks = dict(zip(hosts, per_host, strict=True))
+        ranked = [
+            f"{host}:{first + i}"
+            for group in self._groups(hosts)
+            for host, i in self._distributed([(host, i) for host in group for i in range(tasks[host])])
+        ]
         return _by_rank(ranked, rank, sizes, "SLURM_STEP_NODELIST", "SLURM_PROCID")
+
+    def _groups(self, hosts: list[str]) -> list[list[str]]:
+        """Return the hosts of the step, by component of the job, as Slurm numbers the ranks.
+
+        A heterogeneous job has several components. SLURM_STEP_NODELIST sorts the hosts of all of them, so
+        that the first host need not have the first rank.
+        """
+        stem = "SLURM_JOB_NODELIST"
+        found = [re.fullmatch(rf"{stem}_(?:HET|PACK)_GROUP_([0-9]{{1,5}})", name) for name in self._environ]
+        names = {int(match[1]): match[0] for match in found if match}  # both names have the same hosts
+        if not names and self._environ.get("SLURM_HET_SIZE", "1") in ("", "0", "1"):
+            return [hosts]
+        in_step = set(hosts)
+        groups = [
+            [host for host in expand_hosts(self._environ[name], name) if host in in_step]
+            for _, name in sorted(names.items())
+        ]
+        listed = [host for group in groups for host in group]
+        if sorted(listed) != sorted(hosts):
+            raise ConfigError(
+                "SLURM_HET_SIZE",
+                f"the hosts of {stem}_HET_GROUP_0 and so on must be those of SLURM_STEP_NODELIST, each once",
+                remedy="Give each component of the job nodes of its own, or state the cluster by TF_CONFIG",
+            )
+        return groups
 
     def _tasks_per_host(self, hosts: int) -> list[int]:
         name = "SLURM_STEP_TASKS_PER_NODE"
@@ -318,9 +398,11 @@ PRECEDENCE: tuple[Callable[[Mapping[str, str]], Environment], ...] = (
     Kubernetes,
     OpenMPI,
     Slurm,
+    SkyPilot,
 )
 
 _ROLE_OF_MASTER = {"master": "chief"}
+_GROUPS = "SM_RESOURCE_CONFIG: instance_groups"
 
 
 def _by_rank(ranked: Sequence[str], rank: int, sizes: Sizes | None, hosts_name: str, rank_name: str) -> Claim:

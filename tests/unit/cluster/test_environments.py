@@ -101,6 +101,51 @@ def test_sagemaker_malformed_or_contradicting():
     refused("SM_HOSTS: says 2 tasks, but sizes says 3 worker", {"worker": 3}, **SAGEMAKER)
 
 
+def sagemaker_groups(**hosts_of):
+    groups = [{"instance_group_name": name, "hosts": hosts} for name, hosts in hosts_of.items()]
+    hosts = [host for hosts in hosts_of.values() for host in hosts]
+    config = {"current_host": hosts[-1], "hosts": hosts, "instance_groups": groups}
+    return {"SM_RESOURCE_CONFIG": json.dumps(config)}
+
+
+def test_sagemaker_groups_that_are_called_like_roles_are_these_roles():
+    groups = {"chief": ["algo-2"], "ps": ["algo-4"], "worker": ["algo-3", "algo-1"]}
+    assert found(**sagemaker_groups(**groups)) == ClusterConfig(
+        chief=["algo-2:2222"], ps=["algo-4:2222"], worker=["algo-1:2222", "algo-3:2222"], task=("worker", 0)
+    )
+    assert found(**sagemaker_groups(homogeneousCluster=["algo-1", "algo-2"])) == ClusterConfig(
+        worker=["algo-1:2222", "algo-2:2222"], task=("worker", 1)
+    )
+    where = "SM_RESOURCE_CONFIG: instance_groups: "
+    refused(
+        where
+        + "expected a role (chief, worker, ps, evaluator) as the name of each group, or of none, received 'gpus'",
+        **sagemaker_groups(chief=["algo-1"], gpus=["algo-2"]),
+    )
+    config = json.loads(sagemaker_groups(**groups)["SM_RESOURCE_CONFIG"])
+    del config["instance_groups"][0]
+    refused(where + "must have each of the 4 hosts of SM_HOSTS once", SM_RESOURCE_CONFIG=json.dumps(config))
+
+
+# -- SkyPilot --
+
+SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.3", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}
+
+
+def test_skypilot_nodes_have_a_task_each():
+    assert found(**SKYPILOT) == ClusterConfig(worker=["10.0.0.7:2222", "10.0.0.3:2222"], task=("worker", 1))
+    assert found({"chief": 1, "worker": 1}, **SKYPILOT).chief == ("10.0.0.7:2222",)
+    assert found(SKYPILOT_NODE_IPS="10.0.0.7", SKYPILOT_NODE_RANK="0") == ClusterConfig()
+
+
+def test_skypilot_malformed_or_contradicting():
+    refused("SKYPILOT_NODE_RANK: is not set, though SKYPILOT_NODE_IPS is", SKYPILOT_NODE_IPS="a\nb")
+    refused(
+        "SKYPILOT_NUM_NODES: says 3, but SKYPILOT_NODE_IPS has 2", **{**SKYPILOT, "SKYPILOT_NUM_NODES": "3"}
+    )
+    refused("SKYPILOT_NODE_RANK: expected a rank below 2", **{**SKYPILOT, "SKYPILOT_NODE_RANK": "2"})
+
+
 # -- Slurm --
 
 
@@ -131,6 +176,19 @@ def test_slurm_cyclic_distribution_deals_round_robin():
         "SLURM_DISTRIBUTION: expected block or cyclic, received 'plane=2'",
         **slurm(SLURM_DISTRIBUTION="plane=2"),
     )
+
+
+@pytest.mark.parametrize("word", ["HET", "PACK"])
+def test_slurm_numbers_the_ranks_of_a_heterogeneous_job_by_component(word):
+    groups = {f"SLURM_JOB_NODELIST_{word}_GROUP_{i}": nodes for i, nodes in enumerate(["n3", "n[1-2]"])}
+    job = slurm(nodes="n[1-3]", per_node="2,1,3", SLURM_HET_SIZE="2", **groups)
+    assert found(port=9, **job).worker == ("n3:9", "n3:10", "n3:11", "n1:9", "n1:10", "n2:9")
+    cyclic = {**job, "SLURM_DISTRIBUTION": "cyclic"}
+    assert found(port=9, **cyclic).worker == ("n3:9", "n3:10", "n3:11", "n1:9", "n2:9", "n1:10")
+    one = slurm(nodes="n[1-2]", per_node="2,1", rank=0, SLURM_HET_SIZE="2", **groups)
+    assert found(port=9, **one).worker == ("n1:9", "n1:10", "n2:9")  # a step of the second component alone
+    for wrong in ({"SLURM_HET_SIZE": "2"}, groups | {f"SLURM_JOB_NODELIST_{word}_GROUP_1": "n1"}):
+        refused("SLURM_HET_SIZE: the hosts of", **slurm(nodes="n[1-3]", per_node="2,1,3", **wrong))
 
 
 def test_slurm_outside_of_srun_is_a_single_process():
