@@ -113,6 +113,9 @@ def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
     last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
         answer = answers(chief)
+        # The host may be gone with the chief, as a container's is. Then nothing refuses a connection.
+        if not answer and is_shutdown_told():
+            return
         now = time.monotonic()
         refusals = refusals + 1 if answer is False else 0
         if answer:
