@@ -22,7 +22,7 @@ from typing import Any
 from results import machine, put, spread, table
 from watching import Run, watched
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.launcher import onednn
 
 ROOT = Path(__file__).parents[1]

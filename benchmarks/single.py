@@ -25,7 +25,7 @@ from results import machine, put, spread, table
 from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.launcher import onednn
 
 ROOT = Path(__file__).parents[1]

@@ -25,7 +25,7 @@ from rounds import alone
 from watching import ONE_THREAD, Run, watched
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.launcher import onednn
 
 PEER = Path(__file__).parent / "peers" / "to_accuracy.py"

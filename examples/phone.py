@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 
 try:
     from ai_edge_litert.interpreter import Interpreter

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tfdist.training.barrier import barrier
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
+    from tfdist.training.join_cluster import start
     from tfdist.training.keras.lazy_adam import LazyAdam
     from tfdist.training.predict import predict
     from tfdist.training.saving import save
-    from tfdist.training.start import start
 
 __version__ = "0.1.0.dev0"
 
@@ -56,7 +56,7 @@ _HOMES = {
     "predict": "tfdist.training.predict",
     "save": "tfdist.training.saving",
     "serve": "tfdist.strategies.server",
-    "start": "tfdist.training.start",
+    "start": "tfdist.training.join_cluster",
 }
 
 

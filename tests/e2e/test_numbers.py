@@ -12,7 +12,7 @@ import pytest
 from test_train import _variables, train_config
 
 import proc
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.trainer.checkpoint import list_steps
 
 UNIT = Path(__file__).parents[1] / "unit" / "trainer"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commands import python, tfdist_forked
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 
 UNIT = Path(__file__).parents[1] / "unit" / "trainer"
 CONFIGS = Path(__file__).parents[2] / "configs"

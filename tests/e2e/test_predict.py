@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from commands import python, tfdist, tfdist_forked
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.export.saved_model import export
 from tfdist.models.layers import Rescale
 

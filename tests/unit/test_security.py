@@ -12,7 +12,7 @@ from tfdist.trainer.config import read_config
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.datasets.registry import open_data  # noqa: E402
+from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.export.model_loading import load  # noqa: E402
 from tfdist.trainer.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
 

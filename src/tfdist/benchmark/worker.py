@@ -16,7 +16,7 @@ from tfdist.benchmark.records import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.traffic import Traffic
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve

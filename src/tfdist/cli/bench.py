@@ -93,7 +93,7 @@ def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
 
 def _prepare(settings: Settings) -> None:
     """Prepare the data before any task starts: in a private network, tasks cannot download."""
-    from tfdist.datasets.registry import open_data
+    from tfdist.datasets.open_data import open_data
 
     open_data(**settings.config.data.wanted())
 

@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError, StorageError
 from tfdist.export.layout import find_export
 
 if TYPE_CHECKING:
-    from tfdist.export.inference import Summary
+    from tfdist.export.write_answers import Summary
 
 __all__ = ["main"]
 
@@ -43,7 +43,7 @@ def main(
         raise ConfigError("--grid", expected="a name that ends in .png", received=f"'{grid}'")
     form = format or ("csv" if output.endswith(".csv") else "jsonl")
 
-    from tfdist.export.inference import (
+    from tfdist.export.write_answers import (
         answer,  # loads TensorFlow, after the checks of the flags
     )
 

@@ -76,7 +76,7 @@ def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
 
 def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
     """Start every task as a process on this machine."""
-    from tfdist.datasets.registry import open_data
+    from tfdist.datasets.open_data import open_data
     from tfdist.launcher.launch import launch
     from tfdist.launcher.outcome import LaunchError
 

@@ -1,5 +1,5 @@
 """Open image-classification data as tf.data pipelines: `open_data("mnist").train(batch=64, shard=(0, 2))`."""
 
-from tfdist.datasets.registry import Data, open_data
+from tfdist.datasets.open_data import Data, open_data
 
 __all__ = ["Data", "open_data"]

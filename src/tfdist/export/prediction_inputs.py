@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.datasets.decoding import READING_ERRORS, decode, gist
 from tfdist.datasets.from_files import is_hidden
 from tfdist.datasets.from_idx import idx_files
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError, did_you_mean
 from tfdist.export.layout import Exported
 

@@ -22,9 +22,9 @@ from tfdist.cluster.environments import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import report_pipe
 from tfdist.launcher.environment import SECRET, task_environment
+from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
-from tfdist.launcher.supervisor_events import LAUNCH, Job, TaskLog
 
 __all__ = ["SECRET", "NetworkIsolation", "launch"]
 

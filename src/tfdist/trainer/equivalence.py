@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve

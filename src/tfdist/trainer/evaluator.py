@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import answers
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint

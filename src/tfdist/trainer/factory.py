@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.registry import Data
+from tfdist.datasets.open_data import Data
 from tfdist.errors import ConfigError
 from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.models.registry import build

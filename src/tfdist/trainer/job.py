@@ -28,11 +28,11 @@ from tfdist import __version__
 from tfdist._utils.files import remove_partial, storage_errors, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.chief_end import keep_servers_at_exit
-from tfdist.coordination.departure_notice import Departures
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_sigterm
+from tfdist.coordination.server_departure import Departures
 from tfdist.coordination.traffic import Traffic
-from tfdist.datasets.registry import Data, open_data
+from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.saved_model import export, try_formats
 from tfdist.models.output_kind import Outputs

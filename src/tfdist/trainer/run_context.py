@@ -6,9 +6,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.departure_notice import Departures
 from tfdist.coordination.preemption import Notice
-from tfdist.datasets.registry import Data
+from tfdist.coordination.server_departure import Departures
+from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic
 

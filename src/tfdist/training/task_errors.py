@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
-from tfdist.coordination.rpc import resolver_of
+from tfdist.coordination.tensorflow_calls import resolver_of
 from tfdist.errors import TaskLost
 from tfdist.transport.handshake import ExchangeError
 

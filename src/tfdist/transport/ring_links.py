@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.coordination.bytes_sent import count_as_sent
 from tfdist.coordination.health import reason_of
-from tfdist.coordination.socket_bytes import count_as_sent
 from tfdist.transport.handshake import ConnectError, ExchangeError
 from tfdist.transport.shared_memory import Shared, share_memory
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.coordination.socket_bytes import count_as_sent
+from tfdist.coordination.bytes_sent import count_as_sent
 from tfdist.transport.shared_memory import Shared
 
 __all__ = ["SharedBuffers"]

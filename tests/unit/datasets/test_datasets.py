@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.datasets.augmentation import AUGMENTATIONS, draws
 from tfdist.datasets.cache import Contents, prepare
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, DataError
 
 TRAIN, TEST = 103, 41  # primes: no batch size divides them

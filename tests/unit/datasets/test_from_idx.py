@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError
 
 RANDOM = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError
 
 pytestmark = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 
 EXAMPLES = (6000, 1000)
 # At most for a linear model, at least for a small CNN after some 6 epochs. Chance is 0.1.

@@ -3,9 +3,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.departure_notice import Departures
 from tfdist.coordination.preemption import Notice
-from tfdist.datasets.registry import open_data
+from tfdist.coordination.server_departure import Departures
+from tfdist.datasets.open_data import open_data
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_context import RunContext

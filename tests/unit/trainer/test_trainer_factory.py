@@ -3,7 +3,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from tfdist.datasets.registry import open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
 

@@ -18,7 +18,7 @@ __all__ = [
     "optimizers_applied_by",
 ]
 
-# The methods that `optimizer`, `fused_kernels` and `sharded_variables` replace on an object.
+# The methods that `optimizer`, `fused_optimizers` and `sharded_variables` replace on an object.
 _REPLACED = ("assign_add", "sparse_read", "update_step")
 
 

@@ -11,7 +11,7 @@ from tfdist.datasets.cache import Contents, Prepared, default_cache_dir, prepare
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.network_probe import Unavailable
 from tfdist.datasets.synthetic_digits import draw_digits
-from tfdist.datasets.synthetic_images import draw_shapes
+from tfdist.datasets.synthetic_shapes import draw_shapes
 from tfdist.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["Data", "open_data"]

@@ -9,7 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.replica_batches import contains_sparse, replica_batches  # noqa: E402  # after the check
+from tfdist.training.split_sparse_batches import contains_sparse, replica_batches  # noqa: E402  # after the check
 
 SIZES = (5, 3, 1)  # the last one is for less than all replicas
 X = [np.arange(1, 3 * size + 1, dtype=np.float32).reshape(size, 3) for size in SIZES]

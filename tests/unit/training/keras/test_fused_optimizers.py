@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.training.keras.fused_kernels import fuse, fuse_keras_2
+from tfdist.training.keras.fused_optimizers import fuse, fuse_keras_2
 
 keras = tf.keras
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tfdist.coordination.socket_bytes import Connections
+from tfdist.coordination.bytes_sent import Connections
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
 OPENED = 1  # the kernel counts the opening of a connection like a byte
