@@ -1,4 +1,4 @@
-"""Several machines in one: network namespaces, joined by a bridge, each with a host name and /etc/hosts of its own."""
+"""Make several machines of one: network namespaces, joined by a bridge, each with a host name and /etc/hosts of its own."""
 
 import contextlib
 import os

@@ -42,6 +42,7 @@ from tfdist.strategies.server import serve
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.checkpoint import find_newest
 from tfdist.trainer.config import Config
+from tfdist.trainer.data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
 from tfdist.trainer.factory import (
@@ -94,6 +95,8 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         Preempted: This or another task was told to end (SIGTERM). A checkpoint is saved.
     """
     if cluster.serves:
+        if cluster.task is not None and cluster.task.type == "worker":
+            offer_to_prepare_data(config.data.wanted())
         stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
         return None
@@ -138,6 +141,7 @@ def _connected(
     ]
     with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
         data = open_data(**config.data.wanted())
+        prepare_data_on_workers(cluster, data)
         yield RunContext(config, cluster, strategy, data, folder, notice, departures, elastic)
 
 
