@@ -5,17 +5,18 @@
     python benchmarks/keras_tests.py --source ~/keras/keras/src       # those of a source tree
     python benchmarks/keras_tests.py --results results.json           # run what this file lacks, and add it
 
-The tests come with the installed Keras 3, or from a source tree of the same version. They run first as they
-are, and then with `fit`, `evaluate` and `predict` of Keras's trainer replaced by tfdist's. A test that plain
-Keras passes here should pass under every strategy that can mean the same; the table says which do not.
-A test that does not end in time is ended with its processes, and the rest run in new ones. The tests import
-jax and pandas.
+The tests come with the installed Keras 3, or from a source tree of the same version. They run from a copy, so
+that their classes are not Keras's own: first as they are, and then with `fit`, `evaluate` and `predict` of
+Keras's trainer replaced by tfdist's. A test that plain Keras passes here should pass under every strategy
+that can mean the same; the table says which do not. A test that does not end in time is ended with its
+processes, and the rest run in new ones. The tests import jax and pandas.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,7 +133,8 @@ def _run_once(
         f"--rootdir={folder}",
         *(["-k", wanted] if wanted else []),
     ]
-    command += map(str, tests)
+    for test in tests:
+        command.append(shutil.copy(test, folder))
     if strategy == LAUNCHED:
         command = [sys.executable, "-m", "tfdist", "launch", "--workers", "2", "--", *command]
     environment = {

@@ -47,7 +47,7 @@ def _update_rows_only(optimizer: Any) -> None:
         rows, places = tf.unique(gradient.indices)
         roots = tf.sqrt(read_rows(accumulator, rows) + tf.constant(optimizer.epsilon, variable.dtype))
         change = rate * values / tf.gather(roots, places)
-        variable.scatter_sub(tf.IndexedSlices(change, gradient.indices))
+        optimizer.assign_sub(variable, tf.IndexedSlices(change, gradient.indices))
 
     optimizer.update_step = update_step
 
