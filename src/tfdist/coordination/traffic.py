@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
-from tfdist.coordination.tensorflow_calls import call, register, resolver_of
+from tfdist.coordination.calls_between_tasks import call, register, resolver_of
 from tfdist.coordination.thread_per_task import call_each
 
 __all__ = ["Traffic", "reporting_traffic"]

@@ -16,11 +16,11 @@ import tensorflow as tf
 from tfdist._utils.grouping import places_by_key
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.tensorflow_calls import call, token
+from tfdist.coordination.calls_between_tasks import call, token
 from tfdist.transport.handshake import ConnectError
 from tfdist.transport.message import Manifest
-from tfdist.transport.open_endpoint import named
 from tfdist.transport.ps_endpoints import written_addresses
+from tfdist.transport.register_ps_endpoint import named
 
 __all__ = ["PsTransfer", "StepTransfer"]
 

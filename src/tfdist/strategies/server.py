@@ -13,7 +13,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
 from tfdist.coordination.preemption import Notice, handling_sigterm
-from tfdist.coordination.server_departure import announce_departure
+from tfdist.coordination.server_ending_notice import announce_departure
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
@@ -21,7 +21,7 @@ from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.options import Device
 from tfdist.strategies.runtime import check_device, server_config
 from tfdist.transport.handshake import ConnectError
-from tfdist.transport.open_endpoint import open_endpoint
+from tfdist.transport.register_ps_endpoint import open_endpoint
 
 __all__ = ["serve"]
 

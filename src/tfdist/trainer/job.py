@@ -30,7 +30,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_sigterm
-from tfdist.coordination.server_departure import Departures
+from tfdist.coordination.server_ending_notice import Departures
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
@@ -42,7 +42,6 @@ from tfdist.strategies.server import serve
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.checkpoint import find_newest
 from tfdist.trainer.config import Config
-from tfdist.trainer.data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
 from tfdist.trainer.factory import (
@@ -53,6 +52,7 @@ from tfdist.trainer.factory import (
     total_steps,
 )
 from tfdist.trainer.nan_recovery import check_on_nan
+from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.train_loop import Run
 from tfdist.training.consensus import wait_for_all

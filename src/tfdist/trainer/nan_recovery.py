@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.coordination.tensorflow_calls import fetch
+from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import Config

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.coordination.tensorflow_calls import fetch
+from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start

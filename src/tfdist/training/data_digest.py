@@ -15,10 +15,10 @@ from tfdist._utils.tf_private import (
     worker_count,
     worker_number,
 )
-from tfdist.coordination.tensorflow_calls import resolver_of
+from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.errors import DataError
 from tfdist.training.consensus import sum_over_workers
-from tfdist.training.worker_data_checks import chain_of, definitions_of
+from tfdist.training.dataset_order_and_size import chain_of, definitions_of
 
 __all__ = ["check_same_data", "digest_of"]
 

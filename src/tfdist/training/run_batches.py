@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_steps_per_execution
-from tfdist.coordination.tensorflow_calls import fetch
+from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
-from tfdist.coordination.tensorflow_calls import resolver_of
 from tfdist.errors import TaskLost
 from tfdist.transport.handshake import ExchangeError
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_departure import Departures
+from tfdist.coordination.server_ending_notice import Departures
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.checkpoint import list_steps

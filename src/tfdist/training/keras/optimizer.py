@@ -20,7 +20,7 @@ from tfdist._utils.keras_private import (
     overwrite_by_averages,
     step_counter,
 )
-from tfdist.training.gradient_scaling import divided
+from tfdist.training.gradient_arithmetic import divided
 from tfdist.training.keras.fused_optimizers import fuse
 
 __all__ = ["Deliver", "Updating"]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import own_executor
 from tfdist.cluster.config import Task
-from tfdist.coordination.tensorflow_calls import fetch
+from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.thread_per_task import TaskThreads
 
 __all__ = ["Departures", "announce_departure"]

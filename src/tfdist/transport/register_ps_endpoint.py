@@ -1,7 +1,7 @@
 """Register the endpoint of this task, for operations of a graph that the chief has made."""
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.tensorflow_calls import register
+from tfdist.coordination.calls_between_tasks import register
 from tfdist.transport.ps_endpoints import Endpoint, ServerEndpoint, WorkerEndpoint
 from tfdist.transport.secret import find_secret
 
