@@ -134,7 +134,7 @@ def _run_once(
         *(["-k", wanted] if wanted else []),
     ]
     for test in tests:
-        command.append(shutil.copy(test, folder))
+        command.append(shutil.copy(str(test), str(folder)))
     if strategy == LAUNCHED:
         command = [sys.executable, "-m", "tfdist", "launch", "--workers", "2", "--", *command]
     environment = {
