@@ -1,4 +1,7 @@
-"""Handle SIGTERM, with which schedulers announce that they soon take the machine away, and save the work."""
+"""Handle SIGTERM, with which schedulers announce that they soon take the machine away, and save the work.
+
+`stop_signals` names other signals that are handled alike.
+"""
 
 import contextlib
 import logging
@@ -6,18 +9,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 
+from tfdist._utils.stop_signals import stop_signals
 from tfdist.errors import Preempted
 
-__all__ = ["Notice", "handling_sigterm", "own_handler_restored"]
+__all__ = ["Notice", "handling_stop_signals", "own_handler_restored"]
 
 _SECONDS_BETWEEN_POLLS = 0.1
 
 
 class Notice:
-    """The state of SIGTERM in this process: whether it has come, and whether to react later.
+    """The state of the stop signals in this process: whether one has come, and whether to react later.
 
     If there is nothing to save, the signal ends the process at once, by `Preempted`. Code that has
     something to save defers the end, and reads `is_received` when it can.
@@ -26,17 +30,19 @@ class Notice:
     def __init__(self) -> None:
         self.is_received = False
         self._is_deferred = False
+        self._number = signal.SIGTERM  # the one that has come
         self.listens = (
             # Only the main thread may set a handler, and a process that ignores the signal does so on
             # purpose.
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
         )
+        self.signals = stop_signals() if self.listens else ()
 
     def listen(self) -> None:
         """Install the handler, also in place of TensorFlow's, set when it connects mirrored workers."""
-        if self.listens:
-            signal.signal(signal.SIGTERM, self.handle)
+        for number in self.signals:
+            signal.signal(number, self.handle)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -50,9 +56,9 @@ class Notice:
             self.listen()
             return
         # Threads that start in the block inherit the blocked signal, and so leave it to the main thread.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
         is_over = threading.Event()
-        threading.Thread(target=_end_on_signal, args=(is_over,), daemon=True).start()
+        threading.Thread(target=_end_on_signal, args=(self.signals, is_over), daemon=True).start()
         try:
             yield
         finally:
@@ -71,42 +77,47 @@ class Notice:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal: record it, and end unless that is deferred."""
-        self.is_received = True
+        self.is_received, self._number = True, signal.Signals(number)
         if not self._is_deferred:
             self.raise_if_received()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the signal that has come; SIGTERM, where another task was told to end."""
+        return self._number.name
 
     def raise_if_received(self) -> None:
         """Raise Preempted if the signal has come."""
         if self.is_received:
-            raise _preempted()
+            raise _preempted(self.name)
 
 
-def _preempted() -> Preempted:
-    return Preempted("SIGTERM", "this task was told to end", remedy="Start it again: it continues")
+def _preempted(name: str) -> Preempted:
+    return Preempted(name, "this task was told to end", remedy="Start it again: it continues")
 
 
-def _end_on_signal(is_over: threading.Event) -> None:
-    """Wait for the signal, which all other threads block, and end this process."""
+def _end_on_signal(signals: Collection[int], is_over: threading.Event) -> None:
+    """Wait for a signal, which all other threads block, and end this process."""
     while not is_over.wait(_SECONDS_BETWEEN_POLLS):
         # With a timeout, Python takes a wait that lasted longer (the process was stopped) for a signal.
-        if signal.sigtimedwait({signal.SIGTERM}, 0):
-            error = _preempted()
+        if received := signal.sigtimedwait(signals, 0):
+            error = _preempted(signal.Signals(received.si_signo).name)
             print(f"tfdist: {error}", file=sys.stderr, flush=True)
             logging.shutdown()
             os._exit(error.exit_code)
 
 
 @contextlib.contextmanager
-def handling_sigterm() -> Iterator[Notice]:
-    """Handle SIGTERM for as long as the block lasts, in the main thread and unless the process ignores it."""
+def handling_stop_signals() -> Iterator[Notice]:
+    """Handle the stop signals in the block, in the main thread and unless the process ignores SIGTERM."""
     notice = Notice()
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in notice.signals}
     notice.listen()
     try:
         yield notice
     finally:
-        if notice.listens:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

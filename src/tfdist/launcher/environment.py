@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from tfdist._utils import stop_signals
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher import onednn
 from tfdist.launcher.resources import Cores
@@ -57,4 +58,5 @@ def _inherited() -> dict[str, str]:
     # With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one
     # machine. If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
     direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1"]
-    return {**kept, "no_grpc_proxy": ",".join(filter(None, direct))}
+    signals = {stop_signals.VARIABLE: value} if (value := stop_signals.variable_for_tasks()) else {}
+    return {**kept, **signals, "no_grpc_proxy": ",".join(filter(None, direct))}

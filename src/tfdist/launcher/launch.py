@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TextIO
 
+from tfdist._utils.stop_signals import stop_signals
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.environments import ROLES
@@ -42,7 +43,7 @@ sys.path.append(sys.argv[1])
 from supervisor.supervisor import main
 main(int(sys.argv[2]), int(sys.argv[3]))
 """
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # and those that stop a task
 
 
 def launch(
@@ -265,7 +266,7 @@ def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_STOP_SIGNALS, *stop_signals())}
     replaced = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     try:
         for number in replaced:

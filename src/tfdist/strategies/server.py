@@ -12,7 +12,7 @@ from tfdist.cluster.addresses import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
-from tfdist.coordination.preemption import Notice, handling_sigterm
+from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import announce_departure
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
@@ -83,7 +83,7 @@ def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: floa
     while True:
         # A chief that fails at once may start and end between two health checks.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=is_shutdown_told)
-        with handling_sigterm() as notice, notice.deferred():
+        with handling_stop_signals() as notice, notice.deferred():
             _wait_until_gone(chief, heartbeat_timeout, notice)
         if is_shutdown_told() or was_dismissed():
             break

@@ -29,7 +29,7 @@ from tfdist._utils.files import remove_partial, storage_errors, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.heartbeat import Watcher
-from tfdist.coordination.preemption import Notice, handling_sigterm
+from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import Departures
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import Data, open_data
@@ -100,7 +100,7 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
         stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
         return None
-    with handling_sigterm() as notice:
+    with handling_stop_signals() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":
             evaluate_checkpoints(config, cluster, folder)
             return None

@@ -265,7 +265,7 @@ class Run:
 
     def _preempted(self) -> Preempted:
         problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
-        return Preempted("SIGTERM", problem, remedy="The same command continues from there")
+        return Preempted(self._context.notice.name, problem, remedy="The same command continues from there")
 
     def _evaluate(self, session: Session) -> dict[str, float]:
         if self._testing is None:  # only now, so that the first step does not wait for it

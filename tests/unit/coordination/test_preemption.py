@@ -21,6 +21,23 @@ print("connected", flush=True)
 """
 
 
+HANDLING = """
+import signal, sys, time
+from tfdist.coordination.preemption import handling_stop_signals
+from tfdist.errors import TfdistError
+
+if sys.argv[1:]:
+    signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))
+try:
+    with handling_stop_signals() as notice:
+        print("ready", flush=True)
+        time.sleep(600)
+except TfdistError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
 @pytest.fixture
 def connecting():
     with subprocess.Popen(
@@ -53,3 +70,46 @@ def test_being_stopped_for_a_while_is_not_being_told_to_end(connecting):
         time.sleep(0.4 * preemption._SECONDS_BETWEEN_POLLS)
     said, warned = connecting.communicate(timeout=20)
     assert (connecting.returncode, said, warned) == (0, "connected\n", "")
+
+
+def handling(*words, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-c", HANDLING, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("SIGTERM", {}),
+        ("SIGUSR1", {"SLURM_JOB_ID": "7"}),
+        ("SIGUSR2", {"SLURM_JOB_ID": "7"}),
+        ("SIGUSR2", {"TFDIST_STOP_SIGNALS": "sigusr2"}),
+    ],
+)
+def test_signals_that_slurm_sends_before_the_end_are_heard_like_sigterm(name, variables):
+    with handling(**variables) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.Signals[name])
+        said, _ = process.communicate(timeout=20)
+    assert said == f"{name}: this task was told to end. Start it again: it continues\n"
+    assert process.returncode == 138
+
+
+def test_a_handler_of_the_scripts_own_keeps_its_signal():
+    with handling("own", SLURM_JOB_ID="7") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "mine\n"
+        process.terminate()
+        assert process.wait(20) == 138
+
+
+def test_a_name_that_is_no_signal_is_a_mistake_in_one_line():
+    with handling(TFDIST_STOP_SIGNALS="USR1,USR3") as process:
+        said, _ = process.communicate(timeout=20)
+    assert said == "TFDIST_STOP_SIGNALS: expected names of signals, such as USR1,USR2, received 'USR3'\n"
+    assert process.returncode == 2

@@ -150,17 +150,24 @@ def test_tasks_that_save_their_work_on_sigterm_make_138(tmp_path):
     assert process.returncode == 138
 
 
-def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_time(tmp_path, nothing_left):  # noqa: F811
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_time(
+    name,
+    tmp_path,
+    nothing_left,  # noqa: F811
+    monkeypatch,
+):
     # As Slurm and systemd end a job.
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     code = (
-        "import signal, sys, time\n"
+        "import signal, sys, time\nfrom tfdist._utils.stop_signals import stop_signals\n"
         "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(138)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)"
+        "for number in stop_signals(): signal.signal(number, save)\nprint('up', flush=True)\ntime.sleep(600)"
     )
     with started(driver(code, tmp_path, restarts=3)) as process:
         until_up(tmp_path, "up")
         for pid in alive(nothing_left):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.Signals[name])
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 138, err
     assert all(holds(tmp_path / f"logs/worker-{i}.log", "up\nsaved\n") for i in range(2))

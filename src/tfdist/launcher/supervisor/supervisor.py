@@ -24,6 +24,7 @@ __all__ = ["Supervisor", "main"]
 
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _LAUNCHER_DIED = signal.SIGUSR1
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slurm sends them to all processes of a job
 _NEVER = float("inf")
 _ALL_TASKS = ""  # used in place of a task's name
 
@@ -35,8 +36,9 @@ class Supervisor:
     Otherwise the round ends, and the next one starts all tasks.
     """
 
-    def __init__(self, control: socket.socket, plan: dict[str, Any], heard: bytes) -> None:
+    def __init__(self, control: socket.socket, plan: dict[str, Any], heard: bytes, launcher: int) -> None:
         self._control = control
+        self._launcher = launcher
         self._plan = plan
         self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
         self._restarts: int = plan["restarts"]  # the remaining restarts
@@ -52,7 +54,7 @@ class Supervisor:
         for end in (self._wakeup_reader, ringer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, _LAUNCHER_DIED):  # the wakeup pipe says which
+        for number in (signal.SIGCHLD, _LAUNCHER_DIED, *_STOP_SIGNALS):  # the wakeup pipe says which
             signal.signal(number, lambda *_: None)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -112,9 +114,9 @@ class Supervisor:
         seconds = deadline - time.monotonic()
         ready = dict(self._poll.poll(None if deadline == _NEVER else max(seconds, 0) * 1000 + 1))
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
-        if _LAUNCHER_DIED in signals:
+        if _LAUNCHER_DIED in signals and os.getppid() != self._launcher:
             self._kill()
-        elif signal.SIGTERM in signals:  # Slurm and systemd send it to every process of a job
+        elif any(number in signals for number in _STOP_SIGNALS):
             self._end()
         if self._control.fileno() in ready:
             self._read_commands()
@@ -366,4 +368,4 @@ def main(control_fd: int, launcher: int) -> None:
                 if fd is not None:
                     os.set_inheritable(fd, False)
         adopt_orphans()
-        Supervisor(control, plan, received).run()
+        Supervisor(control, plan, received, launcher).run()
