@@ -29,17 +29,20 @@ def run(
     main: Callable[..., int | None],
     *,
     takes_command: bool = False,
+    takes_words: bool = False,
     loads: str | None = None,
 ) -> None:
     """Parse the command line, call `main` with the command's flags as keyword arguments, and exit.
 
-    With `takes_command`, `main` also gets the words after the flags, as `command`. A launch loads the module
+    With `takes_command`, `main` also gets the words after the flags, as `command`. With `takes_words`, it
+    gets all words that are no flags, and flags may follow them. A launch loads the module
     `loads` once for all its tasks.
 
     Exit statuses: the result of `main` (None is 0), 2 for a user's mistake, 138 if a restart may help, 130 on
     Ctrl-C, 1 otherwise. A user's mistake prints one line on standard error, and no traceback.
     """
-    sys.exit(_status(lambda: _call(main, takes_command, loads)))
+    flags.FLAGS.set_gnu_getopt(takes_words)
+    sys.exit(_status(lambda: _call(main, takes_command or takes_words, loads)))
 
 
 def _call(main: Callable[..., int | None], takes_command: bool, loads: str | None) -> int | None:
@@ -101,7 +104,7 @@ def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:
 
 def _own_flags() -> list[flags.Flag[Any]]:
     own: list[flags.Flag[Any]] = flags.FLAGS.get_flags_for_module(sys.modules["__main__"])
-    return own
+    return own + flags.FLAGS.get_flags_for_module("tfdist.cli._jobs")  # which several commands share
 
 
 def _help() -> str:

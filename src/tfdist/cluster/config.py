@@ -22,7 +22,17 @@ from msgspec import Meta
 
 from tfdist._utils.yaml import Document, Source, decode, read_yaml_file
 from tfdist.cluster.addresses import LocalPorts, split_address
-from tfdist.cluster.environments import PRECEDENCE, ROLES, Claim, Environment, OpenMPI, Sizes, Slurm, TfConfig
+from tfdist.cluster.environments import (
+    PRECEDENCE,
+    ROLES,
+    Claim,
+    Environment,
+    OpenMPI,
+    Sizes,
+    Slurm,
+    TfConfig,
+    stated_sizes,
+)
 from tfdist.cluster.validation import (
     check_cluster,
     check_name,
@@ -319,7 +329,8 @@ class ClusterConfig:
         present, this is a single process.
 
         Args:
-            sizes: The number of tasks of each role, for schedulers that know only hosts and ranks.
+            sizes: The number of tasks of each role, for schedulers that know only hosts and ranks. By default
+                TFDIST_ROLES has them, such as chief=1,ps=1,worker=2; without it, every task is a worker.
             port: The first port, for schedulers that know only hosts.
             environ: The variables to read instead of `os.environ`.
         """
@@ -406,10 +417,11 @@ class ClusterConfig:
             _log.debug("the environment has no scheduler's variables")
             return cls(source=Source("the environment")), None
         chosen = present[0]
-        claim = chosen.claim(wanted, port)
+        stated = stated_sizes(environ)
+        claim = chosen.claim(wanted or stated, port)
         cluster = cls._from_claim(claim)
-        if wanted is not None:
-            check_same_sizes(cluster._sizes(), wanted)
+        for sizes in filter(None, (wanted, stated)):
+            check_same_sizes(cluster._sizes(), sizes)
         for other in _comparable(present):
             check_same_sizes(cls._from_claim(other.claim(cluster._sizes(), port))._sizes(), cluster._sizes())
         _log.info("read the cluster from %s: %s; this is %s", chosen.name, cluster._sizes(), cluster.task)

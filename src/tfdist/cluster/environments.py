@@ -17,9 +17,10 @@ from tfdist._utils.yaml import Source, read_json
 from tfdist.cluster.hostlists import MOST_HOSTS, expand_hosts
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["PRECEDENCE", "ROLES", "Claim", "Environment", "Sizes"]
+__all__ = ["PRECEDENCE", "ROLES", "SIZES", "Claim", "Environment", "Sizes", "stated_sizes"]
 
 ROLES = ("chief", "worker", "ps", "evaluator")
+SIZES = "TFDIST_ROLES"  # such as chief=1,ps=1,worker=2: for scripts, which have no config file
 _DEFAULT_PORT = 2222
 
 
@@ -31,6 +32,18 @@ class Sizes(NamedTuple):
 
     def __str__(self) -> str:
         return " + ".join(f"{count} {role}" for role, count in self.counts.items() if count) or "no tasks"
+
+
+def stated_sizes(environ: Mapping[str, str]) -> Sizes | None:
+    """Return the sizes that TFDIST_ROLES states, if it is set."""
+    if not (text := environ.get(SIZES, "").strip()):
+        return None
+    pairs = [re.fullmatch(r"([a-z_][a-z0-9_]*)=([0-9]{1,5})", part.strip()) for part in text.split(",")]
+    counts = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(counts) < len(pairs):
+        expected = "each role once with its number of tasks, such as chief=1,ps=1,worker=2"
+        raise ConfigError(SIZES, expected=expected, received=shown(text))
+    return Sizes(counts, SIZES)
 
 
 class Claim(NamedTuple):

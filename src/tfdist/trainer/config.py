@@ -23,6 +23,7 @@ from tfdist.strategies.options import (
     StrategyName,
     WireType,
 )
+from tfdist.trainer.engine_sections import EngineSection
 
 __all__ = [
     "Config",
@@ -326,6 +327,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watch: WatchSection = WatchSection()
     launch: LaunchSection = LaunchSection()
     elastic: ElasticSection | None = None
+    engine: EngineSection = EngineSection()
 
     def strategy_options(self, cluster: ClusterConfig) -> dict[str, Any]:
         """Return the arguments of `make_strategy`, except the cluster."""

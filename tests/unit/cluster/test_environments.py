@@ -163,6 +163,23 @@ def test_slurm_ranks_are_dealt_to_roles():
     )
 
 
+def test_a_variable_states_the_roles_of_scripts():
+    environ = slurm(rank=1, TFDIST_ROLES="chief=1,ps=1,worker=2")
+    assert found(port=9000, **environ) == ClusterConfig(
+        chief=["n1:9000"], ps=["n1:9001"], worker=["n2:9000", "n2:9001"], task=("ps", 0)
+    )
+    refused(
+        "SLURM_STEP_NODELIST: says 4 tasks, but TFDIST_ROLES says 3 worker", **slurm(TFDIST_ROLES="worker=3")
+    )
+    refused(
+        "TFDIST_ROLES: says 4 worker, but SLURM_STEP_NODELIST says 1 chief + 3 worker",
+        {"chief": 1, "worker": 3},
+        **slurm(TFDIST_ROLES="worker=4"),
+    )
+    for text in ("worker", "worker=x", "worker=2,worker=2", "worker=2;ps=1"):
+        refused("TFDIST_ROLES: expected each role once", **slurm(TFDIST_ROLES=text))
+
+
 def test_slurm_jobs_on_one_node_do_not_share_ports():
     one, other = (found(**slurm(SLURM_JOB_ID=job)) for job in ("4711", "4712"))
     assert one.worker[0] == "n1:14711"

@@ -1,0 +1,122 @@
+"""Find the job that a command is about: from the flags of `tfdist submit`, or by its handle."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.engines.engine import Handle, engine_names
+from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.submissions import Submission, find_submission
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer.config import read_config
+
+__all__ = ["define_flags", "job_of", "options_of", "submission_of"]
+
+
+def job_of(
+    words: Sequence[str],
+    config: str | None,
+    set: Sequence[str],
+    workers: int | None,
+    ps: int,
+    run_dir: str | None,
+) -> tuple[str, Job]:
+    """Return the name of the engine, and the job.
+
+    Args:
+        words: The words after the flags: the engine, and the command of a script.
+        config: The config file, or None for a script.
+        set: Values that replace those of the file.
+        workers: The number of a script's workers.
+        ps: The number of a script's parameter servers.
+        run_dir: The folder of all runs.
+    """
+    if not words:
+        remedy = f"Name one: {', '.join(engine_names())}"
+        raise ConfigError("command line", "names no engine", remedy=remedy)
+    engine, *command = words
+    if (config is None) == (not command):
+        problem = "needs either --config or the command of a script"
+        raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
+    folder = Path(run_dir or "runs").absolute()
+    made_by = shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]])
+    if config is None:
+        counts = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks()
+        return engine, Job(
+            name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
+            command=tuple(command),
+            counts=_counted(counts),
+            folder=folder,
+            made_by=made_by,
+        )
+    if workers is not None or ps:
+        problem = "are for a script, but --config is given"
+        raise ConfigError("--workers, --ps", problem, remedy="Change the numbers in its section `cluster`")
+    settings = read_config(config, set)
+    cluster = settings.find_cluster(environ={})
+    settings.check_elastic(cluster)
+    settings.check_evaluator()
+    if cluster and not cluster.is_on_ports_of_ours:
+        problem = "gives addresses, but a scheduler chooses the machines"
+        raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
+    file = str(Path(config).absolute())
+    train = [sys.executable, "-m", "tfdist.train", "--config", file, "--run_dir", RUN_DIR]
+    return engine, Job(
+        name=_name_of(config),
+        command=(*train, *(f"--set={change}" for change in set)),
+        counts=_counted(cluster.tasks()) or {"worker": 1},
+        folder=folder,
+        made_by=made_by,
+        section=settings.config.engine,
+    )
+
+
+def submission_of(words: Sequence[str]) -> Submission:
+    """Return the submitted job that the words after the flags name by its handle."""
+    if len(words) != 1:
+        received = " ".join(words) or "nothing"
+        raise ConfigError("command line", expected="a handle, as `tfdist list` prints it", received=received)
+    return find_submission(Handle.parse(words[0]))
+
+
+def options_of(texts: Sequence[str]) -> Mapping[str, str]:
+    """Return the options that --sbatch and --option give as name=value, or as a name alone."""
+    options = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name:
+            expected = "an option and its value, such as partition=gpu"
+            raise ConfigError("--sbatch, --option", expected=expected, received=shown(text))
+        options[name.removeprefix("--")] = value
+    return options
+
+
+def define_flags(flags: Any) -> None:
+    """Define the flags that `tfdist render` and `tfdist submit` share."""
+    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
+    flags.DEFINE_integer("workers", None, "For a script: how many workers; 2 by default.", lower_bound=0)
+    flags.DEFINE_integer("ps", 0, "For a script: how many parameter servers.", lower_bound=0)
+    flags.DEFINE_string("run_dir", None, "The folder in which each run gets a folder; runs by default.")
+    flags.DEFINE_multi_string(
+        "sbatch",
+        [],
+        "For slurm: an option of sbatch, e.g. partition=gpu, or for one role worker:partition=gpu;"
+        " can be repeated.",
+    )
+    flags.DEFINE_multi_string("option", [], "For engines of plug-ins: an option NAME=VALUE; can be repeated.")
+
+
+def _counted(tasks: Sequence[Any]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for task in tasks:
+        counts[task.type] = counts.get(task.type, 0) + 1
+    return counts
+
+
+def _name_of(path: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "-", Path(path).stem) or "job"

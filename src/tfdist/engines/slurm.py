@@ -1,0 +1,184 @@
+"""Run a cluster as one job step of Slurm.
+
+The job's script generates the secret that the tasks share, starts all tasks by one `srun`, and asks Slurm to
+start the job again when it ends with 138. Slurm waits for about two minutes before it does.
+"""
+
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tfdist.engines.engine import Handle, State
+from tfdist.engines.job import RUN_DIR, Job
+from tfdist.errors import LOST, ConfigError, TfdistError, shown
+
+__all__ = ["Slurm"]
+
+_SECONDS = 60.0  # for an answer of Slurm's controller
+_STATES = {
+    "PENDING": State.PENDING,
+    "CONFIGURING": State.PENDING,
+    "REQUEUED": State.PENDING,
+    "RUNNING": State.RUNNING,
+    "COMPLETING": State.RUNNING,
+    "SUSPENDED": State.RUNNING,
+    "COMPLETED": State.SUCCEEDED,
+    "CANCELLED": State.CANCELLED,
+}
+_SCRIPT = """\
+#!/bin/bash
+# Made by: {made_by}
+# Submit it with: sbatch FILE
+{directives}
+{setup}
+export TFDIST_ROLES={roles}
+TFDIST_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+export TFDIST_SECRET
+number=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+number=${{number:-$SLURM_JOB_ID}}
+run_dir={run_dir}
+mkdir -p "$run_dir/logs"
+# Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
+srun {groups}--kill-on-bad-exit=0 \\
+    bash -c 'exec "$@" >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1' "$run_dir" \\
+    {command}
+status=$?
+echo $status > "$run_dir/exit_status"
+# {lost}: all is saved, and the same command continues.
+if [ $status = {lost} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+    scontrol requeue "$number"
+fi
+exit $status
+"""
+
+
+class _Component(NamedTuple):
+    """A component of the job: consecutive ranks with the same options."""
+
+    tasks: int
+    options: dict[str, str]
+
+
+class Slurm:
+    """Slurm's sbatch, scontrol and scancel."""
+
+    name = "slurm"
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the script for sbatch."""
+        components = list(_components(job, options))
+        run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
+        section = job.section.slurm
+        groups = ",".join(map(str, range(len(components))))
+        return _SCRIPT.format(
+            made_by=" ".join(job.made_by.splitlines()),
+            directives="\n".join(_directives(job, components)),
+            setup="\n".join(section.setup),
+            roles=shlex.quote(job.roles),
+            run_dir=run_dir,
+            groups=f"--het-group={groups} " if len(components) > 1 else "",
+            command=" ".join(_quoted(word) for word in job.command),
+            restarts=section.restarts,
+            lost=LOST,
+        )
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Handle:
+        """Pass the script to sbatch."""
+        answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
+        number, _, cluster = answer.strip().partition(";")
+        return Handle(self.name, cluster or _cluster_name(), number)
+
+    def state(self, handle: Handle) -> tuple[State, str]:
+        """Return the state of a job that Slurm's controller remembers."""
+        try:
+            answer = _slurm("scontrol", "show", "job", handle.number)
+        except _NoSuchJobError:
+            return State.UNKNOWN, "Slurm's controller has forgotten it"
+        words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
+        states = [_STATES.get(word, State.FAILED) for word, _ in words]
+        # An array has several: what is not yet over comes first.
+        order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
+        state = min(states, key=order.index)
+        word, reason = words[states.index(state)]
+        return state, word if reason == "None" else f"{word}: {reason}"
+
+    def cancel(self, handle: Handle) -> None:
+        """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
+        _slurm("scancel", handle.number)
+
+
+class _NoSuchJobError(TfdistError, LookupError):
+    """Slurm does not know a job of this number."""
+
+
+def _components(job: Job, options: Mapping[str, str]) -> Iterator[_Component]:
+    """Yield the components of the job; options such as `worker:partition` are for the tasks of one role."""
+    own: dict[str, dict[str, str]] = {role: {} for role in job.counts}
+    common: dict[str, str] = {}
+    for key, value in {**job.section.slurm.sbatch_options(), **options}.items():
+        role, colon, name = key.rpartition(":")
+        if colon and role not in own:
+            expected = f"a role of the job ({', '.join(own)}) before the colon"
+            raise ConfigError("--sbatch", expected=expected, received=shown(key))
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            expected = "a long option of sbatch and its value, such as partition=gpu"
+            raise ConfigError("--sbatch", expected=expected, received=shown(key))
+        if not value.isprintable():
+            raise ConfigError(f"--sbatch {key}", expected="one line", received=shown(value))
+        (own[role] if colon else common)[name] = value
+    roles = sorted(job.counts)
+    for chosen, group in itertools.groupby(roles, key=own.__getitem__):
+        yield _Component(sum(job.counts[role] for role in group), {**common, **chosen})
+
+
+def _directives(job: Job, components: list[_Component]) -> Iterator[str]:
+    first = {
+        "job-name": job.name,
+        "output": "slurm-%j.out",
+        "open-mode": "append",
+        "signal": "TERM@90",  # before the time limit; Slurm never requeues a job that has run into it
+    }
+    for index, component in enumerate(components):
+        defaults = {"ntasks": str(component.tasks), **({} if index else first)}
+        if index:
+            yield "#SBATCH hetjob"
+        for name, value in {**defaults, **component.options}.items():
+            yield f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
+        if not index:
+            yield "#SBATCH --requeue"
+
+
+def _quoted(word: str) -> str:
+    return '"$run_dir"' if word == RUN_DIR else shlex.quote(word)
+
+
+def _cluster_name() -> str:
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", _slurm("scontrol", "show", "config"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _slurm(*words: str, text: str | None = None) -> str:
+    """Run a command of Slurm's; return its output.
+
+    Raises:
+        ConfigError: There is no such command, or it refuses what it is asked for.
+    """
+    if shutil.which(words[0]) is None:
+        remedy = "Type this on a machine of the site from which jobs are submitted"
+        raise ConfigError("slurm", f"{words[0]} is not found", remedy=remedy)
+    try:
+        done = subprocess.run(  # Slurm's own commands
+            words, input=text, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TfdistError("slurm", f"{words[0]} has not answered in {_SECONDS:g} s") from None
+    if done.returncode:
+        message = " ".join(done.stderr.split()).removeprefix(f"{words[0]}: error: ")
+        if "Invalid job id" in message:
+            raise _NoSuchJobError("slurm", message)
+        raise ConfigError(" ".join(words), message or f"exited with {done.returncode}")
+    return done.stdout

@@ -1,0 +1,128 @@
+"""`tfdist submit slurm` and the commands that take its handle, on a real Slurm."""
+
+import json
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.engines
+SECONDS = 120
+
+SCRIPT = """
+import os, sys, time
+from tfdist import ClusterConfig
+
+cluster = ClusterConfig.from_environment()
+print("I am", cluster.task, "on", os.environ["SLURMD_NODENAME"], "of", cluster.address(cluster.task), flush=True)
+print("secret of", len(os.environ["TFDIST_SECRET"]), flush=True)
+if "wait" in sys.argv:
+    time.sleep(600)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def tfdist(slurm, tmp_path):
+    """Return a function that runs a command of tfdist's where users log in."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(*words):
+        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
+        return slurm.run(*words, timeout=8 * SECONDS, XDG_STATE_HOME=str(tmp_path / "state"))
+
+    return run
+
+
+def submit(tfdist, *options, words=("0",)):
+    script = ["--", sys.executable, "script.py", *words]
+    return tfdist("submit", "slurm", "--workers", "2", "--ps", "1", *options, *script).strip()
+
+
+def state(tfdist, handle):
+    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
+
+
+def until(wanted, tfdist, handle):
+    deadline = time.monotonic() + SECONDS
+    while state(tfdist, handle) != wanted:
+        assert time.monotonic() < deadline, tfdist("status", handle)
+        time.sleep(0.3)
+
+
+def test_a_script_is_every_task_of_the_cluster(tfdist, tmp_path):
+    handle = submit(tfdist, "--sbatch", "nodes=3")
+    assert handle.startswith("slurm://tfdist/")
+    followed = tfdist("logs", handle, "--follow").splitlines()
+    assert state(tfdist, handle) == "succeeded"
+    lines = [line.partition(": ")[2].split() for line in followed if ": I am" in line]
+    assert {words[2] for words in lines} == {"chief:0", "ps:0", "worker:0", "worker:1"}
+    assert all(words[4] == words[6].partition(":")[0] for words in lines)  # the node, and the task's address
+    [line, secret] = tfdist("logs", handle, "--task", "worker:1").splitlines()
+    assert line.startswith("I am worker:1 on ")
+    assert secret == "secret of 64"
+    number = handle.rpartition("/")[2]
+    assert (tmp_path / "runs" / f"script-{number}" / "exit_status").read_text() == "0\n"
+    assert handle in tfdist("list")
+
+
+def test_options_of_a_role_make_a_heterogeneous_job(tfdist):
+    options = [
+        "--sbatch=chief:nodelist=node3",
+        "--sbatch=ps:nodelist=node3",
+        "--sbatch=worker:nodelist=node1,node2",
+    ]
+    handle = submit(tfdist, *options)
+    followed = tfdist("logs", handle, "--follow")
+    nodes = {line.split()[3]: line.split()[5] for line in followed.splitlines() if ": I am" in line}
+    assert (nodes["chief:0"], nodes["ps:0"]) == ("node3", "node3")
+    assert {nodes["worker:0"], nodes["worker:1"]} == {"node1", "node2"}
+    assert state(tfdist, handle) == "succeeded"
+
+
+def test_a_job_that_fails_says_so_and_is_not_started_again(tfdist):
+    handle = submit(tfdist, words=("3",))
+    until("failed", tfdist, handle)
+    assert "NonZeroExitCode" in tfdist("status", handle)
+
+
+def test_a_job_that_ends_with_138_is_started_again_while_restarts_are_left(tfdist, slurm):
+    handle = submit(tfdist, words=("138",))
+    until("pending", tfdist, handle)
+    number = handle.rpartition("/")[2]
+    deadline = time.monotonic() + SECONDS
+    while "Restarts=1" not in (text := slurm.run("scontrol", "show", "job", number)):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.3)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle)
+
+
+def test_a_job_that_runs_is_cancelled(tfdist):
+    handle = submit(tfdist, words=("0", "wait"))
+    until("running", tfdist, handle)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle)
+
+
+CONFIG = """
+cluster: {worker: 2, ps: 1}
+strategy: {name: parameter_server_sync}
+data: {name: digits, batch_size: 64}
+model: {name: mnist_cnn}
+train: {steps: 20, seed: 0}
+engine: {slurm: {sbatch: {nodes: 3, chdir: FOLDER}, setup: [export TF_CPP_MIN_LOG_LEVEL=2]}}
+"""
+
+
+def test_a_config_trains_to_the_export(tfdist, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
+    (tmp_path / "train.yaml").write_text(CONFIG.replace("FOLDER", str(tmp_path)))
+    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set", "train.steps=10").strip()
+    followed = tfdist("logs", handle, "--follow", "--task", "chief:0")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    assert "read the cluster from Slurm's SLURM_STEP_NODELIST: 1 chief + 2 worker + 1 ps" in followed
+    [run] = (tmp_path / "runs").iterdir()
+    report = json.loads((run / "report.json").read_text())
+    assert (report["steps"], report["starts"]) == (10, 1)
+    assert (run / "export" / "10" / "saved_model.pb").exists()

@@ -1,0 +1,116 @@
+"""The commands about jobs on other machines, with the engine that docs/engines/plugins.md shows."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.cli import cancel, list, logs, render, status, submit
+from tfdist.engines import engine
+from tfdist.errors import ConfigError
+
+PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"
+
+
+@pytest.fixture
+def queue(monkeypatch, tmp_path):
+    """Install the engine of the page, and return it: an object that keeps the jobs that it was given."""
+    [block] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {}
+    exec(block, names)
+
+    class Queue(names["Queue"]):
+        jobs, cancelled = [], []
+
+        def submit(self, job, options):
+            self.jobs.append((job, options))
+            return super().submit(job, options)
+
+        def state(self, handle):
+            ended = engine.State.SUCCEEDED, "it has ended"
+            return ended if (tmp_path / "ended").exists() else super().state(handle)
+
+        def cancel(self, handle):
+            self.cancelled.append(handle)
+
+    monkeypatch.setitem(engine._ENGINES, "queue", Queue)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/submit.py", "queue", "--config", "a b.yaml"])
+    monkeypatch.chdir(tmp_path)
+    return Queue
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "a b.yaml"
+    path.write_text("cluster: {worker: 2, ps: 1, evaluator: 1}\n")
+    return path
+
+
+def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config), set=["train.steps=3"], option=["gpus=2", "--quiet"])
+    [(job, options)] = queue.jobs
+    assert options == {"gpus": "2", "quiet": ""}
+    assert job.command[1:4] == ("-m", "tfdist.train", "--config")
+    assert job.command[4:] == (str(config), "--run_dir", "{run_dir}", "--set=train.steps=3")
+    assert job.counts == {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    assert [str(task) for task in job.tasks] == ["chief:0", "evaluator:0", "ps:0", "worker:0", "worker:1"]
+    assert job.made_by == "tfdist submit queue --config 'a b.yaml'"
+    assert capsys.readouterr().out == "queue://here/7\n"
+
+    status.main(["queue://here/7"])
+    run = tmp_path / "runs" / "a-b-7"
+    assert capsys.readouterr().out == f"queue://here/7  running (it runs)  {run}\n"
+    list.main()
+    assert re.search(
+        rf"queue://here/7 +running +[0-9]+ s ago +{re.escape(str(run))}", capsys.readouterr().out
+    )
+    cancel.main(["queue://here/7"])
+    assert [str(handle) for handle in queue.cancelled] == ["queue://here/7"]
+
+
+def test_logs_are_those_of_all_tasks_or_of_one(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config))
+    folder = tmp_path / "runs" / "a-b-7" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_bytes(b"one\ntwo \xff")
+    (folder / "rank-4.log").write_text("three\n")
+    capsys.readouterr()
+    logs.main(["queue://here/7"])
+    assert capsys.readouterr().out == "chief:0: one\nchief:0: two \\xff\nworker:1: three\n"
+    (tmp_path / "ended").touch()
+    logs.main(["queue://here/7"], task="chief:0", follow=True)
+    assert capsys.readouterr().out == "one\ntwo \\xff\n"
+
+
+def test_a_script_is_rendered(queue, capsys, tmp_path):
+    render.main(["queue", "python", "my script.py", "--lr", "3"], workers=1)
+    assert capsys.readouterr().out == "# Submit it with: queue FILE\npython my script.py --lr 3\n"
+    render.main(["queue", "python", "s.py"], output=str(tmp_path / "job"))
+    assert (tmp_path / "job").read_text().endswith("python s.py\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        ([], {}, "command line: names no engine. Name one: "),
+        (["queue"], {}, "command line: needs either --config or the command of a script"),
+        (["queue", "x"], {"config": "a b.yaml"}, "command line: needs either --config or the command"),
+        (["queue"], {"config": "a b.yaml", "ps": 1}, "--workers, --ps: are for a script, but --config is given"),
+        (["queue"], {"config": "addresses.yaml"}, "addresses.yaml:1: cluster: gives addresses, but a scheduler"),
+        (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(queue, config, tmp_path, words, options, message):
+    (tmp_path / "addresses.yaml").write_text("cluster: {worker: ['a:1', 'b:1']}\n")
+    with pytest.raises(ConfigError) as caught:
+        submit.main(words, **options)
+    assert str(caught.value).startswith(message)
+    assert queue.jobs == []
+
+
+@pytest.mark.parametrize("words", [[], ["queue://here/7", "queue://here/8"]])
+def test_a_handle_is_needed(words):
+    with pytest.raises(ConfigError, match="command line: expected a handle, as `tfdist list` prints it"):
+        status.main(words)

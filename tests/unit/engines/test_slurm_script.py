@@ -1,0 +1,101 @@
+"""The script for sbatch that tfdist writes: what it asks for, and what shells make of odd words."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.slurm import Slurm
+from tfdist.errors import ConfigError
+from tfdist.trainer.engine_sections import EngineSection, SlurmSection
+
+
+def job(*command, counts=None, **section):
+    return Job(
+        name="x",
+        command=command or ("true",),
+        counts=counts or {"chief": 1, "worker": 2, "ps": 1},
+        folder=Path("/shared/my runs"),
+        made_by="tfdist submit slurm\nrm -rf /",
+        section=EngineSection(slurm=SlurmSection(**section)),
+    )
+
+
+def directives(script):
+    return re.findall(r"^#SBATCH (.*)$", script, re.MULTILINE)
+
+
+def test_there_is_a_slurm_task_for_each_task_of_the_cluster():
+    script = Slurm().render(job(), {})
+    assert "--ntasks=4" in directives(script)
+    assert "export TFDIST_ROLES=chief=1,ps=1,worker=2\n" in script
+    assert "het" not in "".join(directives(script))
+
+
+def test_options_of_the_config_and_of_the_command_line_pass_through():
+    script = Slurm().render(job(sbatch={"time": 60, "partition": "a"}), {"partition": "b", "exclusive": ""})
+    assert {"--time=60", "--partition=b", "--exclusive"} < set(directives(script))
+    assert "--partition=a" not in directives(script)
+    assert "--signal=USR1@60" in directives(Slurm().render(job(), {"signal": "USR1@60"}))  # in place of ours
+    assert "--signal=TERM@90" not in directives(Slurm().render(job(), {"signal": "USR1@60"}))
+
+
+def test_roles_with_options_of_their_own_are_components_in_the_order_of_ranks():
+    script = Slurm().render(
+        job(sbatch={"worker:gres": "gpu:1", "time": 5}), {"chief:mem": "1G", "ps:mem": "1G"}
+    )
+    first, second = "\n".join(directives(script)).split("hetjob\n")
+    assert {"--ntasks=2", "--mem=1G", "--time=5"} < set(first.split("\n"))
+    assert second.split("\n") == ["--ntasks=2", "--time=5", "--gres=gpu:1"]
+    assert "srun --het-group=0,1 " in script
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"Gpu": "1"}, "--sbatch: expected a long option of sbatch and its value, such as partition=gpu, received 'Gpu'"),
+        ({"boss:mem": "1"}, "--sbatch: expected a role of the job (chief, worker, ps) before the colon, received 'boss:mem'"),
+        ({"comment": "a\n#SBATCH --uid=0"}, "--sbatch comment: expected one line, received"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_option_is_one_line(options, message):
+    with pytest.raises(ConfigError) as caught:
+        Slurm().render(job(), options)
+    assert str(caught.value).startswith(message)
+
+
+def run(script, folder, srun, **variables):
+    """Run the script with an srun and an scontrol of our own in the place of Slurm's."""
+    for name, text in {"srun": srun, "scontrol": 'echo "scontrol $*"'}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = folder / "job.sh"
+    path.write_text(script.replace("'/shared/my runs'", f"'{folder}/my runs'"))
+    environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_PROCID": "2", **variables}
+    return subprocess.run(["bash", path], env=environ, capture_output=True, text=True, check=False)
+
+
+def test_words_reach_the_tasks_as_they_are(tmp_path):
+    words = ["a b", "$HOME", "it's", 'a"b', "*", RUN_DIR]
+    script = Slurm().render(job("printf", "%s|", *words), {})
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"')
+    folder = tmp_path / "my runs" / "x-7"
+    assert (done.returncode, done.stderr) == (0, "")
+    written = (folder / "logs" / "rank-2.log").read_text()
+    assert written == "|".join([*words[:-1], str(folder)]) + "|"
+    assert (folder / "exit_status").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "5_3")]
+)
+def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path, variables, number):
+    script = Slurm().render(job(restarts=2), {})
+    for count, asked in {"0": True, "1": True, "2": False}.items():
+        done = run(script, tmp_path, "exit 138", SLURM_RESTART_COUNT=count, **variables)
+        assert done.returncode == 138
+        assert done.stdout == (f"scontrol requeue {number}\n" if asked else "")
+        assert (tmp_path / "my runs" / f"x-{number}" / "exit_status").read_text() == "138\n"
+    assert run(script, tmp_path, "exit 3").stdout == ""
