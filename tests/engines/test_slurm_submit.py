@@ -1,10 +1,14 @@
 """`tfdist submit slurm` and the commands that take its handle, on a real Slurm."""
 
 import json
+import os
+import signal
 import sys
 import time
 
 import pytest
+
+import proc
 
 pytestmark = pytest.mark.engines
 SECONDS = 120
@@ -113,6 +117,27 @@ model: {name: mnist_cnn}
 train: {steps: 20, seed: 0}
 engine: {slurm: {sbatch: {nodes: 3, chdir: FOLDER}, setup: [export TF_CPP_MIN_LOG_LEVEL=2]}}
 """
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
+    config = CONFIG.replace("FOLDER", str(tmp_path)).replace("parameter_server_sync", "parameter_server")
+    (tmp_path / "train.yaml").write_text(config)
+    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set=train.steps=2000").strip()
+    log = tmp_path / "runs" / f"train-{handle.rpartition('/')[2]}" / "logs" / "rank-3.log"
+    deadline = time.monotonic() + 8 * SECONDS
+    while not (log.exists() and "worker:1 serves at" in log.read_text()):
+        assert time.monotonic() < deadline, tfdist("logs", handle)
+        time.sleep(0.1)
+    processes = [each for each in proc.with_variable("SLURM_PROCID", "3") if "tfdist.train" in each.command]
+    [victim] = [process for process in processes if not process.command.startswith("bash")]
+    os.kill(victim.pid, signal.SIGKILL)
+    followed = tfdist("logs", handle, "--follow", "--task", "worker:1")
+    assert "Lost with status 137: start 2 of this task alone" in followed
+    assert followed.count("worker:1 serves at") == 2
+    assert "the chief has ended, so worker:1 ends too" in followed
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
 
 
 def test_a_config_trains_to_the_export(tfdist, tmp_path, cache, monkeypatch):

@@ -12,6 +12,7 @@ from tfdist.engines.engine import Handle, engine_names
 from tfdist.engines.job import RUN_DIR, Job
 from tfdist.engines.submissions import Submission, find_submission
 from tfdist.errors import ConfigError, shown
+from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
 __all__ = ["define_flags", "job_of", "options_of", "submission_of"]
@@ -24,6 +25,7 @@ def job_of(
     workers: int | None,
     ps: int,
     run_dir: str | None,
+    alone: Sequence[str],
 ) -> tuple[str, Job]:
     """Return the name of the engine, and the job.
 
@@ -34,6 +36,7 @@ def job_of(
         workers: The number of a script's workers.
         ps: The number of a script's parameter servers.
         run_dir: The folder of all runs.
+        alone: The roles of a script's tasks that are started again alone.
     """
     if not words:
         remedy = f"Name one: {', '.join(engine_names())}"
@@ -52,10 +55,12 @@ def job_of(
             counts=_counted(counts),
             folder=folder,
             made_by=made_by,
+            alone=tuple(alone),
         )
-    if workers is not None or ps:
+    if workers is not None or ps or alone:
         problem = "are for a script, but --config is given"
-        raise ConfigError("--workers, --ps", problem, remedy="Change the numbers in its section `cluster`")
+        remedy = "Change its sections `cluster` and `strategy`"
+        raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
     settings = read_config(config, set)
     cluster = settings.find_cluster(environ={})
     settings.check_elastic(cluster)
@@ -72,6 +77,7 @@ def job_of(
         folder=folder,
         made_by=made_by,
         section=settings.config.engine,
+        alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
     )
 
 
@@ -101,6 +107,12 @@ def define_flags(flags: Any) -> None:
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
     flags.DEFINE_integer("workers", None, "For a script: how many workers; 2 by default.", lower_bound=0)
     flags.DEFINE_integer("ps", 0, "For a script: how many parameter servers.", lower_bound=0)
+    flags.DEFINE_multi_string(
+        "alone",
+        [],
+        "For a script: a role whose tasks are started again alone, such as worker with asynchronous parameter"
+        " servers; can be repeated.",
+    )
     flags.DEFINE_string("run_dir", None, "The folder in which each run gets a folder; runs by default.")
     flags.DEFINE_multi_string(
         "sbatch",

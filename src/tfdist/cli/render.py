@@ -24,12 +24,13 @@ def main(
     workers: int | None = None,
     ps: int = 0,
     run_dir: str | None = None,
+    alone: Sequence[str] = (),
     sbatch: Sequence[str] = (),
     option: Sequence[str] = (),
     output: str | None = None,
 ) -> None:
     """Print the files of a job, or write them to a file."""
-    name, job = job_of(command, config, set, workers, ps, run_dir)
+    name, job = job_of(command, config, set, workers, ps, run_dir, alone)
     text = find_engine(name).render(job, options_of([*sbatch, *option]))
     if output is None:
         sys.stdout.write(text)

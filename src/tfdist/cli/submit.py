@@ -23,11 +23,12 @@ def main(
     workers: int | None = None,
     ps: int = 0,
     run_dir: str | None = None,
+    alone: Sequence[str] = (),
     sbatch: Sequence[str] = (),
     option: Sequence[str] = (),
 ) -> None:
     """Submit a job."""
-    name, job = job_of(command, config, set, workers, ps, run_dir)
+    name, job = job_of(command, config, set, workers, ps, run_dir, alone)
     handle = find_engine(name).submit(job, options_of([*sbatch, *option]))
     Submission(
         handle=str(handle),

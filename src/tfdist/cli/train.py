@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError
-from tfdist.strategies.options import strategy_name
+from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 
 __all__ = ["main"]
@@ -101,7 +101,7 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             network_isolation=section.network_isolation,
             linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=section.restarts,
-            alone=("worker", "evaluator") if name == "parameter_server" else ("evaluator",),
+            alone=roles_started_alone(name),
             heartbeat_timeout=settings.config.watch.heartbeat_timeout,
             loads_once=True,
         )

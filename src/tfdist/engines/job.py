@@ -23,6 +23,7 @@ class Job:
         folder: The folder of all runs. The folder of one run has the name and number of the job.
         made_by: The command line that the user typed.
         section: The `engine:` section of the config.
+        alone: The roles of tasks that are started again alone when they are lost; the others continue.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Job:
     folder: Path
     made_by: str
     section: EngineSection = field(default_factory=EngineSection)
+    alone: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -43,8 +43,8 @@ number=${{number:-$SLURM_JOB_ID}}
 run_dir={run_dir}
 mkdir -p "$run_dir/logs"
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
-srun {groups}--kill-on-bad-exit=0 \\
-    bash -c 'exec "$@" >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1' "$run_dir" \\
+srun {groups}--kill-on-bad-exit=0 {survives}\\
+    bash -c '{task}' "$run_dir" \\
     {command}
 status=$?
 echo $status > "$run_dir/exit_status"
@@ -54,6 +54,23 @@ if [ $status = {lost} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; the
 fi
 exit $status
 """
+
+
+_TASK = 'exec "$@" >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1'
+# A task that a signal has killed, and that nobody has told to end, is started again.
+_TASK_ALONE = """
+    exec >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1
+    case " {ranks} " in *" $SLURM_PROCID "*) ;; *) exec "$@" ;; esac
+    told=; trap told=yes TERM USR1 USR2
+    for restart in {restarts}; do
+        "$@"
+        status=$?
+        if [ $status -le 128 ] || [ $status = {lost} ] || [ $told ]; then exit $status; fi
+        echo "Lost with status $status: start $restart of this task alone"
+    done
+    exec "$@"
+"""
+_RESTARTS_ALONE = 3
 
 
 class _Component(NamedTuple):
@@ -74,13 +91,18 @@ class Slurm:
         run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
         section = job.section.slurm
         groups = ",".join(map(str, range(len(components))))
+        ranks = [str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone]
+        restarts = " ".join(map(str, range(2, _RESTARTS_ALONE + 2)))
+        alone = _TASK_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST)
         return _SCRIPT.format(
             made_by=" ".join(job.made_by.splitlines()),
-            directives="\n".join(_directives(job, components)),
+            directives="\n".join(_directives(job, components, survives=bool(ranks))),
             setup="\n".join(section.setup),
             roles=shlex.quote(job.roles),
             run_dir=run_dir,
             groups=f"--het-group={groups} " if len(components) > 1 else "",
+            survives="--no-kill --wait=0 " if ranks else "",
+            task=alone if ranks else _TASK,
             command=" ".join(_quoted(word) for word in job.command),
             restarts=section.restarts,
             lost=LOST,
@@ -135,7 +157,7 @@ def _components(job: Job, options: Mapping[str, str]) -> Iterator[_Component]:
         yield _Component(sum(job.counts[role] for role in group), {**common, **chosen})
 
 
-def _directives(job: Job, components: list[_Component]) -> Iterator[str]:
+def _directives(job: Job, components: list[_Component], *, survives: bool) -> Iterator[str]:
     first = {
         "job-name": job.name,
         "output": "slurm-%j.out",
@@ -150,6 +172,8 @@ def _directives(job: Job, components: list[_Component]) -> Iterator[str]:
             yield f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
         if not index:
             yield "#SBATCH --requeue"
+            if survives:
+                yield "#SBATCH --no-kill"  # the tasks on other nodes continue without a lost one
 
 
 def _quoted(word: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "WireType",
     "choose_strategy",
     "is_gpu_used",
+    "roles_started_alone",
     "strategy_name",
 ]
 
@@ -214,6 +215,11 @@ def strategy_name(strategy: str, cluster: ClusterConfig, *, devices: int = 1) ->
     if strategy != "auto":
         return strategy  # type: ignore[return-value]
     return choose_strategy(cluster, devices=devices)[0]
+
+
+def roles_started_alone(strategy: StrategyName) -> tuple[str, ...]:
+    """Return the roles whose lost tasks are started again while the others continue."""
+    return ("worker", "evaluator") if strategy == "parameter_server" else ("evaluator",)
 
 
 def choose_strategy(cluster: ClusterConfig, *, devices: int = 1) -> tuple[StrategyName, str]:

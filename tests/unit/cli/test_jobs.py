@@ -97,7 +97,7 @@ def test_a_script_is_rendered(queue, capsys, tmp_path):
         ([], {}, "command line: names no engine. Name one: "),
         (["queue"], {}, "command line: needs either --config or the command of a script"),
         (["queue", "x"], {"config": "a b.yaml"}, "command line: needs either --config or the command"),
-        (["queue"], {"config": "a b.yaml", "ps": 1}, "--workers, --ps: are for a script, but --config is given"),
+        (["queue"], {"config": "a b.yaml", "ps": 1}, "--workers, --ps, --alone: are for a script, but --config is given"),
         (["queue"], {"config": "addresses.yaml"}, "addresses.yaml:1: cluster: gives addresses, but a scheduler"),
         (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
     ],

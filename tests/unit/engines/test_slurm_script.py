@@ -12,7 +12,7 @@ from tfdist.errors import ConfigError
 from tfdist.trainer.engine_sections import EngineSection, SlurmSection
 
 
-def job(*command, counts=None, **section):
+def job(*command, counts=None, alone=(), **section):
     return Job(
         name="x",
         command=command or ("true",),
@@ -20,6 +20,7 @@ def job(*command, counts=None, **section):
         folder=Path("/shared/my runs"),
         made_by="tfdist submit slurm\nrm -rf /",
         section=EngineSection(slurm=SlurmSection(**section)),
+        alone=alone,
     )
 
 
@@ -86,6 +87,34 @@ def test_words_reach_the_tasks_as_they_are(tmp_path):
     written = (folder / "logs" / "rank-2.log").read_text()
     assert written == "|".join([*words[:-1], str(folder)]) + "|"
     assert (folder / "exit_status").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("rank", "ending", "starts", "status"),
+    [
+        ("2", "kill -9 $$", 4, 137),  # a worker: once, and three times more
+        ("2", "exit 138", 1, 138),  # told to end, or the others must start again too
+        ("2", "exit 3", 1, 3),
+        ("2", "kill -TERM $PPID; kill -9 $$", 1, 137),  # told to end, and too slow
+        ("1", "kill -9 $$", 1, 137),  # a ps
+        ("2", "exit 0", 1, 0),
+    ],
+)
+def test_only_a_lost_task_of_such_a_role_is_started_again_alone(tmp_path, rank, ending, starts, status):
+    program = f"echo up >> {tmp_path}/starts; {ending}"
+    script = Slurm().render(job("bash", "-c", program, alone=("worker", "evaluator")), {})
+    assert "--no-kill" in directives(script)
+    assert "--no-kill --wait=0 " in script
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', SLURM_PROCID=rank)
+    assert (tmp_path / "starts").read_text() == "up\n" * starts
+    assert done.returncode == status
+    log = (tmp_path / "my runs" / "x-7" / "logs" / f"rank-{rank}.log").read_text()
+    assert log.count("Lost with status 137: start ") == starts - 1
+
+
+def test_where_no_task_may_start_alone_a_lost_node_ends_the_job():
+    script = Slurm().render(job(alone=("evaluator",)), {})
+    assert "no-kill" not in script
 
 
 @pytest.mark.parametrize(
