@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import machines as several
 from machines import CONTROLLER, Machines
+
+import proc
 
 __all__ = ["Slurm", "slurm_site", "why_no_slurm"]
 
@@ -77,8 +80,19 @@ def slurm_site(variables: Mapping[str, str] | None = None) -> Iterator[Slurm]:
     ):
         site = Slurm(machines)
         site.environ.update(variables or {})
-        _start(site)
-        yield site
+        try:
+            _start(site)
+            yield site
+        finally:
+            _end_jobs(site)
+
+
+def _end_jobs(site: Slurm) -> None:
+    """Kill the processes of jobs that a failed test left; slurmd does not end them with itself."""
+    for process in proc.with_variable("SLURM_CONF", site.environ["SLURM_CONF"]):
+        if process.environ.get("SLURM_JOB_ID"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _start(site: Slurm) -> None:

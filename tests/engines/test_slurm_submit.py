@@ -124,14 +124,14 @@ def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_pa
     monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
     config = CONFIG.replace("FOLDER", str(tmp_path)).replace("parameter_server_sync", "parameter_server")
     (tmp_path / "train.yaml").write_text(config)
-    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set=train.steps=2000").strip()
+    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set=train.steps=1000").strip()
     log = tmp_path / "runs" / f"train-{handle.rpartition('/')[2]}" / "logs" / "rank-3.log"
     deadline = time.monotonic() + 8 * SECONDS
     while not (log.exists() and "worker:1 serves at" in log.read_text()):
         assert time.monotonic() < deadline, tfdist("logs", handle)
         time.sleep(0.1)
-    processes = [each for each in proc.with_variable("SLURM_PROCID", "3") if "tfdist.train" in each.command]
-    [victim] = [process for process in processes if not process.command.startswith("bash")]
+    of_rank = proc.with_variable("SLURM_PROCID", "3")
+    [victim] = [each for each in of_rank if each.command.startswith(f"{sys.executable} -m tfdist.train")]
     os.kill(victim.pid, signal.SIGKILL)
     followed = tfdist("logs", handle, "--follow", "--task", "worker:1")
     assert "Lost with status 137: start 2 of this task alone" in followed

@@ -19,8 +19,8 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token
 from tfdist.transport.handshake import ConnectError
 from tfdist.transport.message import Manifest
+from tfdist.transport.open_ps_endpoint import named
 from tfdist.transport.ps_endpoints import written_addresses
-from tfdist.transport.register_ps_endpoint import named
 
 __all__ = ["PsTransfer", "StepTransfer"]
 

@@ -21,7 +21,7 @@ from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.options import Device
 from tfdist.strategies.runtime import check_device, server_config
 from tfdist.transport.handshake import ConnectError
-from tfdist.transport.register_ps_endpoint import open_endpoint
+from tfdist.transport.open_ps_endpoint import open_endpoint
 
 __all__ = ["serve"]
 

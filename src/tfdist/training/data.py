@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import serialized, worker_count
 from tfdist.errors import DataError
 from tfdist.training.data_digest import check_same_data
-from tfdist.training.dataset_order_and_size import check_order, check_size, copied_from_python
+from tfdist.training.dataset_checks import check_order, check_size, copied_from_python
 from tfdist.training.no_autotune import untuned
 from tfdist.training.split_sparse_batches import contains_sparse, replica_batches
 from tfdist.training.worker_index import worker_index

@@ -18,7 +18,7 @@ from tfdist._utils.tf_private import (
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.errors import DataError
 from tfdist.training.consensus import sum_over_workers
-from tfdist.training.dataset_order_and_size import chain_of, definitions_of
+from tfdist.training.dataset_checks import chain_of, definitions_of
 
 __all__ = ["check_same_data", "digest_of"]
 

@@ -11,8 +11,8 @@ from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import Data, distribute, distribute_to_workers
 from tfdist.training.keras.compat import has_call, is_keras_2
+from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
-from tfdist.training.keras.custom_step_unchanged import OwnStep
 from tfdist.training.keras.keras2_step import Keras2Step
 from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of

@@ -10,7 +10,7 @@ from tfdist.errors import DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.dataset_order_and_size import check_order, check_size  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.dataset_checks import check_order, check_size  # noqa: E402  # after the check that TensorFlow is there
 
 numbers = tf.data.Dataset.range
 ANY_ORDER = tf.data.Options()
