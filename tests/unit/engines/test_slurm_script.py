@@ -9,6 +9,7 @@ import pytest
 from tfdist.engines.job import RUN_DIR, Job
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
+from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection, SlurmSection
 
 
@@ -128,3 +129,14 @@ def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path,
         assert done.stdout == (f"scontrol requeue {number}\n" if asked else "")
         assert (tmp_path / "my runs" / f"x-{number}" / "exit_status").read_text() == "138\n"
     assert run(script, tmp_path, "exit 3").stdout == ""
+
+
+def test_the_configs_of_the_page_are_right(tmp_path):
+    page = Path(__file__).parents[3] / "docs" / "engines" / "slurm.md"
+    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "x.yaml").write_text(block)
+        section = read_config(tmp_path / "x.yaml").config.engine
+        assert section.slurm.sbatch
+        Slurm().render(job(sbatch=section.slurm.sbatch), {})
