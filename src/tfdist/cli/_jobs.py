@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.engine import Handle, engine_names
+from tfdist.engines.engine import Handle
 from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.registry import engine_names
 from tfdist.engines.submissions import Submission, find_submission
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name

@@ -6,7 +6,8 @@ tfdist cancel slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
-from tfdist.engines.engine import Handle, find_engine
+from tfdist.engines.engine import Handle
+from tfdist.engines.registry import find_engine
 
 __all__ = ["main"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tfdist._utils.files import write_whole
 from tfdist.cli._jobs import job_of, options_of
-from tfdist.engines.engine import find_engine
+from tfdist.engines.registry import find_engine
 
 __all__ = ["main"]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import job_of, options_of
-from tfdist.engines.engine import find_engine
+from tfdist.engines.registry import find_engine
 from tfdist.engines.submissions import Submission
 
 __all__ = ["main"]

@@ -1,17 +1,14 @@
-"""The protocol of an engine, which a plug-in implements too, and the engines by name."""
+"""The protocol of an engine, which a plug-in implements too; the handle and the state of a job."""
 
 import enum
 import re
-from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from tfdist.engines.job import Job
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, shown
 
-__all__ = ["ENTRY_POINTS", "Engine", "Handle", "State", "engine_names", "find_engine"]
-
-ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
+__all__ = ["Engine", "Handle", "State"]
 
 
 class State(enum.Enum):
@@ -69,31 +66,3 @@ class Engine(Protocol):
 
     def cancel(self, handle: Handle) -> None:
         """End a job."""
-
-
-def _slurm() -> Engine:
-    from tfdist.engines.slurm import Slurm
-
-    return Slurm()
-
-
-_ENGINES: dict[str, Callable[[], Engine]] = {"slurm": _slurm}
-
-
-def engine_names() -> list[str]:
-    """Return the names of all engines, those of plug-ins included."""
-    return sorted({*_ENGINES, *entry_points(group=ENTRY_POINTS).names})
-
-
-def find_engine(name: str) -> Engine:
-    """Return the engine of a name.
-
-    Raises:
-        ConfigError: There is no such engine.
-    """
-    if make := _ENGINES.get(name):
-        return make()
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        engine: Engine = point.load()()
-        return engine
-    raise ConfigError("engine", f"there is no '{name}'", remedy=did_you_mean(name, engine_names()))

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tfdist._utils.files import write_json
-from tfdist.engines.engine import Handle, State, find_engine
+from tfdist.engines.engine import Handle, State
+from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError
 
 __all__ = ["Submission", "find_submission", "state_of", "submissions"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
-from tfdist.engines import engine
+from tfdist.engines import engine, registry
 from tfdist.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"
@@ -34,7 +34,7 @@ def queue(monkeypatch, tmp_path):
         def cancel(self, handle):
             self.cancelled.append(handle)
 
-    monkeypatch.setitem(engine._ENGINES, "queue", Queue)
+    monkeypatch.setitem(registry._ENGINES, "queue", Queue)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/submit.py", "queue", "--config", "a b.yaml"])
     monkeypatch.chdir(tmp_path)

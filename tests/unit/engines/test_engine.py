@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from tfdist.engines import engine, submissions
-from tfdist.engines.engine import Handle, State, find_engine
+from tfdist.engines import registry, submissions
+from tfdist.engines.engine import Handle, State
+from tfdist.engines.registry import find_engine
 from tfdist.engines.submissions import Submission, find_submission, state_of
 from tfdist.errors import ConfigError
 
@@ -30,7 +31,7 @@ def queue(monkeypatch):
     class Points(list):
         names = frozenset({"queue"})
 
-    monkeypatch.setattr(engine, "entry_points", lambda **_: Points([Point()]))
+    monkeypatch.setattr(registry, "entry_points", lambda **_: Points([Point()]))
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_handle_is_read_as_it_is_written():
 def test_engines_are_ours_and_those_of_other_packages(queue):
     assert find_engine("slurm").name == "slurm"
     assert isinstance(find_engine("queue"), Queue)
-    assert engine.engine_names() == ["queue", "slurm"]
+    assert registry.engine_names() == ["queue", "slurm"]
 
 
 def test_an_unknown_engine_is_refused():

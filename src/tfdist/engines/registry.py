@@ -1,0 +1,32 @@
+"""Find an engine by its name: those of tfdist, and those of other packages."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from tfdist.engines.engine import Engine
+from tfdist.engines.slurm import Slurm
+from tfdist.errors import ConfigError, did_you_mean
+
+__all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
+
+ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
+_ENGINES: dict[str, Callable[[], Engine]] = {"slurm": Slurm}
+
+
+def engine_names() -> list[str]:
+    """Return the names of all engines, those of plug-ins included."""
+    return sorted({*_ENGINES, *entry_points(group=ENTRY_POINTS).names})
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises:
+        ConfigError: There is no such engine.
+    """
+    if make := _ENGINES.get(name):
+        return make()
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        engine: Engine = point.load()()
+        return engine
+    raise ConfigError("engine", f"there is no '{name}'", remedy=did_you_mean(name, engine_names()))
