@@ -146,6 +146,7 @@ def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/faults kills tasks at any moment
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the tasks are found in /proc")
 def test_a_run_whose_worker_and_ps_are_killed_ends_with_all_of_its_steps():
     options = ["--steps=200", "--set=data.batch_size=32", "--set=evaluation.batches=4"]
@@ -161,6 +162,7 @@ def test_a_run_whose_worker_and_ps_are_killed_ends_with_all_of_its_steps():
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/unit/transport and tests/cluster/test_exchange.py prove sums and sizes
 def test_gradients_in_fewer_bits_are_fewer_bytes():
     options = [
         "--dtypes",

@@ -66,6 +66,7 @@ def test_servers_end_well_where_the_chiefs_host_vanishes_with_it(tmp_path):
         assert "digits: prepared once in" in (tmp_path / f"{task}.log").read_text()
 
 
+@pytest.mark.again
 def test_a_worker_without_the_chiefs_data_is_named_in_one_line(tmp_path):
     (tmp_path / "train.yaml").write_text(CONFIG)
     with three_machines(tmp_path) as made:

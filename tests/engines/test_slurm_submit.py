@@ -120,6 +120,7 @@ engine: {slurm: {sbatch: {nodes: 3, chdir: FOLDER}, setup: [export TF_CPP_MIN_LO
 
 
 @pytest.mark.slow
+@pytest.mark.again
 def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_path, cache, monkeypatch):
     monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
     config = CONFIG.replace("FOLDER", str(tmp_path)).replace("parameter_server_sync", "parameter_server")

@@ -10,7 +10,7 @@ import pytest
 
 from commands import SECONDS
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.again]  # test_slurm_submit.py trains too
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 CONFIG = """
 cluster: {{worker: 2, ps: 1}}
@@ -67,8 +67,6 @@ def test_the_script_of_the_page_trains_to_the_export(slurm, job, tmp_path):
     assert (tmp_path / "runs" / number / "export" / "20" / "saved_model.pb").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.again
 def test_a_job_that_is_told_to_end_is_requeued_and_loses_no_step(slurm, job, tmp_path):
     number, output = job(steps=1000), tmp_path / "output"
     checkpoints = tmp_path / "runs" / number / "checkpoints"

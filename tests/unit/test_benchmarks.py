@@ -104,6 +104,7 @@ def test_a_measured_machine_gives_its_own_measurement_back(cores: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.again
 def test_real_workers_are_measured_and_predicted() -> None:
     [found] = check_machine(1, workers=(2,))
     assert found.workers == 2
