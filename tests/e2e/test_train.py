@@ -418,6 +418,7 @@ def test_a_substitute_is_said_first_and_last(tmp_path, cache):
         ("{}", ["--set=train.epochs=many"], "--set train.epochs=many: train.epochs: expected a whole number, received 'many'"),
         ("{}", ["--set=train.epoch=2"], "--set train.epoch=2: train.epoch: unknown key. Did you mean 'epochs'?"),
         ("{}", ["--set=train"], "--set train: expected name.of.key=value"),
+        ("{}", ["--run_dir=gs://bucket/run"], "--run_dir: expected a path of this machine, received 'gs://bucket/run'"),
         ("model: {name: mnist_cn}\ndata: {name: digits}", [], "model: there is no 'mnist_cn'"),
         ("data: {name: nosuchset}", [], "nosuchset"),
         ("cluster: {worker: ['127.0.0.1:1', '127.0.0.1:2']}", [], "{path}:1: cluster: gives addresses, but not which of them"),

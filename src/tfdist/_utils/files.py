@@ -9,17 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import StorageError
+from tfdist.errors import ConfigError, StorageError, shown
 
 __all__ = [
     "fresh_folder",
     "fresh_path",
+    "local_path",
     "remove_folder",
     "remove_partial",
     "storage_errors",
     "write_json",
     "write_whole",
 ]
+
+
+def local_path(text: str, where: str) -> Path:
+    """Return the path that a user has given, which must be one of this machine.
+
+    Raises:
+        ConfigError: It is an address, such as gs://bucket/folder, of which pathlib would make a local folder.
+    """
+    if "://" in text:
+        remedy = "Mount the bucket, or copy from and to it before and after the run"
+        raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
+    return Path(text)
 
 
 def write_whole(path: Path, data: bytes) -> None:

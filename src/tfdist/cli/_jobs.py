@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.engine import Handle
 from tfdist.engines.job import RUN_DIR, Job
@@ -46,7 +47,7 @@ def job_of(
     if (config is None) == (not command):
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
-    folder = Path(run_dir or "runs").absolute()
+    folder = local_path(run_dir or "runs", "--run_dir").absolute()
     made_by = shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]])
     if config is None:
         counts = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError
 from tfdist.strategies.options import roles_started_alone, strategy_name
@@ -52,7 +53,7 @@ def main(
     is_whole = cluster.is_on_ports_of_ours or not cluster
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
     name = f"{Path(config).stem}{'-smoke' if smoke else ''}{stamp}"
-    folder = Path(run_dir or f"runs/{name}").absolute()
+    folder = local_path(run_dir or f"runs/{name}", "--run_dir").absolute()
     if dry_run:
         _check(settings, cluster, folder)
     elif cluster.is_on_ports_of_ours:

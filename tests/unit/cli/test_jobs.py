@@ -99,6 +99,7 @@ def test_a_script_is_rendered(queue, capsys, tmp_path):
         (["queue", "x"], {"config": "a b.yaml"}, "command line: needs either --config or the command"),
         (["queue"], {"config": "a b.yaml", "ps": 1}, "--workers, --ps, --alone: are for a script, but --config is given"),
         (["queue"], {"config": "addresses.yaml"}, "addresses.yaml:1: cluster: gives addresses, but a scheduler"),
+        (["queue", "x"], {"run_dir": "gs://b/x"}, "--run_dir: expected a path of this machine, received 'gs://b/x'"),
         (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
     ],
 )  # fmt: skip
