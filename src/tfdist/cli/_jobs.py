@@ -9,25 +9,33 @@ from typing import Any
 
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.engine import Handle
+from tfdist.engines.engine import Engine, Handle
 from tfdist.engines.job import RUN_DIR, Job
-from tfdist.engines.registry import engine_names
+from tfdist.engines.registry import engine_names, find_engine
 from tfdist.engines.submissions import Submission, find_submission
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
-__all__ = ["define_flags", "job_of", "options_of", "submission_of"]
+__all__ = ["define_flags", "requested", "submission_of"]
 
 
-def job_of(
+def requested(
+    words: Sequence[str], *, sbatch: Sequence[str] = (), option: Sequence[str] = (), **flags: Any
+) -> tuple[Engine, Job, Mapping[str, str]]:
+    """Return the engine, the job and the engine's options that the flags of `define_flags` describe."""
+    name, job = _job_of(words, **flags)
+    return find_engine(name), job, _options_of([*sbatch, *option])
+
+
+def _job_of(
     words: Sequence[str],
-    config: str | None,
-    set: Sequence[str],
-    workers: int | None,
-    ps: int,
-    run_dir: str | None,
-    alone: Sequence[str],
+    config: str | None = None,
+    set: Sequence[str] = (),
+    workers: int | None = None,
+    ps: int = 0,
+    run_dir: str | None = None,
+    alone: Sequence[str] = (),
 ) -> tuple[str, Job]:
     """Return the name of the engine, and the job.
 
@@ -91,7 +99,7 @@ def submission_of(words: Sequence[str]) -> Submission:
     return find_submission(Handle.parse(words[0]))
 
 
-def options_of(texts: Sequence[str]) -> Mapping[str, str]:
+def _options_of(texts: Sequence[str]) -> Mapping[str, str]:
     """Return the options that --sbatch and --option give as name=value, or as a name alone."""
     options = {}
     for text in texts:

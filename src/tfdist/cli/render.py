@@ -9,29 +9,18 @@ The first lines of the output say what made it, and how to submit it.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist._utils.files import write_whole
-from tfdist.cli._jobs import job_of, options_of
-from tfdist.engines.registry import find_engine
+from tfdist.cli._jobs import requested
 
 __all__ = ["main"]
 
 
-def main(
-    command: Sequence[str],
-    config: str | None = None,
-    set: Sequence[str] = (),
-    workers: int | None = None,
-    ps: int = 0,
-    run_dir: str | None = None,
-    alone: Sequence[str] = (),
-    sbatch: Sequence[str] = (),
-    option: Sequence[str] = (),
-    output: str | None = None,
-) -> None:
-    """Print the files of a job, or write them to a file."""
-    name, job = job_of(command, config, set, workers, ps, run_dir, alone)
-    text = find_engine(name).render(job, options_of([*sbatch, *option]))
+def main(command: Sequence[str], output: str | None = None, **flags: Any) -> None:
+    """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
+    engine, job, options = requested(command, **flags)
+    text = engine.render(job, options)
     if output is None:
         sys.stdout.write(text)
     else:

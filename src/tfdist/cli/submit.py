@@ -8,28 +8,18 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from tfdist.cli._jobs import job_of, options_of
-from tfdist.engines.registry import find_engine
+from tfdist.cli._jobs import requested
 from tfdist.engines.submissions import Submission
 
 __all__ = ["main"]
 
 
-def main(
-    command: Sequence[str],
-    config: str | None = None,
-    set: Sequence[str] = (),
-    workers: int | None = None,
-    ps: int = 0,
-    run_dir: str | None = None,
-    alone: Sequence[str] = (),
-    sbatch: Sequence[str] = (),
-    option: Sequence[str] = (),
-) -> None:
-    """Submit a job."""
-    name, job = job_of(command, config, set, workers, ps, run_dir, alone)
-    handle = find_engine(name).submit(job, options_of([*sbatch, *option]))
+def main(command: Sequence[str], **flags: Any) -> None:
+    """Submit a job; `requested` takes the flags."""
+    engine, job, options = requested(command, **flags)
+    handle = engine.submit(job, options)
     Submission(
         handle=str(handle),
         name=job.name,
