@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .start_child import as_bytes, become, start
+from .start_child import STOP_SIGNALS, as_bytes, become, start
 
 __all__ = ["ForkServer", "fork_tasks"]
 
@@ -28,7 +28,6 @@ __all__ = ["ForkServer", "fork_tasks"]
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
 _VARIABLE = "TFDIST_FORK_SERVER"
 _FORK_TIMEOUT = 60.0
-_OF_TASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the signals that may tell a task to end
 
 
 class ForkServer:
@@ -98,7 +97,7 @@ def fork_tasks(module: str) -> None:
     if value is None:
         return
     fd, supervisor, _ = value.split("/", 2)
-    for number in (*_OF_TASKS, signal.SIGINT, signal.SIGHUP):  # Slurm sends them to all
+    for number in (*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP):  # Slurm sends them to all
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(fd)) as control:
         control.set_inheritable(False)
@@ -154,7 +153,7 @@ def _is_task(order: Mapping[str, Any], fds: Sequence[int], supervisor: int) -> b
 
 def _reset_signals() -> None:
     """Set the signal handlers of a Python that has just started."""
-    for number in _OF_TASKS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

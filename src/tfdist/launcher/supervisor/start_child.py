@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .process_queries import die_with_parent
 
-__all__ = ["as_bytes", "become", "start"]
+__all__ = ["STOP_SIGNALS", "as_bytes", "become", "start"]
+
+# The signals that may tell a task to end; Slurm sends them to all processes of a job.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(

@@ -18,13 +18,12 @@ from .log_writer import LogWriter
 from .private_network import enter_private_network, why_no_private_network
 from .process_queries import adopt_orphans, children_of, die_with_parent, in_session, with_variable
 from .restart_pause import Patience
-from .start_child import start
+from .start_child import STOP_SIGNALS, start
 
 __all__ = ["Supervisor", "main"]
 
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _LAUNCHER_DIED = signal.SIGUSR1
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Slurm sends them to all processes of a job
 _NEVER = float("inf")
 _ALL_TASKS = ""  # used in place of a task's name
 
@@ -54,7 +53,7 @@ class Supervisor:
         for end in (self._wakeup_reader, ringer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, _LAUNCHER_DIED, *_STOP_SIGNALS):  # the wakeup pipe says which
+        for number in (signal.SIGCHLD, _LAUNCHER_DIED, *STOP_SIGNALS):  # the wakeup pipe says which
             signal.signal(number, lambda *_: None)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -116,7 +115,7 @@ class Supervisor:
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
         if _LAUNCHER_DIED in signals and os.getppid() != self._launcher:
             self._kill()
-        elif any(number in signals for number in _STOP_SIGNALS):
+        elif any(number in signals for number in STOP_SIGNALS):
             self._end()
         if self._control.fileno() in ready:
             self._read_commands()
