@@ -17,7 +17,7 @@ def main() -> None:
             state = state_of(submission)[0].value
         except ConfigError as error:  # the scheduler of another site, or one that is down
             state = f"unknown: {error}"
-        rows.append((submission.handle, state, f"{submission.age} ago", submission.run_dir))
+        rows.append((submission.handle, state, submission.at, submission.run_dir))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

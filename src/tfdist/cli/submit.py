@@ -6,7 +6,6 @@
 `tfdist status`, `logs` and `cancel` take the handle.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ def main(command: Sequence[str], **flags: Any) -> None:
         run_dir=str(job.run_dir(handle.number)),
         tasks=tuple(map(str, job.tasks)),
         made_by=job.made_by,
-        at=time.time(),
     ).save()
     print(handle)
 

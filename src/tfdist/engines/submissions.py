@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,7 +26,7 @@ class Submission:
         run_dir: The folder of the run.
         tasks: The names of its tasks, in the order of their ranks.
         made_by: The command line that the user typed.
-        at: When, in seconds since 1970.
+        at: When, for people, in this machine's time zone.
     """
 
     handle: str
@@ -34,22 +34,13 @@ class Submission:
     run_dir: str
     tasks: tuple[str, ...]
     made_by: str
-    at: float
+    at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
 
     def save(self) -> None:
         """Write the record."""
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{quote(self.handle, safe='')}.json", asdict(self))
-
-    @property
-    def age(self) -> str:
-        """Return how long ago the job was submitted."""
-        seconds = max(0, int(time.time() - self.at))
-        for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-            if seconds >= size:
-                return f"{seconds // size} {unit}"
-        return f"{seconds} s"
+        path = _path(self.handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(self))
 
     def log(self, task: str) -> Path:
         """Return the file with a task's output.
@@ -68,11 +59,11 @@ def find_submission(handle: Handle) -> Submission:
     Raises:
         ConfigError: This user has submitted no such job from here.
     """
-    for submission in submissions():
-        if submission.handle == str(handle):
-            return submission
-    remedy = "`tfdist list` has those that were"
-    raise ConfigError(str(handle), "was not submitted by this user on this machine", remedy=remedy)
+    path = _path(str(handle))
+    if not path.exists():
+        remedy = "`tfdist list` has those that were"
+        raise ConfigError(str(handle), "was not submitted by this user on this machine", remedy=remedy)
+    return _read(path)
 
 
 def state_of(submission: Submission) -> tuple[State, str]:
@@ -91,11 +82,15 @@ def state_of(submission: Submission) -> tuple[State, str]:
 
 def submissions() -> Iterator[Submission]:
     """Yield the records, the newest first."""
-    records = [json.loads(path.read_text()) for path in _folder().glob("*.json")]
-    for record in sorted(records, key=lambda record: -record["at"]):
-        yield Submission(**{**record, "tasks": tuple(record["tasks"])})
+    records = map(_read, _path("any").parent.glob("*.json"))
+    yield from sorted(records, key=lambda record: (record.at, record.handle), reverse=True)
 
 
-def _folder() -> Path:
+def _read(path: Path) -> Submission:
+    record = json.loads(path.read_text())
+    return Submission(**{**record, "tasks": tuple(record["tasks"])})
+
+
+def _path(handle: str) -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "tfdist" / "submitted"
+    return Path(state).expanduser() / "tfdist" / "submitted" / f"{quote(handle, safe='')}.json"

@@ -64,7 +64,7 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     assert capsys.readouterr().out == f"queue://here/7  running (it runs)  {run}\n"
     list.main()
     assert re.search(
-        rf"queue://here/7 +running +[0-9]+ s ago +{re.escape(str(run))}", capsys.readouterr().out
+        rf"queue://here/7 +running +20[-0-9]+ [:0-9]+ +{re.escape(str(run))}", capsys.readouterr().out
     )
     cancel.main(["queue://here/7"])
     assert [str(handle) for handle in queue.cancelled] == ["queue://here/7"]
