@@ -9,10 +9,11 @@ from typing import Any
 
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.engine import Engine, Handle
-from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.engine import Engine
+from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.records import find_submission
 from tfdist.engines.registry import engine_names, find_engine
-from tfdist.engines.submissions import Submission, find_submission
+from tfdist.engines.submission import Handle, Submission
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
@@ -78,25 +79,26 @@ def _job_of(
     if cluster and not cluster.is_on_ports_of_ours:
         problem = "gives addresses, but a scheduler chooses the machines"
         raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
-    file = str(Path(config).absolute())
-    train = [sys.executable, "-m", "tfdist.train", "--config", file, "--run_dir", RUN_DIR]
+    train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     return engine, Job(
         name=_name_of(config),
         command=(*train, *(f"--set={change}" for change in set)),
         counts=_counted(cluster.tasks()) or {"worker": 1},
         folder=folder,
         made_by=made_by,
+        config=Path(config).absolute(),
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
     )
 
 
-def submission_of(words: Sequence[str]) -> Submission:
-    """Return the submitted job that the words after the flags name by its handle."""
+def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:
+    """Return the submitted job that the words after the flags name by its handle, and its engine."""
     if len(words) != 1:
         received = " ".join(words) or "nothing"
         raise ConfigError("command line", expected="a handle, as `tfdist list` prints it", received=received)
-    return find_submission(Handle.parse(words[0]))
+    handle = Handle.parse(words[0])
+    return find_engine(handle.engine), find_submission(handle)
 
 
 def _options_of(texts: Sequence[str]) -> Mapping[str, str]:

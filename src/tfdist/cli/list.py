@@ -3,7 +3,8 @@
 tfdist list
 """
 
-from tfdist.engines.submissions import state_of, submissions
+from tfdist.engines.records import submissions
+from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError
 
 __all__ = ["main"]
@@ -14,10 +15,10 @@ def main() -> None:
     rows = [("handle", "state", "submitted", "run")]
     for submission in submissions():
         try:
-            state = state_of(submission)[0].value
+            state = find_engine(submission.handle.engine).state(submission)[0].value
         except ConfigError as error:  # the scheduler of another site, or one that is down
             state = f"unknown: {error}"
-        rows.append((submission.handle, state, submission.at, submission.run_dir))
+        rows.append((str(submission.handle), state, submission.at, str(submission.run_dir)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -6,15 +6,14 @@ tfdist status slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
-from tfdist.engines.submissions import state_of
 
 __all__ = ["main"]
 
 
 def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, and the folder of the run."""
-    submission = submission_of(command)
-    state, words = state_of(submission)
+    engine, submission = submission_of(command)
+    state, words = engine.state(submission)
     print(f"{submission.handle}  {state.value} ({words})  {submission.run_dir}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli._jobs import requested
-from tfdist.engines.submissions import Submission
+from tfdist.engines.records import record
 
 __all__ = ["main"]
 
@@ -18,15 +18,9 @@ __all__ = ["main"]
 def main(command: Sequence[str], **flags: Any) -> None:
     """Submit a job; `requested` takes the flags."""
     engine, job, options = requested(command, **flags)
-    handle = engine.submit(job, options)
-    Submission(
-        handle=str(handle),
-        name=job.name,
-        run_dir=str(job.run_dir(handle.number)),
-        tasks=tuple(map(str, job.tasks)),
-        made_by=job.made_by,
-    ).save()
-    print(handle)
+    submission = engine.submit(job, options)
+    record(submission)
+    print(submission.handle)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,12 @@
-"""The protocol of an engine, which a plug-in implements too; the handle and the state of a job."""
+"""The protocol of an engine, which a plug-in implements too."""
 
-import enum
-import re
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from tfdist.engines.job import Job
-from tfdist.errors import ConfigError, shown
+from tfdist.engines.submission import State, Submission
 
-__all__ = ["Engine", "Handle", "State"]
-
-
-class State(enum.Enum):
-    """The state of a submitted job."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    UNKNOWN = "unknown"
-
-    @property
-    def is_final(self) -> bool:
-        """Return whether the job has ended."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-
-
-class Handle(NamedTuple):
-    """What names a submitted job: `slurm://cluster/123`."""
-
-    engine: str
-    place: str
-    number: str
-
-    def __str__(self) -> str:
-        return f"{self.engine}://{self.place}/{self.number}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Handle":
-        """Read a handle as `tfdist submit` prints it.
-
-        Raises:
-            ConfigError: The text is no handle.
-        """
-        match = re.fullmatch(r"([a-z][a-z0-9_]*)://([^/\s]*)/([^/\s]+)", text)
-        if match is None:
-            raise ConfigError("handle", expected="one such as slurm://cluster/123", received=shown(text))
-        return cls(*match.groups())
+__all__ = ["Engine"]
 
 
 class Engine(Protocol):
@@ -58,11 +17,20 @@ class Engine(Protocol):
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return what the engine reads, as a user would write it; its first lines say how to submit it."""
 
-    def submit(self, job: Job, options: Mapping[str, str]) -> Handle:
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Submit the job."""
 
-    def state(self, handle: Handle) -> tuple[State, str]:
+    def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, and the engine's own words for it."""
 
-    def cancel(self, handle: Handle) -> None:
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the name of a task and a line that it has printed, for each line.
+
+        Args:
+            submission: The job.
+            tasks: The names of tasks of the job.
+            follow: Whether to continue until the job has ended.
+        """
+
+    def cancel(self, submission: Submission) -> None:
         """End a job."""

@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.config import Task
+from tfdist.engines.submission import Handle, Submission
 from tfdist.trainer.engine_sections import EngineSection
 
-__all__ = ["RUN_DIR", "Job"]
+__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "Job"]
 
-RUN_DIR = "{run_dir}"  # in a word of a command: the folder of the run, which depends on the job's number
+# Words of a command that depend on where and when it runs.
+PYTHON = "{python}"  # the interpreter
+CONFIG = "{config}"  # the config file
+RUN_DIR = "{run_dir}"  # the folder of the run
 
 
 @dataclass(frozen=True)
@@ -18,10 +22,11 @@ class Job:
 
     Attributes:
         name: A short name, for the scheduler's lists.
-        command: The words of the command that all tasks run; a word may contain `RUN_DIR`.
+        command: The words of the command that all tasks run; some may be `PYTHON`, `CONFIG` or `RUN_DIR`.
         counts: The number of tasks of each role; roles get the ranks in alphabetical order.
         folder: The folder of all runs. The folder of one run has the name and number of the job.
         made_by: The command line that the user typed.
+        config: The config file; None for a script.
         section: The `engine:` section of the config.
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
     """
@@ -31,6 +36,7 @@ class Job:
     counts: Mapping[str, int]
     folder: Path
     made_by: str
+    config: Path | None = None
     section: EngineSection = field(default_factory=EngineSection)
     alone: tuple[str, ...] = ()
 
@@ -43,6 +49,21 @@ class Job:
     def roles(self) -> str:
         """Return the counts as TFDIST_ROLES has them."""
         return ",".join(f"{role}={count}" for role, count in sorted(self.counts.items()))
+
+    def words(self, *, python: str, run_dir: str, config: str | None = None) -> tuple[str, ...]:
+        """Return the command for machines with this interpreter, run folder and config file."""
+        meant = {PYTHON: python, RUN_DIR: run_dir, CONFIG: str(self.config) if config is None else config}
+        return tuple(meant.get(word, word) for word in self.command)
+
+    def submission(self, handle: Handle, run_dir: Path | None = None) -> Submission:
+        """Return what is known of this job after it was submitted."""
+        return Submission(
+            handle=handle,
+            name=self.name,
+            run_dir=self.run_dir(handle.number) if run_dir is None else run_dir,
+            tasks=tuple(map(str, self.tasks)),
+            made_by=self.made_by,
+        )
 
     def run_dir(self, number: str) -> Path:
         """Return the folder of the run with a number, which may be a variable of a shell."""

@@ -9,15 +9,18 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.engines.engine import Handle, State
-from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.job import Job
+from tfdist.engines.log_files import lines_of, state_of_exit_status
+from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 
 __all__ = ["Slurm"]
 
+_RUN_DIR = '"$run_dir"'  # as words of the script have it
 _SECONDS = 60.0  # for an answer of Slurm's controller
 _STATES = {
     "PENDING": State.PENDING,
@@ -103,23 +106,24 @@ class Slurm:
             groups=f"--het-group={groups} " if len(components) > 1 else "",
             survives="--no-kill --wait=0 " if ranks else "",
             task=alone if ranks else _TASK,
-            command=" ".join(_quoted(word) for word in job.command),
+            command=" ".join(map(_quoted, job.words(python=sys.executable, run_dir=_RUN_DIR))),
             restarts=section.restarts,
             lost=LOST,
         )
 
-    def submit(self, job: Job, options: Mapping[str, str]) -> Handle:
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the script to sbatch."""
         answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
         number, _, cluster = answer.strip().partition(";")
-        return Handle(self.name, cluster or _cluster_name(), number)
+        return job.submission(Handle(self.name, cluster or _cluster_name(), number))
 
-    def state(self, handle: Handle) -> tuple[State, str]:
-        """Return the state of a job that Slurm's controller remembers."""
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
         try:
-            answer = _slurm("scontrol", "show", "job", handle.number)
+            answer = _slurm("scontrol", "show", "job", submission.handle.number)
         except _NoSuchJobError:
-            return State.UNKNOWN, "Slurm's controller has forgotten it"
+            forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
+            return state_of_exit_status(submission) or forgotten
         words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
         states = [_STATES.get(word, State.FAILED) for word, _ in words]
         # An array has several: what is not yet over comes first.
@@ -128,9 +132,13 @@ class Slurm:
         word, reason = words[states.index(state)]
         return state, word if reason == "None" else f"{word}: {reason}"
 
-    def cancel(self, handle: Handle) -> None:
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the files in the run's folder."""
+        return lines_of(submission, tasks, (lambda: self.state(submission)[0].is_final) if follow else None)
+
+    def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
-        _slurm("scancel", handle.number)
+        _slurm("scancel", submission.handle.number)
 
 
 class _NoSuchJobError(TfdistError, LookupError):
@@ -177,7 +185,7 @@ def _directives(job: Job, components: list[_Component], *, survives: bool) -> It
 
 
 def _quoted(word: str) -> str:
-    return '"$run_dir"' if word == RUN_DIR else shlex.quote(word)
+    return word if word == _RUN_DIR else shlex.quote(word)
 
 
 def _cluster_name() -> str:

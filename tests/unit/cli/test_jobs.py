@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
-from tfdist.engines import engine, registry
+from tfdist.engines import registry
+from tfdist.engines.submission import State
 from tfdist.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"
@@ -27,12 +28,12 @@ def queue(monkeypatch, tmp_path):
             self.jobs.append((job, options))
             return super().submit(job, options)
 
-        def state(self, handle):
-            ended = engine.State.SUCCEEDED, "it has ended"
-            return ended if (tmp_path / "ended").exists() else super().state(handle)
+        def state(self, submission):
+            ended = State.SUCCEEDED, "it has ended"
+            return ended if (tmp_path / "ended").exists() else super().state(submission)
 
-        def cancel(self, handle):
-            self.cancelled.append(handle)
+        def cancel(self, submission):
+            self.cancelled.append(submission)
 
     monkeypatch.setitem(registry._ENGINES, "queue", Queue)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -52,8 +53,8 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     submit.main(["queue"], config=str(config), set=["train.steps=3"], option=["gpus=2", "--quiet"])
     [(job, options)] = queue.jobs
     assert options == {"gpus": "2", "quiet": ""}
-    assert job.command[1:4] == ("-m", "tfdist.train", "--config")
-    assert job.command[4:] == (str(config), "--run_dir", "{run_dir}", "--set=train.steps=3")
+    module, flags = ("-m", "tfdist.train"), ("--config", str(config), "--run_dir", "R", "--set=train.steps=3")
+    assert job.words(python="py", run_dir="R") == ("py", *module, *flags)
     assert job.counts == {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     assert [str(task) for task in job.tasks] == ["chief:0", "evaluator:0", "ps:0", "worker:0", "worker:1"]
     assert job.made_by == "tfdist submit queue --config 'a b.yaml'"
@@ -67,7 +68,7 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
         rf"queue://here/7 +running +20[-0-9]+ [:0-9]+ +{re.escape(str(run))}", capsys.readouterr().out
     )
     cancel.main(["queue://here/7"])
-    assert [str(handle) for handle in queue.cancelled] == ["queue://here/7"]
+    assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
 
 
 def test_logs_are_those_of_all_tasks_or_of_one(queue, config, tmp_path, capsys):

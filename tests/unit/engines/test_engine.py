@@ -2,18 +2,16 @@
 
 import pytest
 
-from tfdist.engines import registry, submissions
-from tfdist.engines.engine import Handle, State
+from tfdist.engines import records, registry
+from tfdist.engines.log_files import lines_of, log_path, state_of_exit_status
+from tfdist.engines.records import find_submission, record
 from tfdist.engines.registry import find_engine
-from tfdist.engines.submissions import Submission, find_submission, state_of
+from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import ConfigError
 
 
 class Queue:
     name = "queue"
-
-    def state(self, handle):
-        return State.UNKNOWN, "forgotten"
 
 
 @pytest.fixture
@@ -36,15 +34,15 @@ def queue(monkeypatch):
 def submitted(tmp_path, monkeypatch):
     """Return a job that was submitted."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    record = Submission(
-        handle="queue://here/7",
+    submission = Submission(
+        handle=Handle("queue", "here", "7"),
         name="x",
-        run_dir=str(tmp_path / "run"),
+        run_dir=tmp_path / "run",
         tasks=("chief:0", "worker:0"),
         made_by="tfdist submit queue",
     )
-    record.save()
-    return record
+    record(submission)
+    return submission
 
 
 @pytest.mark.parametrize(
@@ -72,21 +70,39 @@ def test_an_unknown_engine_is_refused():
 
 
 def test_what_was_submitted_is_found_again(submitted):
-    assert list(submissions.submissions()) == [submitted]
+    assert list(records.submissions()) == [submitted]
     assert find_submission(Handle.parse("queue://here/7")) == submitted
     with pytest.raises(ConfigError, match="queue://here/8: was not submitted by this user on this machine"):
         find_submission(Handle.parse("queue://here/8"))
 
 
-def test_the_log_of_a_task_is_that_of_its_rank(submitted, tmp_path):
-    assert submitted.log("worker:0") == tmp_path / "run" / "logs" / "rank-1.log"
-    with pytest.raises(ConfigError, match=r"--task: expected one of chief:0, worker:0, received ps:0"):
-        submitted.log("ps:0")
+def test_the_log_of_a_task_is_that_of_its_rank(submitted):
+    assert list(lines_of(submitted, submitted.tasks, None)) == []
+    for rank, text in enumerate(("one\ntwo", "three\n")):
+        path = log_path(submitted.run_dir, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    wanted = [("chief:0", "one"), ("chief:0", "two"), ("worker:0", "three")]
+    assert list(lines_of(submitted, submitted.tasks, None)) == wanted
+    assert list(lines_of(submitted, ("worker:0",), None)) == wanted[2:]
 
 
-def test_a_job_that_the_engine_has_forgotten_tells_its_exit_status(submitted, queue, tmp_path):
-    assert state_of(submitted) == (State.UNKNOWN, "forgotten")
+def test_a_line_is_followed_when_it_is_whole(submitted):
+    path = log_path(submitted.run_dir, 1)
+    path.parent.mkdir(parents=True)
+    path.write_text("one\ntw")
+
+    def is_over():
+        path.write_text("one\ntwo\nthr")
+        return True
+
+    followed = lines_of(submitted, ("worker:0",), is_over)
+    assert [line for _, line in followed] == ["one", "two", "thr"]
+
+
+def test_a_job_that_has_ended_tells_its_exit_status(submitted, tmp_path):
+    assert state_of_exit_status(submitted) is None
     (tmp_path / "run").mkdir()
     for status, state in {"0": State.SUCCEEDED, "2": State.FAILED}.items():
         (tmp_path / "run" / "exit_status").write_text(f"{status}\n")
-        assert state_of(submitted) == (state, f"exit status {status}")
+        assert state_of_exit_status(submitted) == (state, f"exit status {status}")

@@ -1,0 +1,69 @@
+"""Find what tasks have printed, and how the job has ended, in files of the run's folder.
+
+For engines whose tasks write to a folder that the user's machine sees too.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tfdist.engines.submission import State, Submission
+
+__all__ = ["exit_status_path", "lines_of", "log_path", "state_of_exit_status"]
+
+_SECONDS_BETWEEN_READS = 0.5
+_SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
+
+
+def log_path(run_dir: Path, rank: int | str) -> Path:
+    """Return the file with the output of the task of a rank, which may be a variable of a shell."""
+    return run_dir / "logs" / f"rank-{rank}.log"
+
+
+def exit_status_path(run_dir: Path) -> Path:
+    """Return the file with the exit status of the job."""
+    return run_dir / "exit_status"
+
+
+def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
+    """Return the state of a job that has written its exit status; None for another one."""
+    path = exit_status_path(submission.run_dir)
+    if not path.exists():
+        return None
+    status = path.read_text().strip()
+    return State.SUCCEEDED if status == "0" else State.FAILED, f"exit status {status}"
+
+
+def lines_of(
+    submission: Submission, tasks: Sequence[str], is_over: Callable[[], bool] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of a task and a line that it has printed, for each line.
+
+    Args:
+        submission: The job.
+        tasks: The names of tasks of the job.
+        is_over: Whether the job has ended, to continue until then; None for the lines of now.
+    """
+    files = {name: log_path(submission.run_dir, submission.tasks.index(name)) for name in tasks}
+    positions = dict.fromkeys(files, 0)
+    asked_at, ended = float("-inf"), is_over is None
+    while True:
+        if is_over and not ended and time.monotonic() - asked_at > _SECONDS_BETWEEN_STATES:
+            ended, asked_at = is_over(), time.monotonic()
+        for name, path in files.items():
+            if path.exists():
+                lines, positions[name] = _read(path, positions[name], ended)
+                yield from ((name, line) for line in lines)
+        if ended:
+            return
+        time.sleep(_SECONDS_BETWEEN_READS)
+
+
+def _read(path: Path, position: int, ended: bool) -> tuple[list[str], int]:
+    """Return the lines after a position, and the position after them; a line without an end only if told."""
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read()
+    if not ended:
+        data = data[: data.rfind(b"\n") + 1]
+    return data.decode(errors="backslashreplace").splitlines(), position + len(data)
