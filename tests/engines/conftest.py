@@ -1,5 +1,10 @@
 """Bring engines up on this machine, each once for all tests that need it."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from slurm_site import slurm_site, why_no_slurm
 
@@ -11,3 +16,32 @@ def slurm():
         pytest.skip(reason)
     with slurm_site() as site:
         yield site
+
+
+# The YAML that every engine trains, with sections of its own.
+CONFIG = """
+cluster: {worker: 2, ps: 1}
+strategy: {name: parameter_server_sync}
+data: {name: digits, batch_size: 64}
+model: {name: mnist_cnn}
+train: {steps: 10, seed: 0}
+launch: {threads: 1}
+"""
+
+
+@pytest.fixture(scope="session")
+def config():
+    """Return the text of the config that every engine trains."""
+    return CONFIG
+
+
+@pytest.fixture(scope="session")
+def local_loss(cache, tmp_path_factory):
+    """Return the loss of the config after `tfdist train` on this machine: that of every engine, to the bit."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "train.yaml").write_text(CONFIG)
+    command = [sys.executable, "-m", "tfdist", "train", "--config", "train.yaml", "--run_dir", "run"]
+    environ = {**os.environ, "TFDIST_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "run" / "report.json").read_text())["test_loss"]

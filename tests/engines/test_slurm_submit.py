@@ -20,6 +20,7 @@ from tfdist import ClusterConfig
 cluster = ClusterConfig.from_environment()
 print("I am", cluster.task, "on", os.environ["SLURMD_NODENAME"], "of", cluster.address(cluster.task), flush=True)
 print("secret of", len(os.environ["TFDIST_SECRET"]), flush=True)
+print("threads:", os.environ.get("OMP_NUM_THREADS"), os.environ.get("TF_NUM_INTRAOP_THREADS"), flush=True)
 if "wait" in sys.argv:
     time.sleep(600)
 sys.exit(int(sys.argv[1]))
@@ -55,16 +56,17 @@ def until(wanted, tfdist, handle):
 
 
 def test_a_script_is_every_task_of_the_cluster(tfdist, tmp_path):
-    handle = submit(tfdist, "--sbatch", "nodes=3")
+    handle = submit(tfdist, "--sbatch", "nodes=3", "--sbatch", "cpus-per-task=2")
     assert handle.startswith("slurm://tfdist/")
     followed = tfdist("logs", handle, "--follow").splitlines()
     assert state(tfdist, handle) == "succeeded"
     lines = [line.partition(": ")[2].split() for line in followed if ": I am" in line]
     assert {words[2] for words in lines} == {"chief:0", "ps:0", "worker:0", "worker:1"}
     assert all(words[4] == words[6].partition(":")[0] for words in lines)  # the node, and the task's address
-    [line, secret] = tfdist("logs", handle, "--task", "worker:1").splitlines()
+    [line, secret, threads] = tfdist("logs", handle, "--task", "worker:1").splitlines()
     assert line.startswith("I am worker:1 on ")
     assert secret == "secret of 64"
+    assert threads == "threads: 2 2"
     number = handle.rpartition("/")[2]
     assert (tmp_path / "runs" / f"script-{number}" / "exit_status").read_text() == "0\n"
     assert handle in tfdist("list")
@@ -75,12 +77,15 @@ def test_options_of_a_role_make_a_heterogeneous_job(tfdist):
         "--sbatch=chief:nodelist=node3",
         "--sbatch=ps:nodelist=node3",
         "--sbatch=worker:nodelist=node1,node2",
+        "--sbatch=worker:cpus-per-task=2",
     ]
     handle = submit(tfdist, *options)
     followed = tfdist("logs", handle, "--follow")
     nodes = {line.split()[3]: line.split()[5] for line in followed.splitlines() if ": I am" in line}
     assert (nodes["chief:0"], nodes["ps:0"]) == ("node3", "node3")
     assert {nodes["worker:0"], nodes["worker:1"]} == {"node1", "node2"}
+    threads = {line.partition(": threads: ")[::2] for line in followed.splitlines() if ": threads" in line}
+    assert threads == {("chief:0", "1 1"), ("ps:0", "1 1"), ("worker:0", "2 2"), ("worker:1", "2 2")}
     assert state(tfdist, handle) == "succeeded"
 
 
@@ -109,23 +114,20 @@ def test_a_job_that_runs_is_cancelled(tfdist):
     until("cancelled", tfdist, handle)
 
 
-CONFIG = """
-cluster: {worker: 2, ps: 1}
-strategy: {name: parameter_server_sync}
-data: {name: digits, batch_size: 64}
-model: {name: mnist_cnn}
-train: {steps: 20, seed: 0}
-engine: {slurm: {sbatch: {nodes: 3, chdir: FOLDER}, setup: [export TF_CPP_MIN_LOG_LEVEL=2]}}
-"""
+@pytest.fixture
+def train(config, tmp_path, cache, monkeypatch):
+    """Write train.yaml, with the section of the engine."""
+    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
+    setup = "export TF_CPP_MIN_LOG_LEVEL=2"
+    section = f"engine: {{slurm: {{sbatch: {{nodes: 3, chdir: {tmp_path}}}, setup: [{setup}]}}}}\n"
+    (tmp_path / "train.yaml").write_text(config + section)
 
 
 @pytest.mark.slow
 @pytest.mark.again
-def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_path, cache, monkeypatch):
-    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
-    config = CONFIG.replace("FOLDER", str(tmp_path)).replace("parameter_server_sync", "parameter_server")
-    (tmp_path / "train.yaml").write_text(config)
-    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set=train.steps=1000").strip()
+def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_path, train):
+    changes = ["--set=train.steps=1000", "--set=strategy.name=parameter_server"]
+    handle = tfdist("submit", "slurm", "--config", "train.yaml", *changes).strip()
     log = tmp_path / "runs" / f"train-{handle.rpartition('/')[2]}" / "logs" / "rank-3.log"
     deadline = time.monotonic() + 8 * SECONDS
     while not (log.exists() and "worker:1 serves at" in log.read_text()):
@@ -141,14 +143,13 @@ def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_pa
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
 
 
-def test_a_config_trains_to_the_export(tfdist, tmp_path, cache, monkeypatch):
-    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
-    (tmp_path / "train.yaml").write_text(CONFIG.replace("FOLDER", str(tmp_path)))
-    handle = tfdist("submit", "slurm", "--config", "train.yaml", "--set", "train.steps=10").strip()
+def test_a_config_trains_to_the_export_with_the_loss_of_one_machine(tfdist, tmp_path, train, local_loss):
+    handle = tfdist("submit", "slurm", "--config", "train.yaml").strip()
     followed = tfdist("logs", handle, "--follow", "--task", "chief:0")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
     assert "read the cluster from Slurm's SLURM_STEP_NODELIST: 1 chief + 2 worker + 1 ps" in followed
     [run] = (tmp_path / "runs").iterdir()
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
+    assert report["test_loss"] == local_loss
     assert (run / "export" / "10" / "saved_model.pb").exists()

@@ -87,6 +87,7 @@ def _job_of(
         folder=folder,
         made_by=made_by,
         config=Path(config).absolute(),
+        threads=settings.config.launch.threads,
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
     )

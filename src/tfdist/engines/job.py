@@ -27,6 +27,7 @@ class Job:
         folder: The folder of all runs. The folder of one run has the name and number of the job.
         made_by: The command line that the user typed.
         config: The config file; None for a script.
+        threads: The number of threads of each task that the config asks for; None for one per core.
         section: The `engine:` section of the config.
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
     """
@@ -37,6 +38,7 @@ class Job:
     folder: Path
     made_by: str
     config: Path | None = None
+    threads: int | None = None
     section: EngineSection = field(default_factory=EngineSection)
     alone: tuple[str, ...] = ()
 

@@ -20,6 +20,8 @@ from tfdist.errors import LOST, ConfigError, TfdistError, shown
 
 __all__ = ["Slurm"]
 
+_CORES_OPTION = "cpus-per-task"
+_CORES = "${SLURM_CPUS_PER_TASK:-}"
 _RUN_DIR = '"$run_dir"'  # as words of the script have it
 _SECONDS = 60.0  # for an answer of Slurm's controller
 _STATES = {
@@ -46,9 +48,9 @@ number=${{number:-$SLURM_JOB_ID}}
 run_dir={run_dir}
 mkdir -p "$run_dir/logs"
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
-srun {groups}--kill-on-bad-exit=0 {survives}\\
-    bash -c '{task}' "$run_dir" \\
-    {command}
+task=(bash -c '{task}' "$run_dir" \\
+    {command})
+{step}
 status=$?
 echo $status > "$run_dir/exit_status"
 # {lost}: all is saved, and the same command continues.
@@ -57,13 +59,18 @@ if [ $status = {lost} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; the
 fi
 exit $status
 """
-
-
-_TASK = 'exec "$@" >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1'
-# A task that a signal has killed, and that nobody has told to end, is started again.
-_TASK_ALONE = """
+_TASK = """
     exec >> "$0/logs/rank-$SLURM_PROCID.log" 2>&1
-    case " {ranks} " in *" $SLURM_PROCID "*) ;; *) exec "$@" ;; esac
+    threads={threads}
+    if [ $threads ]; then
+        export TF_NUM_INTRAOP_THREADS=${{TF_NUM_INTRAOP_THREADS:-$threads}}
+        export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$threads}}
+    fi
+    {run}
+"""
+_RUN = 'exec "$@"'
+# A task that a signal has killed, and that nobody has told to end, is started again.
+_RUN_ALONE = """case " {ranks} " in *" $SLURM_PROCID "*) ;; *) exec "$@" ;; esac
     told=; trap told=yes TERM USR1 USR2
     for restart in {restarts}; do
         "$@"
@@ -71,8 +78,7 @@ _TASK_ALONE = """
         if [ $status -le 128 ] || [ $status = {lost} ] || [ $told ]; then exit $status; fi
         echo "Lost with status $status: start $restart of this task alone"
     done
-    exec "$@"
-"""
+    exec "$@\""""
 _RESTARTS_ALONE = 3
 
 
@@ -93,19 +99,17 @@ class Slurm:
         components = list(_components(job, options))
         run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
         section = job.section.slurm
-        groups = ",".join(map(str, range(len(components))))
         ranks = [str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone]
         restarts = " ".join(map(str, range(2, _RESTARTS_ALONE + 2)))
-        alone = _TASK_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST)
+        run = _RUN_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST) if ranks else _RUN
         return _SCRIPT.format(
             made_by=" ".join(job.made_by.splitlines()),
             directives="\n".join(_directives(job, components, survives=bool(ranks))),
             setup="\n".join(section.setup),
             roles=shlex.quote(job.roles),
             run_dir=run_dir,
-            groups=f"--het-group={groups} " if len(components) > 1 else "",
-            survives="--no-kill --wait=0 " if ranks else "",
-            task=alone if ranks else _TASK,
+            task=_TASK.format(threads=job.threads or _CORES, run=run),
+            step=_step(components, survives=bool(ranks)),
             command=" ".join(map(_quoted, job.words(python=sys.executable, run_dir=_RUN_DIR))),
             restarts=section.restarts,
             lost=LOST,
@@ -182,6 +186,22 @@ def _directives(job: Job, components: list[_Component], *, survives: bool) -> It
             yield "#SBATCH --requeue"
             if survives:
                 yield "#SBATCH --no-kill"  # the tasks on other nodes continue without a lost one
+
+
+def _step(components: list[_Component], *, survives: bool) -> str:
+    """Return the srun that starts all tasks."""
+    options = "--kill-on-bad-exit=0 --no-kill --wait=0" if survives else "--kill-on-bad-exit=0"
+    if len(components) == 1:
+        # Since Slurm 22.05 a step does not get the cores for each task that the job has asked for.
+        return f'srun {options} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "${{task[@]}}"'
+    # Slurm 22.05 gives the tasks of all components the SLURM_CPUS_PER_TASK of the last one.
+    states_cores = any(_CORES_OPTION in component.options for component in components)
+    parts = []
+    for index, component in enumerate(components):
+        cores = shlex.quote(component.options.get(_CORES_OPTION, "1"))
+        own = f"--cpus-per-task={cores} env SLURM_CPUS_PER_TASK={cores} " if states_cores else ""
+        parts.append(f'--het-group={index} {options} {own}"${{task[@]}}"')
+    return "srun " + " : ".join(parts)
 
 
 def _quoted(word: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,30 @@ def test_roles_with_options_of_their_own_are_components_in_the_order_of_ranks():
     first, second = "\n".join(directives(script)).split("hetjob\n")
     assert {"--ntasks=2", "--mem=1G", "--time=5"} < set(first.split("\n"))
     assert second.split("\n") == ["--ntasks=2", "--time=5", "--gres=gpu:1"]
-    assert "srun --het-group=0,1 " in script
+    assert 'srun --het-group=0 --kill-on-bad-exit=0 "${task[@]}" : --het-group=1 --kill' in script
+
+
+def test_a_component_gets_its_own_cores_for_each_task():
+    script = Slurm().render(job(), {"worker:cpus-per-task": "8", "mem": "1G"})
+    [step] = re.findall(r"^srun .*$", script, re.MULTILINE)
+    assert re.findall("--cpus-per-task=([0-9]+)", step) == ["1", "8"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "variables", "wanted"),
+    [
+        (None, {}, "-,-"),
+        (None, {"SLURM_CPUS_PER_TASK": "4"}, "4,4"),
+        (2, {"SLURM_CPUS_PER_TASK": "4"}, "2,2"),
+        (2, {"OMP_NUM_THREADS": "3"}, "3,2"),
+    ],
+)
+def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads, variables, wanted):
+    command = ["bash", "-c", "echo ${OMP_NUM_THREADS:--},${TF_NUM_INTRAOP_THREADS:--}"]
+    script = Slurm().render(replace(job(*command), threads=threads), {})
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', **variables)
+    assert done.returncode == 0
+    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{wanted}\n"
 
 
 @pytest.mark.parametrize(
