@@ -99,6 +99,7 @@ class Slurm:
         components = list(_components(job, options))
         run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
         section = job.section.slurm
+        words = job.words(python=section.python or sys.executable, run_dir=_RUN_DIR)
         ranks = [str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone]
         restarts = " ".join(map(str, range(2, _RESTARTS_ALONE + 2)))
         run = _RUN_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST) if ranks else _RUN
@@ -109,8 +110,8 @@ class Slurm:
             roles=shlex.quote(job.roles),
             run_dir=run_dir,
             task=_TASK.format(threads=job.threads or _CORES, run=run),
-            step=_step(components, survives=bool(ranks)),
-            command=" ".join(map(_quoted, job.words(python=sys.executable, run_dir=_RUN_DIR))),
+            step=_step(components, section.srun, survives=bool(ranks)),
+            command=" ".join(map(_quoted, words)),
             restarts=section.restarts,
             lost=LOST,
         )
@@ -158,15 +159,19 @@ def _components(job: Job, options: Mapping[str, str]) -> Iterator[_Component]:
         if colon and role not in own:
             expected = f"a role of the job ({', '.join(own)}) before the colon"
             raise ConfigError("--sbatch", expected=expected, received=shown(key))
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            expected = "a long option of sbatch and its value, such as partition=gpu"
-            raise ConfigError("--sbatch", expected=expected, received=shown(key))
-        if not value.isprintable():
-            raise ConfigError(f"--sbatch {key}", expected="one line", received=shown(value))
+        _check_option("--sbatch", name, value)
         (own[role] if colon else common)[name] = value
     roles = sorted(job.counts)
     for chosen, group in itertools.groupby(roles, key=own.__getitem__):
         yield _Component(sum(job.counts[role] for role in group), {**common, **chosen})
+
+
+def _check_option(where: str, name: str, value: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        expected = "a long option and its value, such as partition=gpu"
+        raise ConfigError(where, expected=expected, received=shown(name))
+    if not value.isprintable():
+        raise ConfigError(f"{where} {name}", expected="one line", received=shown(value))
 
 
 def _directives(job: Job, components: list[_Component], *, survives: bool) -> Iterator[str]:
@@ -188,9 +193,13 @@ def _directives(job: Job, components: list[_Component], *, survives: bool) -> It
                 yield "#SBATCH --no-kill"  # the tasks on other nodes continue without a lost one
 
 
-def _step(components: list[_Component], *, survives: bool) -> str:
+def _step(components: list[_Component], own: Mapping[str, str | int], *, survives: bool) -> str:
     """Return the srun that starts all tasks."""
-    options = "--kill-on-bad-exit=0 --no-kill --wait=0" if survives else "--kill-on-bad-exit=0"
+    words = ["--kill-on-bad-exit=0", *(["--no-kill", "--wait=0"] if survives else [])]
+    for name, value in own.items():
+        _check_option("engine.slurm.srun", name, str(value))
+        words.append(f"--{name}={shlex.quote(str(value))}" if value != "" else f"--{name}")
+    options = " ".join(words)
     if len(components) == 1:
         # Since Slurm 22.05 a step does not get the cores for each task that the job has asked for.
         return f'srun {options} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "${{task[@]}}"'
@@ -199,8 +208,8 @@ def _step(components: list[_Component], *, survives: bool) -> str:
     parts = []
     for index, component in enumerate(components):
         cores = shlex.quote(component.options.get(_CORES_OPTION, "1"))
-        own = f"--cpus-per-task={cores} env SLURM_CPUS_PER_TASK={cores} " if states_cores else ""
-        parts.append(f'--het-group={index} {options} {own}"${{task[@]}}"')
+        sized = f"--cpus-per-task={cores} env SLURM_CPUS_PER_TASK={cores} " if states_cores else ""
+        parts.append(f'--het-group={index} {options} {sized}"${{task[@]}}"')
     return "srun " + " : ".join(parts)
 
 

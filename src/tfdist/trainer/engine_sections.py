@@ -18,6 +18,17 @@ class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             " for the tasks of that role alone, which makes the job heterogeneous."
         ),
     ] = {}  # msgspec copies it
+    srun: Annotated[
+        dict[str, str | int],
+        Meta(
+            description="Options of the srun that starts the tasks, by their long names, such as"
+            " container-image: my.sqsh where the site has containers."
+        ),
+    ] = {}
+    python: Annotated[
+        str | None,
+        Meta(description="The interpreter of the tasks, such as python3 of a container; that of submit."),
+    ] = None
     setup: Annotated[
         list[str],
         Meta(description="Lines of the script before the tasks start, such as module load cuda."),

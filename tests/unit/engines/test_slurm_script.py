@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import RUN_DIR, Job
+from tfdist.engines.job import PYTHON, RUN_DIR, Job
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
@@ -55,6 +55,17 @@ def test_roles_with_options_of_their_own_are_components_in_the_order_of_ranks():
     assert 'srun --het-group=0 --kill-on-bad-exit=0 "${task[@]}" : --het-group=1 --kill' in script
 
 
+def test_options_of_the_step_and_the_interpreter_of_a_container():
+    one = job(PYTHON, "-m", "tfdist", srun={"container-image": "a b.sqsh", "label": ""}, python="python3")
+    script = Slurm().render(one, {})
+    assert "srun --kill-on-bad-exit=0 --container-image='a b.sqsh' --label " in script
+    assert "\n    python3 -m tfdist)" in script
+    both = Slurm().render(one, {"ps:mem": "1G"})
+    assert both.count("--container-image") == len(re.findall("--het-group", both)) > 1
+    with pytest.raises(ConfigError, match=r"engine\.slurm\.srun: expected a long option"):
+        Slurm().render(job(srun={"-l": ""}), {})
+
+
 def test_a_component_gets_its_own_cores_for_each_task():
     script = Slurm().render(job(), {"worker:cpus-per-task": "8", "mem": "1G"})
     [step] = re.findall(r"^srun .*$", script, re.MULTILINE)
@@ -81,7 +92,7 @@ def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"Gpu": "1"}, "--sbatch: expected a long option of sbatch and its value, such as partition=gpu, received 'Gpu'"),
+        ({"Gpu": "1"}, "--sbatch: expected a long option and its value, such as partition=gpu, received 'Gpu'"),
         ({"boss:mem": "1"}, "--sbatch: expected a role of the job (chief, worker, ps) before the colon, received 'boss:mem'"),
         ({"comment": "a\n#SBATCH --uid=0"}, "--sbatch comment: expected one line, received"),
     ],
@@ -158,9 +169,9 @@ def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path,
 def test_the_configs_of_the_page_are_right(tmp_path):
     page = Path(__file__).parents[3] / "docs" / "engines" / "slurm.md"
     blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         (tmp_path / "x.yaml").write_text(block)
         section = read_config(tmp_path / "x.yaml").config.engine
-        assert section.slurm.sbatch
-        Slurm().render(job(sbatch=section.slurm.sbatch), {})
+        assert section.slurm != SlurmSection()
+        Slurm().render(replace(job(), section=section), {})
