@@ -40,6 +40,10 @@ class Machines:
         self._prefix = f"tfd{os.getpid()}"
         self._processes: list[subprocess.Popen[Any]] = []
 
+    def namespace(self, machine: str) -> str:
+        """Return the name of a machine's network namespace."""
+        return f"{self._prefix}-{machine}"
+
     def start(self, machine: str, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a machine; it is ended with the machines."""
         process = subprocess.Popen(
@@ -69,7 +73,7 @@ class Machines:
 
     def _there(self, machine: str, command: Sequence[str | Path]) -> list[str]:
         # `ip netns exec` would mount another /sys, in which slurmd finds no cgroups.
-        enter = ["unshare", "--mount", "--uts", "nsenter", f"--net=/run/netns/{self._prefix}-{machine}"]
+        enter = ["unshare", "--mount", "--uts", "nsenter", f"--net=/run/netns/{self.namespace(machine)}"]
         return [*enter, "bash", "-c", _RUN_THERE, str(self.hosts), machine, *map(str, command)]
 
     @contextlib.contextmanager
@@ -77,7 +81,7 @@ class Machines:
         hosts = ["127.0.0.1 localhost", f"10.77.0.254 {CONTROLLER}"]
         hosts += [f"10.77.0.{i} {node}" for i, node in enumerate(self.nodes, 1)]
         self.hosts.write_text("\n".join(hosts) + "\n")
-        spaces = [f"{self._prefix}-{name}" for name in (CONTROLLER, *self.nodes)]
+        spaces = [self.namespace(name) for name in (CONTROLLER, *self.nodes)]
         try:
             for space in spaces:
                 _ip("netns", "add", space)

@@ -42,8 +42,12 @@ SlurmdTimeout=15
 KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=2
 JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName={nodes} CPUs=4 RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP
+PartitionName=high Nodes=ALL PriorityTier=2 MaxTime=INFINITE State=UP PreemptMode=OFF
 """
 
 
@@ -62,6 +66,19 @@ class Slurm:
         self.machines = machines
         self.folder = machines.folder
         self.environ = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of a node."""
+        with open(self.folder / f"{node}.log", "a") as log:
+            self.machines.start(node, ["slurmd", "-D"], env=self.environ, stdout=log, stderr=log)
+
+    def kill_node(self, node: str) -> None:
+        """Kill the slurmd of a node, and all that it has started, as a loss of power does."""
+        space = Path(f"/run/netns/{self.machines.namespace(node)}").stat().st_ino
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (folder / "ns" / "net").stat().st_ino == space:
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def run(self, *command: str | Path, timeout: float = 120, **variables: str) -> str:
         """Run a command such as srun; return its standard output."""
@@ -111,9 +128,9 @@ def _start(site: Slurm) -> None:
     with open(folder / "daemons.log", "w") as log:
         daemon = {"env": site.environ, "stdout": log, "stderr": log}
         machines.start(CONTROLLER, ["slurmctld", "-D"], **daemon)
-        for node in machines.nodes:
-            (folder / f"spool.{node}").mkdir()
-            machines.start(node, ["slurmd", "-D"], **daemon)
+    for node in machines.nodes:
+        (folder / f"spool.{node}").mkdir()
+        site.start_node(node)
     deadline = time.monotonic() + SECONDS_TO_START
     while True:
         done = machines.run(CONTROLLER, ["sinfo", "--noheader", "--format=%T %D"], env=site.environ)

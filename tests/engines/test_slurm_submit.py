@@ -152,4 +152,5 @@ def test_a_config_trains_to_the_export_with_the_loss_of_one_machine(tfdist, tmp_
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
     assert report["test_loss"] == local_loss
+    assert "step 10 of 10 (100 %)" in tfdist("status", handle)
     assert (run / "export" / "10" / "saved_model.pb").exists()

@@ -6,15 +6,17 @@ tfdist status slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
+from tfdist.engines.log_files import last_progress
 
 __all__ = ["main"]
 
 
 def main(command: Sequence[str]) -> None:
-    """Print the state, the scheduler's own words for it, and the folder of the run."""
+    """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""
     engine, submission = submission_of(command)
     state, words = engine.state(submission)
-    print(f"{submission.handle}  {state.value} ({words})  {submission.run_dir}")
+    parts = [str(submission.handle), f"{state.value} ({words})", str(submission.run_dir)]
+    print("  ".join(filter(None, [*parts, last_progress(submission)])))
 
 
 if __name__ == "__main__":

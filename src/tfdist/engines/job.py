@@ -48,6 +48,12 @@ class Job:
         return tuple(Task(role, i) for role, count in sorted(self.counts.items()) for i in range(count))
 
     @property
+    def chief_rank(self) -> int:
+        """Return the rank of the task that saves and reports: the chief, or the first worker."""
+        names = [str(task) for task in self.tasks]
+        return next((names.index(name) for name in ("chief:0", "worker:0") if name in names), 0)
+
+    @property
     def roles(self) -> str:
         """Return the counts as TFDIST_ROLES has them."""
         return ",".join(f"{role}={count}" for role, count in sorted(self.counts.items()))

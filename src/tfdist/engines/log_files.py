@@ -5,11 +5,21 @@ For engines whose tasks write to a folder that the user's machine sees too.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from glob import escape
 from pathlib import Path
 
 from tfdist.engines.submission import State, Submission
+from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.report_pipe import Progress, read_reports
 
-__all__ = ["exit_status_path", "lines_of", "log_path", "state_of_exit_status"]
+__all__ = [
+    "exit_status_path",
+    "last_progress",
+    "lines_of",
+    "log_path",
+    "progress_path",
+    "state_of_exit_status",
+]
 
 _SECONDS_BETWEEN_READS = 0.5
 _SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
@@ -23,6 +33,20 @@ def log_path(run_dir: Path, rank: int | str) -> Path:
 def exit_status_path(run_dir: Path) -> Path:
     """Return the file with the exit status of the job."""
     return run_dir / "exit_status"
+
+
+def progress_path(run_dir: Path) -> Path:
+    """Return the file with the chief's last report of progress."""
+    return run_dir / "logs" / "progress.json"
+
+
+def last_progress(submission: Submission) -> str | None:
+    """Return in words how far a training has come; None if its chief has written nothing."""
+    path = progress_path(submission.run_dir)
+    if not path.exists():
+        return None
+    reports = [(0.0, report) for report in read_reports(path.read_bytes()) if isinstance(report, Progress)]
+    return describe_progress(reports) if reports else None
 
 
 def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
@@ -39,24 +63,35 @@ def lines_of(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of a task and a line that it has printed, for each line.
 
+    Where the job is an array, the names begin with the index of one of its jobs: `3/worker:0`.
+
     Args:
         submission: The job.
         tasks: The names of tasks of the job.
         is_over: Whether the job has ended, to continue until then; None for the lines of now.
     """
-    files = {name: log_path(submission.run_dir, submission.tasks.index(name)) for name in tasks}
-    positions = dict.fromkeys(files, 0)
+    positions: dict[Path, int] = {}
     asked_at, ended = float("-inf"), is_over is None
     while True:
         if is_over and not ended and time.monotonic() - asked_at > _SECONDS_BETWEEN_STATES:
             ended, asked_at = is_over(), time.monotonic()
-        for name, path in files.items():
+        for name, path in _files(submission, tasks):
             if path.exists():
-                lines, positions[name] = _read(path, positions[name], ended)
+                lines, positions[path] = _read(path, positions.get(path, 0), ended)
                 yield from ((name, line) for line in lines)
         if ended:
             return
         time.sleep(_SECONDS_BETWEEN_READS)
+
+
+def _files(submission: Submission, tasks: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the file of each task, in the folder of the run and in those of an array's jobs."""
+    run_dir = submission.run_dir
+    folders = {"": run_dir}
+    for folder in sorted(run_dir.parent.glob(f"{escape(run_dir.name)}_*")):
+        folders[f"{folder.name.removeprefix(run_dir.name + '_')}/"] = folder
+    for prefix, folder in folders.items():
+        yield from ((prefix + name, log_path(folder, submission.tasks.index(name))) for name in tasks)
 
 
 def _read(path: Path, position: int, ended: bool) -> tuple[list[str], int]:

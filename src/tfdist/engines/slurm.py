@@ -66,6 +66,7 @@ _TASK = """
         export TF_NUM_INTRAOP_THREADS=${{TF_NUM_INTRAOP_THREADS:-$threads}}
         export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$threads}}
     fi
+    if [ $SLURM_PROCID = {chief} ]; then export TFDIST_PROGRESS_FILE=$0/logs/progress.json; fi
     {run}
 """
 _RUN = 'exec "$@"'
@@ -109,7 +110,7 @@ class Slurm:
             setup="\n".join(section.setup),
             roles=shlex.quote(job.roles),
             run_dir=run_dir,
-            task=_TASK.format(threads=job.threads or _CORES, run=run),
+            task=_TASK.format(threads=job.threads or _CORES, chief=job.chief_rank, run=run),
             step=_step(components, section.srun, survives=bool(ranks)),
             command=" ".join(map(_quoted, words)),
             restarts=section.restarts,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.report_pipe import Progress
 
 __all__ = ["LogTail", "Screen", "last_lines"]
@@ -168,7 +169,7 @@ class Screen:
         if not self._is_new or self._out.is_full or (now - self._shown_at < wait and not at_once):
             return
         self._is_new, self._shown_at = False, now
-        line = _describe_progress(self._reports)
+        line = describe_progress(self._reports)
         if not self._live:
             self.say(line)
             return
@@ -226,34 +227,6 @@ class _Output:
 
 def _colour(text: str, number: int) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
-
-
-def _describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
-    """Return the progress as text.
-
-    >>> _describe_progress([(0.0, Progress(100, 1000)), (10.0, Progress(200, 1000, 5321.7, 0.12345))])
-    'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, 1 min 20 s left'
-    """
-    (began, first), (now, last) = reports[0], reports[-1]
-    of_all = f" of {last.steps:,} ({100 * last.step // last.steps} %)" if last.steps else ""
-    parts = [f"step {last.step:,}{of_all}"]
-    if last.examples_per_second is not None:
-        rate = last.examples_per_second
-        parts.append(f"{rate:,.0f} examples/s" if rate >= 10 else f"{rate:.2g} examples/s")
-    if last.loss is not None:
-        parts.append(f"loss {last.loss:.4g}")
-    if last.steps and last.step > first.step and last.step < last.steps:
-        left = (last.steps - last.step) * (now - began) / (last.step - first.step)
-        parts.append(f"{_duration(left)} left")
-    return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _draw_bar(part: float, encoding: str, width: int = 24) -> str:

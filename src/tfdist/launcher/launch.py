@@ -21,7 +21,7 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.environments import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
-from tfdist.launcher import report_pipe
+from tfdist.launcher import progress_file, report_pipe
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
@@ -116,6 +116,7 @@ def launch(
             own = {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
             if task == cluster.lead:
                 own[report_pipe.VARIABLE] = report_pipe.address(reporter)
+                own |= progress_file.variables()
             environment = task_environment(
                 cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
             )

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tfdist.launcher.progress_file import write_to_file
+
 __all__ = [
     "VARIABLE",
     "Joined",
@@ -60,9 +62,10 @@ def report_progress(
     examples_per_second: float | None = None,
     loss: float | None = None,
 ) -> None:
-    """Tell the launcher how many steps are done; do nothing if no launcher listens to this process.
+    """Tell the launcher or the engine how many steps are done; do nothing if none listens to this process.
 
-    A call takes some microseconds and never waits. If the launcher reads slowly, the report is dropped.
+    A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
+    dropped. An engine's file is written every two seconds at most.
 
     Args:
         step: The number of steps done.
@@ -70,7 +73,9 @@ def report_progress(
         examples_per_second: The speed of the whole cluster.
         loss: The last loss.
     """
-    _report(Progress(step, steps, examples_per_second, loss)._asdict())
+    report = Progress(step, steps, examples_per_second, loss)._asdict()
+    _report(report)
+    write_to_file(report, is_last=step == steps)
 
 
 def report_silent(task: str, seconds: float) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import registry
+from tfdist.engines.log_files import progress_path
 from tfdist.engines.submission import State
 from tfdist.errors import ConfigError
 
@@ -69,6 +70,15 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     )
     cancel.main(["queue://here/7"])
     assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
+
+
+def test_the_status_says_how_far_the_training_has_come(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config))
+    path = progress_path(tmp_path / "runs" / "a-b-7")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"step": 20, "steps": 80, "loss": 0.25}\n')
+    status.main(["queue://here/7"])
+    assert capsys.readouterr().out.endswith("a-b-7  step 20 of 80 (25 %), loss 0.25\n")
 
 
 def test_logs_are_those_of_all_tasks_or_of_one(queue, config, tmp_path, capsys):

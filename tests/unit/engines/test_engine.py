@@ -87,6 +87,15 @@ def test_the_log_of_a_task_is_that_of_its_rank(submitted):
     assert list(lines_of(submitted, ("worker:0",), None)) == wanted[2:]
 
 
+def test_the_jobs_of_an_array_have_folders_of_their_own(submitted):
+    for index in "0", "1":
+        path = log_path(submitted.run_dir.with_name(f"run_{index}"), 1)
+        path.parent.mkdir(parents=True)
+        path.write_text(f"I am {index}\n")
+    wanted = [("0/worker:0", "I am 0"), ("1/worker:0", "I am 1")]
+    assert list(lines_of(submitted, submitted.tasks, None)) == wanted
+
+
 def test_a_line_is_followed_when_it_is_whole(submitted):
     path = log_path(submitted.run_dir, 1)
     path.parent.mkdir(parents=True)

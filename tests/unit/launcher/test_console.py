@@ -17,7 +17,8 @@ import pytest
 from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.console import Screen, _describe_progress, _duration
+from tfdist.launcher.console import Screen
+from tfdist.launcher.progress_text import _duration, describe_progress
 from tfdist.launcher.report_pipe import Progress
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -189,7 +190,7 @@ def test_durations_are_in_units_that_people_read(seconds, said):
     ],
 )
 def test_progress_is_a_sentence(reports, said):
-    assert _describe_progress(reports) == said
+    assert describe_progress(reports) == said
 
 
 def test_a_pipe_that_nobody_reads_any_more_wakes_nobody_up():
