@@ -71,6 +71,15 @@ class Machines:
             check=False,
         )
 
+    def kill(self, machine: str) -> None:
+        """Kill all processes of a machine, as a loss of power does."""
+        namespace = Path("/run/netns", self.namespace(machine)).stat().st_ino
+        for folder in Path("/proc").glob("[0-9]*"):
+            # A process may end meanwhile; that of the container's own init may not be looked at.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if (folder / "ns" / "net").stat().st_ino == namespace:
+                    os.kill(int(folder.name), signal.SIGKILL)
+
     def _there(self, machine: str, command: Sequence[str | Path]) -> list[str]:
         # `ip netns exec` would mount another /sys, in which slurmd finds no cgroups.
         enter = ["unshare", "--mount", "--uts", "nsenter", f"--net=/run/netns/{self.namespace(machine)}"]
@@ -98,8 +107,10 @@ class Machines:
             yield
         finally:
             self._end_processes()
-            for space in spaces:
-                subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+            for machine in (CONTROLLER, *self.nodes):
+                with contextlib.suppress(FileNotFoundError):  # was never made
+                    self.kill(machine)  # what those have started, and have not ended
+                    _ip("netns", "del", self.namespace(machine))
 
     def _end_processes(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import machines as several
 from machines import CONTROLLER, Machines
-
-import proc
 
 __all__ = ["Slurm", "slurm_site", "why_no_slurm"]
 
@@ -72,14 +69,6 @@ class Slurm:
         with open(self.folder / f"{node}.log", "a") as log:
             self.machines.start(node, ["slurmd", "-D"], env=self.environ, stdout=log, stderr=log)
 
-    def kill_node(self, node: str) -> None:
-        """Kill the slurmd of a node, and all that it has started, as a loss of power does."""
-        space = Path(f"/run/netns/{self.machines.namespace(node)}").stat().st_ino
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if (folder / "ns" / "net").stat().st_ino == space:
-                    os.kill(int(folder.name), signal.SIGKILL)
-
     def run(self, *command: str | Path, timeout: float = 120, **variables: str) -> str:
         """Run a command such as srun; return its standard output."""
         done = self.machines.run(CONTROLLER, command, timeout=timeout, env={**self.environ, **variables})
@@ -97,19 +86,8 @@ def slurm_site(variables: Mapping[str, str] | None = None) -> Iterator[Slurm]:
     ):
         site = Slurm(machines)
         site.environ.update(variables or {})
-        try:
-            _start(site)
-            yield site
-        finally:
-            _end_jobs(site)
-
-
-def _end_jobs(site: Slurm) -> None:
-    """Kill the processes of jobs that a failed test left; slurmd does not end them with itself."""
-    for process in proc.with_variable("SLURM_CONF", site.environ["SLURM_CONF"]):
-        if process.environ.get("SLURM_JOB_ID"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        _start(site)
+        yield site
 
 
 def _start(site: Slurm) -> None:

@@ -96,7 +96,7 @@ def test_a_preempted_job_loses_no_step(job, loss):
 def test_a_node_that_dies_costs_the_steps_after_the_last_checkpoint(job, loss):
     job.submit(f"--set=train.steps={STEPS}")
     job.wait_for(lambda: job.has_checkpoint(50))
-    job.slurm.kill_node("node3")
+    job.slurm.machines.kill("node3")
     job.wait_for(lambda: job.restarts() != "0")
     job.slurm.start_node("node3")
     job.wait_for(lambda: job.state() == "succeeded")
