@@ -90,6 +90,7 @@ def _job_of(
         threads=settings.config.launch.threads,
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
+        is_single=not cluster,
     )
 
 
@@ -133,7 +134,7 @@ def define_flags(flags: Any) -> None:
         "For slurm: an option of sbatch, e.g. partition=gpu, or for one role worker:partition=gpu;"
         " can be repeated.",
     )
-    flags.DEFINE_multi_string("option", [], "For engines of plug-ins: an option NAME=VALUE; can be repeated.")
+    flags.DEFINE_multi_string("option", [], "An option of the engine, NAME=VALUE; can be repeated.")
 
 
 def _counted(tasks: Sequence[Any]) -> dict[str, int]:

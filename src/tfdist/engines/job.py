@@ -1,6 +1,7 @@
 """Describe a job: the command that is every task of a cluster, and the number of tasks of each role."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,12 +9,14 @@ from tfdist.cluster.config import Task
 from tfdist.engines.submission import Handle, Submission
 from tfdist.trainer.engine_sections import EngineSection
 
-__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "Job"]
+__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command"]
 
 # Words of a command that depend on where and when it runs.
 PYTHON = "{python}"  # the interpreter
 CONFIG = "{config}"  # the config file
 RUN_DIR = "{run_dir}"  # the folder of the run
+
+SHELL_RUN_DIR = '"$run_dir"'  # the folder of the run, as words of a shell script have it
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Job:
         threads: The number of threads of each task that the config asks for; None for one per core.
         section: The `engine:` section of the config.
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
+        is_single: Whether it is one process without a cluster; then it counts as one worker.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Job:
     threads: int | None = None
     section: EngineSection = field(default_factory=EngineSection)
     alone: tuple[str, ...] = ()
+    is_single: bool = False
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -76,3 +81,8 @@ class Job:
     def run_dir(self, number: str) -> Path:
         """Return the folder of the run with a number, which may be a variable of a shell."""
         return self.folder / f"{self.name}-{number}"
+
+
+def shell_command(words: Iterable[str]) -> str:
+    """Return words for a shell script whose variable run_dir is the folder of the run."""
+    return " ".join(word if word == SHELL_RUN_DIR else shlex.quote(word) for word in words)

@@ -19,6 +19,7 @@ __all__ = [
     "log_path",
     "progress_path",
     "state_of_exit_status",
+    "task_log_path",
 ]
 
 _SECONDS_BETWEEN_READS = 0.5
@@ -28,6 +29,11 @@ _SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
 def log_path(run_dir: Path, rank: int | str) -> Path:
     """Return the file with the output of the task of a rank, which may be a variable of a shell."""
     return run_dir / "logs" / f"rank-{rank}.log"
+
+
+def task_log_path(run_dir: Path, task: str) -> Path:
+    """Return the file with the output of a task that the launcher has started."""
+    return run_dir / "logs" / f"{task.replace(':', '-')}.log"
 
 
 def exit_status_path(run_dir: Path) -> Path:
@@ -59,7 +65,10 @@ def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
 
 
 def lines_of(
-    submission: Submission, tasks: Sequence[str], is_over: Callable[[], bool] | None
+    submission: Submission,
+    tasks: Sequence[str],
+    is_over: Callable[[], bool] | None,
+    path_of: Callable[[Path, str], Path] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of a task and a line that it has printed, for each line.
 
@@ -69,13 +78,14 @@ def lines_of(
         submission: The job.
         tasks: The names of tasks of the job.
         is_over: Whether the job has ended, to continue until then; None for the lines of now.
+        path_of: The file of a task in the folder of a run; None for that of its rank.
     """
     positions: dict[Path, int] = {}
     asked_at, ended = float("-inf"), is_over is None
     while True:
         if is_over and not ended and time.monotonic() - asked_at > _SECONDS_BETWEEN_STATES:
             ended, asked_at = is_over(), time.monotonic()
-        for name, path in _files(submission, tasks):
+        for name, path in _files(submission, tasks, path_of):
             if path.exists():
                 lines, positions[path] = _read(path, positions.get(path, 0), ended)
                 yield from ((name, line) for line in lines)
@@ -84,14 +94,18 @@ def lines_of(
         time.sleep(_SECONDS_BETWEEN_READS)
 
 
-def _files(submission: Submission, tasks: Sequence[str]) -> Iterator[tuple[str, Path]]:
+def _files(
+    submission: Submission, tasks: Sequence[str], path_of: Callable[[Path, str], Path] | None
+) -> Iterator[tuple[str, Path]]:
     """Yield the name and the file of each task, in the folder of the run and in those of an array's jobs."""
     run_dir = submission.run_dir
     folders = {"": run_dir}
     for folder in sorted(run_dir.parent.glob(f"{escape(run_dir.name)}_*")):
         folders[f"{folder.name.removeprefix(run_dir.name + '_')}/"] = folder
     for prefix, folder in folders.items():
-        yield from ((prefix + name, log_path(folder, submission.tasks.index(name))) for name in tasks)
+        for name in tasks:
+            path = path_of(folder, name) if path_of else log_path(folder, submission.tasks.index(name))
+            yield prefix + name, path
 
 
 def _read(path: Path, position: int, ended: bool) -> tuple[list[str], int]:

@@ -10,7 +10,7 @@ from tfdist._utils.files import write_json
 from tfdist.engines.submission import Handle, Submission
 from tfdist.errors import ConfigError
 
-__all__ = ["find_submission", "record", "submissions"]
+__all__ = ["find_submission", "record", "state_folder", "submissions"]
 
 
 def record(submission: Submission) -> None:
@@ -40,6 +40,12 @@ def submissions() -> Iterator[Submission]:
     yield from sorted(records, key=lambda one: (one.at, one.handle), reverse=True)
 
 
+def state_folder() -> Path:
+    """Return the folder in which tfdist keeps what it knows of this user's jobs."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "tfdist"
+
+
 def _read(path: Path) -> Submission:
     values = json.loads(path.read_text())
     values["handle"] = Handle.parse(values["handle"])
@@ -53,5 +59,4 @@ def _path(handle: Handle) -> Path:
 
 
 def _folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "tfdist" / "submitted"
+    return state_folder() / "submitted"

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from tfdist.engines.engine import Engine
+from tfdist.engines.local import Local
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError, did_you_mean
 
 __all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
 
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
-_ENGINES: dict[str, Callable[[], Engine]] = {"slurm": Slurm}
+_ENGINES: dict[str, Callable[[], Engine]] = {"local": Local, "slurm": Slurm}
 
 
 def engine_names() -> list[str]:

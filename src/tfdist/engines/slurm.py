@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.engines.job import Job
+from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.log_files import lines_of, state_of_exit_status
 from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
@@ -22,7 +22,6 @@ __all__ = ["Slurm"]
 
 _CORES_OPTION = "cpus-per-task"
 _CORES = "${SLURM_CPUS_PER_TASK:-}"
-_RUN_DIR = '"$run_dir"'  # as words of the script have it
 _SECONDS = 60.0  # for an answer of Slurm's controller
 _STATES = {
     "PENDING": State.PENDING,
@@ -100,7 +99,7 @@ class Slurm:
         components = list(_components(job, options))
         run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
         section = job.section.slurm
-        words = job.words(python=section.python or sys.executable, run_dir=_RUN_DIR)
+        words = job.words(python=section.python or sys.executable, run_dir=SHELL_RUN_DIR)
         ranks = [str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone]
         restarts = " ".join(map(str, range(2, _RESTARTS_ALONE + 2)))
         run = _RUN_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST) if ranks else _RUN
@@ -112,7 +111,7 @@ class Slurm:
             run_dir=run_dir,
             task=_TASK.format(threads=job.threads or _CORES, chief=job.chief_rank, run=run),
             step=_step(components, section.srun, survives=bool(ranks)),
-            command=" ".join(map(_quoted, words)),
+            command=shell_command(words),
             restarts=section.restarts,
             lost=LOST,
         )
@@ -212,10 +211,6 @@ def _step(components: list[_Component], own: Mapping[str, str | int], *, survive
         sized = f"--cpus-per-task={cores} env SLURM_CPUS_PER_TASK={cores} " if states_cores else ""
         parts.append(f'--het-group={index} {options} {sized}"${{task[@]}}"')
     return "srun " + " : ".join(parts)
-
-
-def _quoted(word: str) -> str:
-    return word if word == _RUN_DIR else shlex.quote(word)
 
 
 def _cluster_name() -> str:

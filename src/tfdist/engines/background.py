@@ -1,0 +1,186 @@
+"""Run a job's script in the background of this machine, detached from the terminal, and look after it.
+
+The script holds a lock for as long as it runs, so that a process that later gets its number is not taken
+for it.
+"""
+
+import fcntl
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import quote
+
+from tfdist._utils.files import storage_errors
+from tfdist.engines.job import Job
+from tfdist.engines.log_files import lines_of, state_of_exit_status, task_log_path
+from tfdist.engines.records import state_folder
+from tfdist.engines.submission import Handle, State, Submission
+from tfdist.errors import ConfigError
+from tfdist.launcher.console import last_lines
+
+__all__ = ["cancel", "lines", "script", "state", "submit"]
+
+_SCRIPT = """\
+#!/bin/bash
+# Made by: {made_by}
+# Run it with: bash FILE
+number=${{1:-$(date +%Y%m%d-%H%M%S)}}
+run_dir={run_dir}
+mkdir -p "$run_dir/logs" && cd {folder} || exit
+trap : HUP INT TERM  # they are for the command; this shell waits for its exit status
+{command} >> {log} 2>&1{text}
+status=$?
+echo $status > "$run_dir/exit_status.new"
+mv "$run_dir/exit_status.new" "$run_dir/exit_status"
+exit $status
+"""
+_LINES_TO_SEARCH = 200
+_MESSAGE = "tfdist: "
+
+
+def script(job: Job, command: str, *, text: str | None = None) -> str:
+    """Return the script that runs a command in the foreground.
+
+    Args:
+        job: The job.
+        command: The words of the command, quoted for a shell whose variable run_dir is the run's folder.
+        text: What the command reads from its standard input, if it reads any.
+    """
+    return _SCRIPT.format(
+        made_by=" ".join(job.made_by.splitlines()),
+        run_dir=f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number",
+        folder=shlex.quote(str(Path.cwd())),
+        command=command,
+        log=f'"$run_dir/logs/{_log(job.is_single).name}"',
+        text="" if text is None else f" << 'END OF PLAN'\n{text}\nEND OF PLAN",
+    )
+
+
+def submit(engine: str, job: Job, script: str) -> Submission:
+    """Start a script in a session of its own."""
+    handle, lock = _claim(engine, job)
+    run_dir = job.run_dir(handle.number)
+    with storage_errors(run_dir), lock:
+        path = run_dir / "job.sh"
+        # It may contain a config that only this user may read.
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+            file.write(script)
+        (run_dir / "logs").mkdir()
+        with (run_dir / _log(job.is_single)).open("ab") as output:
+            process = subprocess.Popen(
+                ["bash", path, handle.number],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+        lock.write(f"{process.pid}\n")
+    return job.submission(handle)
+
+
+def state(submission: Submission) -> tuple[State, str]:
+    """Return the state of a job, with the last message of a failed one."""
+    is_running = _pid(submission) is not None
+    ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
+    if ended is None and is_running:
+        return State.RUNNING, f"on {submission.handle.place}"
+    if ended == (State.SUCCEEDED, "exit status 0"):
+        return ended
+    if _cancelled(submission).exists():
+        return State.CANCELLED, ended[1] if ended else "killed"
+    if ended is None:
+        return State.FAILED, "killed, or this machine was started again"
+    return State.FAILED, ": ".join(filter(None, [ended[1], _last_message(submission)]))
+
+
+def lines(submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name of a task and a line that it has printed, for each line."""
+    is_over = (lambda: state(submission)[0].is_final) if follow else None
+    return lines_of(submission, tasks, is_over, task_log_path)
+
+
+def cancel(submission: Submission) -> None:
+    """Send SIGTERM to a job; the second time, its tasks are killed at once."""
+    pid = _pid(submission)
+    if pid is None:
+        return
+    with storage_errors(submission.run_dir):
+        _cancelled(submission).touch()
+    os.killpg(pid, signal.SIGTERM)
+
+
+def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
+    """Return a handle that no other job has, and its locked file; make the folder of the run."""
+    stamp, place = time.strftime("%Y%m%d-%H%M%S"), socket.gethostname()
+    more = 1
+    while True:
+        handle = Handle(engine, place, stamp if more == 1 else f"{stamp}-{more}")
+        path, run_dir = _lock_path(handle), job.run_dir(handle.number)
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(job.folder):
+            job.folder.mkdir(parents=True, exist_ok=True)
+        if _is_made(path.touch) and _is_made(run_dir.mkdir):
+            lock = path.open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return handle, lock
+        more += 1
+
+
+def _is_made(make: Callable[..., None]) -> bool:
+    """Return whether a new file or folder was made; False if there was one already."""
+    try:
+        make(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _pid(submission: Submission) -> int | None:
+    """Return the process of a job, which leads a group; None if the job has ended.
+
+    Raises:
+        ConfigError: The job is on another machine.
+    """
+    if submission.handle.place != socket.gethostname():
+        problem = f"was submitted on {submission.handle.place}"
+        raise ConfigError(str(submission.handle), problem, remedy="Type this there")
+    try:
+        with _lock_path(submission.handle).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return int(_lock_path(submission.handle).read_text() or 0) or None
+
+
+def _last_message(submission: Submission) -> str:
+    for is_single in (True, False):
+        path = submission.run_dir / _log(is_single)
+        if path.exists():
+            lines = last_lines(path, 0, _LINES_TO_SEARCH)
+            for line in reversed(lines):
+                if line.startswith(_MESSAGE):
+                    return line.removeprefix(_MESSAGE)
+    return ""
+
+
+def _log(is_single: bool) -> Path:
+    """Return the log of the command: that of the only task, or of what starts the tasks."""
+    return Path("logs", "worker-0.log" if is_single else "launcher.log")
+
+
+def _cancelled(submission: Submission) -> Path:
+    return submission.run_dir / "cancelled"
+
+
+def _lock_path(handle: Handle) -> Path:
+    return state_folder() / "running" / quote(str(handle), safe="")

@@ -1,0 +1,56 @@
+"""Run a cluster on this machine in the background: `tfdist train` or `tfdist launch`, detached."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfdist.engines import background
+from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.submission import State, Submission
+from tfdist.errors import ConfigError, did_you_mean
+
+__all__ = ["Local"]
+
+_OPTIONS = ("restarts", "threads", "pin", "network_isolation")  # of `launch:`, and flags of `tfdist launch`
+
+
+class Local:
+    """The launcher of this machine, without a terminal."""
+
+    name = "local"
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the script that runs the job in the foreground."""
+        return background.script(job, shell_command(_command(job, options)))
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Start the script in a session of its own."""
+        return background.submit(self.name, job, self.render(job, options))
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job, with the last message of a failed one."""
+        return background.state(submission)
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the files in the run's folder."""
+        return background.lines(submission, tasks, follow)
+
+    def cancel(self, submission: Submission) -> None:
+        """Send SIGTERM to the launcher, which gives its tasks 30 seconds; the second time, kill them."""
+        background.cancel(submission)
+
+
+def _command(job: Job, options: Mapping[str, str]) -> Iterator[str]:
+    for name in options:
+        if name not in _OPTIONS:
+            raise ConfigError("--option", f"there is no {name}", remedy=did_you_mean(name, _OPTIONS))
+    words = job.words(python=sys.executable, run_dir=SHELL_RUN_DIR)
+    if job.config is not None:
+        yield from words
+        yield from (f"--set=launch.{name}={value or 'true'}" for name, value in options.items())
+        return
+    yield from (sys.executable, "-m", "tfdist", "launch", "--run_dir", SHELL_RUN_DIR)
+    yield f"--workers={job.counts.get('worker', 0)}"
+    yield f"--ps={job.counts.get('ps', 0)}"
+    yield from (f"--alone={role}" for role in job.alone)
+    yield from (f"--{name}={value}" if value else f"--{name}" for name, value in options.items())
+    yield from ("--", *words)

@@ -1,0 +1,125 @@
+"""`tfdist submit local`: the launcher in the background, and what is known of it by its handle."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.local import Local
+from tfdist.engines.records import find_submission
+from tfdist.engines.submission import Handle, State
+from tfdist.errors import ConfigError
+
+SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def tfdist(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", *words], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def submit(*command, options=()):
+    """Submit a command as two workers, and return the record."""
+    handle = tfdist("submit", "local", "--option=network_isolation=never", *options, "--", *command)
+    return find_submission(Handle.parse(handle))
+
+
+def until(wanted, submission):
+    deadline = time.monotonic() + SECONDS
+    while (state := Local().state(submission))[0] is not wanted:
+        assert time.monotonic() < deadline, (state, (submission.run_dir / "logs/launcher.log").read_text())
+        time.sleep(0.05)
+    return state[1]
+
+
+def started(submission):
+    """Wait until both workers run, and return the process that leads the job's session."""
+    logs = [submission.run_dir / "logs" / f"worker-{i}.log" for i in range(2)]
+    deadline = time.monotonic() + SECONDS
+    while not all(log.exists() and log.read_text() for log in logs):
+        assert time.monotonic() < deadline, Local().state(submission)
+        time.sleep(0.05)
+    [lock] = Path(os.environ["XDG_STATE_HOME"], "tfdist", "running").glob("*")
+    return int(lock.read_text())
+
+
+def test_a_command_is_every_task_in_the_background():
+    submission = submit("sh", "-c", "echo $TF_CONFIG")
+    assert submission.handle.place == socket.gethostname()
+    lines = list(Local().logs(submission, submission.tasks, True))
+    assert [name for name, _ in lines] == ["worker:0", "worker:1"]
+    assert all('"type": "worker"' in line for _, line in lines)
+    assert until(State.SUCCEEDED, submission) == "exit status 0"
+    assert submission.run_dir.name == f"sh-{submission.handle.number}"
+
+
+def test_a_job_that_fails_tells_its_last_message():
+    submission = submit("sh", "-c", "exit 3")
+    words = until(State.FAILED, submission)
+    assert words.startswith("exit status 1: worker:")
+    assert "exited with 3" in words
+
+
+def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
+    submission = submit(
+        "bash", "-c", "trap 'echo saved; exit 138' TERM; echo up; while true; do sleep 0.1; done"
+    )
+    started(submission)
+    assert Local().state(submission)[0] is State.RUNNING
+    tfdist("cancel", str(submission.handle))
+    assert until(State.CANCELLED, submission) == "exit status 138"
+    assert (submission.run_dir / "logs" / "worker-1.log").read_text().endswith("saved\n")
+    tfdist("cancel", str(submission.handle))  # there is nothing to end
+
+
+def test_a_job_whose_processes_are_killed_has_failed():
+    submission = submit("sh", "-c", "echo up; exec sleep 600")
+    os.killpg(started(submission), signal.SIGKILL)
+    assert until(State.FAILED, submission) == "killed, or this machine was started again"
+
+
+def test_a_job_of_another_machine_is_named(tmp_path):
+    submission = submit("true")
+    until(State.SUCCEEDED, submission)
+    elsewhere = type(submission)(**{**vars(submission), "handle": Handle("local", "elsewhere", "1")})
+    with pytest.raises(ConfigError, match="local://elsewhere/1: was submitted on elsewhere. Type this there"):
+        Local().state(elsewhere)
+
+
+def job(*command, **changes):
+    values = {"counts": {"chief": 1, "worker": 2, "ps": 1}, "folder": Path("/my runs"), "made_by": "x\nrm /"}
+    return Job(name="x", command=command, **{**values, **changes})
+
+
+def test_options_are_those_of_the_launcher(tmp_path):
+    script = Local().render(job("a b", alone=("worker",)), {"restarts": "2", "pin": ""})
+    assert "--workers=2 --ps=1 --alone=worker --restarts=2 --pin -- 'a b' >> " in script
+    assert "\nrm /" not in script
+    train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
+    script = Local().render(job(*train, config=Path("/c.yaml")), {"restarts": "2", "pin": ""})
+    assert (
+        f'{sys.executable} -m tfdist.train --config /c.yaml --run_dir "$run_dir" '
+        "--set=launch.restarts=2 --set=launch.pin=true >> " in script
+    )
+    with pytest.raises(ConfigError, match="--option: there is no restart. Did you mean 'restarts'?"):
+        Local().render(job("true"), {"restart": "1"})
+
+
+def test_one_process_prints_to_the_log_of_its_task():
+    assert '"$run_dir/logs/worker-0.log"' in Local().render(job("true", is_single=True), {})
+    assert '"$run_dir/logs/launcher.log"' in Local().render(job("true"), {})
