@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from slurm_site import slurm_site, why_no_slurm
+from ssh_site import ssh_site, why_no_ssh
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,15 @@ def slurm():
     if reason := why_no_slurm():
         pytest.skip(reason)
     with slurm_site() as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+def ssh():
+    """Return three machines that a user of a fourth logs in to."""
+    if reason := why_no_ssh():
+        pytest.skip(reason)
+    with ssh_site() as site:
         yield site
 
 

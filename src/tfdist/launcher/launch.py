@@ -2,12 +2,9 @@
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +23,7 @@ from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
+from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
 __all__ = ["SECRET", "NetworkIsolation", "launch"]
 
@@ -36,13 +34,6 @@ _TASK = "TFDIST_TASK"
 
 _log = logging.getLogger("tfdist")
 
-# Runs with the standard library first on the path, and this package's folder last.
-_SUPERVISOR_PROGRAM = """
-import sys
-sys.path.append(sys.argv[1])
-from supervisor.supervisor import main
-main(int(sys.argv[2]), int(sys.argv[3]))
-"""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # and those that stop a task
 
 
@@ -63,6 +54,7 @@ def launch(
     alone: Collection[str] = ("evaluator",),
     heartbeat_timeout: float | None = None,
     loads_once: bool = False,
+    elsewhere: bool = False,
     stream: TextIO | None = None,
 ) -> LaunchReport:
     """Run the same command as every task of a cluster on this machine, and wait until all tasks have ended.
@@ -93,6 +85,7 @@ def launch(
         heartbeat_timeout: The seconds that a task may be stopped until it is killed, and so lost; None for
             no limit.
         loads_once: Whether the command calls `fork_tasks`, which loads a module once for all tasks.
+        elsewhere: Whether the command takes each task to another machine, whose addresses the cluster has.
         stream: Where to show what happens; None for the standard output.
 
     Raises:
@@ -101,6 +94,8 @@ def launch(
         LaunchError: if a task failed, or a signal stopped the job.
     """
     _check(cluster, command, restarts, alone)
+    if not elsewhere:
+        _check_hosts(cluster)
     cores = own_cores() if cores is None else cores
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
     mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
@@ -124,7 +119,7 @@ def launch(
             task_plan = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
             tasks.append({**task_plan, "alone": task.type in alone})
         plan = {
-            "command": [_as_latin1(word) for word in command],
+            "command": [as_latin1(word) for word in command],
             "tasks": tasks,
             "lead": str(cluster.lead),
             "scratch": scratch,
@@ -136,10 +131,12 @@ def launch(
             "loads_once": loads_once,
             "lost": LOST,
         }
-        control = stack.enter_context(_supervisor(plan, [reporter, *(log.fd for log in logs.values())]))
+        descriptors = [reporter, *(log.fd for log in logs.values())]
+        control = stack.enter_context(started_supervisor(plan, descriptors))
         job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))
-        job.say(f"{describe_shares(shares, cores)}; logs: {run_dir / 'logs'}")
-        if network_isolation == "never":
+        where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
+        job.say(f"{where}; logs: {run_dir / 'logs'}")
+        if network_isolation == "never" and not elsewhere:
             job.warn_of_exposure("network_isolation is 'never'")
         with _signals_to(job.stop):
             return job.follow()
@@ -151,7 +148,7 @@ def _task_plan(
     """Return what the supervisor must know about a task."""
     return {
         "name": str(cluster.task),
-        "env": {_as_latin1(name): _as_latin1(value) for name, value in environment.items()},
+        "env": {as_latin1(name): as_latin1(value) for name, value in environment.items()},
         "mark": f"{_TASK}={environment[_TASK]}",
         "cores": share.pinned,
         "log": log.fd,
@@ -181,6 +178,9 @@ def _check(
         if role == cluster.lead.type:
             problem = f"{cluster.lead} leads the others, which cannot continue without it"
             raise ConfigError("alone", problem, remedy=f"Leave {role} out")
+
+
+def _check_hosts(cluster: ClusterConfig) -> None:
     for task in cluster.tasks():
         host = split_address(cluster.address(task))[0]
         if host not in ("localhost", "::1") and not host.startswith("127."):
@@ -238,30 +238,6 @@ def _pipe() -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _supervisor(plan: Mapping[str, Any], descriptors: Sequence[int]) -> Iterator[socket.socket]:
-    """Start the supervisor with a plan, and yield the socket to it; after the block it ends all tasks."""
-    control, its_end = socket.socketpair()
-    with control:
-        with its_end:
-            arguments = Path(__file__).parent, its_end.fileno(), os.getpid()
-            process = subprocess.Popen(
-                # -I -S: the user's variables and site-packages do not affect it.
-                [sys.executable, "-I", "-S", "-c", _SUPERVISOR_PROGRAM, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[its_end.fileno(), *descriptors],
-                start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
-            )
-        try:
-            with contextlib.suppress(ConnectionError):  # it was killed, which Job.follow reports
-                control.sendall(json.dumps(plan).encode() + b"\n")
-            yield control
-        finally:
-            control.close()
-            process.wait()
-
-
-@contextlib.contextmanager
 def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install a handler for the signals that stop a job, in the main thread; ignored signals stay ignored."""
     if threading.current_thread() is not threading.main_thread():
@@ -276,8 +252,3 @@ def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     finally:
         for number, old in replaced.items():
             signal.signal(number, old)
-
-
-def _as_latin1(word: str | os.PathLike[str]) -> str:
-    """Return a text in which each character represents one byte, as the supervisor expects it."""
-    return os.fsencode(word).decode("latin-1")

@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -54,6 +54,7 @@ class Cores:
 def share_cores(
     cluster: ClusterConfig,
     *,
+    here: Collection[Task] | None = None,
     cores: Sequence[int] | None = None,
     gpus: Sequence[str] | None = None,
     threads: int | None = None,
@@ -68,6 +69,7 @@ def share_cores(
 
     Args:
         cluster: The cluster.
+        here: The tasks that are on this machine; None for all.
         cores: The numbers of the cores; None for those that this process may use.
         gpus: The GPUs, as CUDA names them; None for those that this process may use.
         threads: The threads of each task, in place of an equal part.
@@ -77,14 +79,15 @@ def share_cores(
         raise ConfigError("pin", "only Linux binds a process to cores", remedy="Leave it out")
     cores = own_cores() if cores is None else cores
     gpus = own_gpus() if gpus is None else gpus
-    computing = cluster.computing_tasks()
+    here = cluster.tasks() if here is None else here
+    computing = [task for task in cluster.computing_tasks() if task in here]
     part = max(1, len(cores) // max(1, len(computing)))
     width = threads or part
     # An operation that waits for another task occupies one of these threads. With only as many threads as
     # cores, the tasks of a small machine may wait for each other without end. Waiting takes no core, so more
     # are allowed.
     waiting = max(_MIN_INTEROP_THREADS, width)
-    shares = {task: Cores(width, waiting, gpus=() if gpus else None) for task in cluster.tasks()}
+    shares = {task: Cores(width, waiting, gpus=() if gpus else None) for task in here}
     for index, task in enumerate(computing):
         if pin:
             shares[task] = replace(shares[task], pinned=_part(cores, index, part))

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["EngineSection", "SlurmSection"]
+__all__ = ["EngineSection", "SlurmSection", "SshSection"]
 
 
 class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,37 @@ class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {name: str(value) for name, value in self.sbatch.items()}
 
 
+class SshSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Configure the hosts of `tfdist submit ssh`."""
+
+    hosts: Annotated[
+        list[str] | dict[str, list[str]],
+        Meta(
+            description="The hosts, as ssh names them, to which the tasks are dealt in turn; or those of each"
+            " role, such as ps: [node1]. A host that is named twice gets twice as many tasks."
+        ),
+    ] = []  # msgspec copies it
+    python: Annotated[
+        str | None,
+        Meta(description="The interpreter on the hosts; by default, the path of the one that submits."),
+    ] = None
+    folder: Annotated[
+        str | None,
+        Meta(description="The folder on the hosts in which tasks start; by default, the one of here."),
+    ] = None
+    options: Annotated[
+        dict[str, str | int],
+        Meta(description="Options of ssh by the names of ssh_config, such as Port: 2022."),
+    ] = {}
+    setup: Annotated[
+        list[str],
+        Meta(description="Lines for the shell of each host before a task starts. They are no secret there."),
+    ] = []
+    restarts: Annotated[int, Meta(ge=0, description="How often, in all, lost tasks are started again.")] = 3
+
+
 class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configure the engines that run the job on other machines."""
 
     slurm: SlurmSection = SlurmSection()
+    ssh: SshSection = SshSection()

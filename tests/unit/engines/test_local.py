@@ -97,7 +97,9 @@ def test_a_job_of_another_machine_is_named(tmp_path):
     submission = submit("true")
     until(State.SUCCEEDED, submission)
     elsewhere = type(submission)(**{**vars(submission), "handle": Handle("local", "elsewhere", "1")})
-    with pytest.raises(ConfigError, match="local://elsewhere/1: was submitted on elsewhere. Type this there"):
+    with pytest.raises(
+        ConfigError, match=r"local://elsewhere/1: was submitted on elsewhere\. Type this there"
+    ):
         Local().state(elsewhere)
 
 
@@ -116,7 +118,7 @@ def test_options_are_those_of_the_launcher(tmp_path):
         f'{sys.executable} -m tfdist.train --config /c.yaml --run_dir "$run_dir" '
         "--set=launch.restarts=2 --set=launch.pin=true >> " in script
     )
-    with pytest.raises(ConfigError, match="--option: there is no restart. Did you mean 'restarts'?"):
+    with pytest.raises(ConfigError, match=r"--option: there is no restart\. Did you mean 'restarts'"):
         Local().render(job("true"), {"restart": "1"})
 
 

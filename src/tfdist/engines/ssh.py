@@ -1,0 +1,165 @@
+"""Run a cluster on hosts that one can log in to with ssh.
+
+A client in the background of this machine is the launcher; each of its tasks is a connection to a host, on
+which a supervisor runs the task for as long as the connection lasts.
+"""
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tfdist.engines import background
+from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.ssh_check import check_hosts
+from tfdist.engines.ssh_plan import Plan
+from tfdist.engines.submission import State, Submission
+from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.trainer.engine_sections import SshSection
+
+__all__ = ["Ssh", "plan_of"]
+
+_OWN = ("hosts", "python", "folder", "setup", "restarts")
+_OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
+_DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
+_SECONDS = 20.0  # for ssh to read its files
+
+
+class Ssh:
+    """OpenSSH's client."""
+
+    name = "ssh"
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the script that runs the client in the foreground, with its plan."""
+        return _script(job, plan_of(job, options))
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Check all hosts, and start the script in a session of its own."""
+        plan = plan_of(job, options)
+        if problems := check_hosts(plan).problems:
+            *others, last = problems
+            for problem in others:
+                print(f"tfdist: {problem}", file=sys.stderr)
+            raise last
+        return background.submit(self.name, job, _script(job, plan))
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job, with the last message of a failed one."""
+        return background.state(submission)
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the files in the run's folder of this machine."""
+        return background.lines(submission, tasks, follow)
+
+    def cancel(self, submission: Submission) -> None:
+        """Send SIGTERM to the client, which passes it on to all tasks; the second time, kill them."""
+        background.cancel(submission)
+
+
+def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
+    """Return the plan of a job.
+
+    Raises:
+        ConfigError: An option is wrong, or ssh refuses it.
+    """
+    section = _section(job, options)
+    tasks = dict(_deal(job, section))
+    ssh_options = [f"-o{name}={value}" for name, value in section.options.items()]
+    ssh = ["ssh", *_OURS, *ssh_options, *_DEFAULTS]
+    folder = Path(section.folder or Path.cwd())
+    # The folder of runs is in the folder there where it is so here.
+    here = job.folder.relative_to(Path.cwd()) if job.folder.is_relative_to(Path.cwd()) else job.folder
+    return Plan(
+        tasks=tasks,
+        addresses={host: _address(host, ssh) for host in dict.fromkeys(tasks.values())},
+        ssh=ssh,
+        python=section.python or sys.executable,
+        folder=str(folder),
+        runs=str(folder / here),
+        setup=section.setup,
+        command=list(job.command),
+        config_name=job.config.name if job.config else "config.yaml",
+        config=job.config.read_text() if job.config else None,
+        alone=list(job.alone),
+        restarts=section.restarts,
+        is_single=job.is_single,
+    )
+
+
+def _script(job: Job, plan: Plan) -> str:
+    client = shell_command([sys.executable, "-m", "tfdist.engines.ssh_client", SHELL_RUN_DIR])
+    return background.script(job, client, text=plan.as_text())
+
+
+def _section(job: Job, options: Mapping[str, str]) -> SshSection:
+    """Return the section of the config with the options of the command line in it."""
+    section = job.section.ssh
+    hosts = section.hosts
+    own: dict[str, object] = {}
+    passed: dict[str, str | int] = dict(section.options)
+    for name, value in options.items():
+        role, colon, word = name.rpartition(":")
+        if word == "hosts":
+            names = [host for host in value.split(",") if host]
+            of_roles = dict(hosts) if isinstance(hosts, dict) else {}
+            hosts = {**of_roles, role: names} if colon else names
+        elif name == "setup":
+            own[name] = [*section.setup, value]
+        elif name == "restarts" and value.isdecimal():
+            own[name] = int(value)
+        elif name in ("python", "folder") and value:
+            own[name] = value
+        elif re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) and value:
+            passed[name] = value
+        elif name in _OWN:
+            raise ConfigError(f"--option {name}", expected="a value", received=shown(value))
+        else:
+            remedy = f"{did_you_mean(name, _OWN)} Options of ssh begin with a capital, such as Port=22"
+            raise ConfigError("--option", f"there is no {shown(name)}", remedy=remedy)
+    for name, text in passed.items():
+        if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(text).isprintable():
+            expected = "an option of ssh_config on one line, such as Port: 22"
+            raise ConfigError("engine.ssh.options", expected=expected, received=shown(f"{name}: {text}"))
+    return msgspec.structs.replace(section, hosts=hosts, options=passed, **own)
+
+
+def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
+    """Yield each task's name and host: in turn, over the hosts of its role or over all."""
+    hosts = section.hosts
+    of_roles = hosts if isinstance(hosts, dict) else {}
+    every = [host for names in of_roles.values() for host in names] if isinstance(hosts, dict) else hosts
+    if not every or not all(of_roles.values()):
+        remedy = "Name them: engine: {ssh: {hosts: [node1, node2]}}, or --option hosts=node1,node2"
+        raise ConfigError("engine.ssh.hosts", expected="the hosts", received=shown(hosts), remedy=remedy)
+    for host in every:
+        if not re.fullmatch(r"[A-Za-z0-9_.@:%\[\]-]+", host) or host.startswith("-"):
+            expected = "a name that ssh takes, such as user@node1"
+            raise ConfigError("engine.ssh.hosts", expected=expected, received=shown(host))
+    for role in of_roles:
+        if role not in job.counts:
+            expected = f"roles of the job ({', '.join(job.counts)})"
+            raise ConfigError("engine.ssh.hosts", expected=expected, received=shown(role))
+    in_turn = {role: itertools.cycle(names) for role, names in of_roles.items()}
+    rest = itertools.cycle(every)
+    for task in job.tasks:
+        yield str(task), next(in_turn.get(task.type, rest))
+
+
+def _address(host: str, ssh: Sequence[str]) -> str:
+    """Return the name of a host that ssh's configuration has for it, without connecting."""
+    if shutil.which("ssh") is None:
+        raise ConfigError("ssh", "is not found", remedy="Install the OpenSSH client")
+    done = subprocess.run(
+        [*ssh, "-G", "--", host], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode or match is None:
+        message = " ".join(done.stderr.split()) or f"ssh -G exited with {done.returncode}"
+        raise ConfigError(f"ssh {host}", message, remedy="See engine.ssh.options and ~/.ssh/config")
+    return match[1]

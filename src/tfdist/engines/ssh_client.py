@@ -1,0 +1,73 @@
+"""Run a cluster on other machines: the launcher, each of whose tasks is a connection to a host.
+
+python -m tfdist.engines.ssh_client RUN_DIR < plan.json
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.environments import ROLES
+from tfdist.engines.ssh_check import check_hosts
+from tfdist.engines.ssh_plan import PLAN, Plan, write_private
+from tfdist.engines.ssh_task import GRACE
+from tfdist.errors import LOST, TfdistError
+from tfdist.launcher.launch import launch
+from tfdist.launcher.outcome import LaunchError
+
+__all__ = ["cluster_on", "main"]
+
+_SECONDS_TO_CLOSE = 15.0  # after the grace of the task itself
+_SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
+
+
+def main(run_dir: Path, plan: Plan) -> None:
+    """Run the tasks of a plan, and wait until all have ended."""
+    path = run_dir.absolute() / "ssh.json"
+    path.unlink(missing_ok=True)
+    write_private(path, plan.as_text().encode())
+    hosts, problems = check_hosts(plan)
+    if problems:
+        raise problems[0]
+    cluster = cluster_on(plan, {host: found.ports for host, found in hosts.items()})
+    addresses = ", ".join(cluster.address(task) for task in cluster.tasks())
+    print(f"tfdist: {addresses} must be closed to others: see docs/security.md", flush=True)
+    try:
+        launch(
+            cluster,
+            [sys.executable, "-m", "tfdist.engines.ssh_connection"],
+            run_dir=run_dir,
+            env={PLAN: str(path)},
+            network_isolation="never",
+            grace=GRACE + _SECONDS_TO_CLOSE,
+            linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            restarts=plan.restarts,
+            alone=plan.alone,
+            elsewhere=True,
+        )
+    except LaunchError as error:
+        if error.may_pass:
+            error.exit_code = LOST  # all is saved: start the same again
+        raise
+
+
+def cluster_on(plan: Plan, ports: dict[str, list[int]]) -> ClusterConfig:
+    """Return the cluster of a plan whose hosts have these free ports."""
+    free = {host: iter(numbers) for host, numbers in ports.items()}
+    roles: dict[str, list[str]] = {}
+    for task, host in plan.tasks.items():
+        address = plan.addresses[host]
+        bracketed = f"[{address}]" if ":" in address else address
+        roles.setdefault(task.partition(":")[0], []).append(f"{bracketed}:{next(free[host])}")
+    chief, worker, ps, evaluator = (tuple(roles.pop(role, ())) for role in ROLES)
+    return ClusterConfig(chief=chief, worker=worker, ps=ps, evaluator=evaluator, jobs=roles)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), msgspec.json.decode(sys.stdin.buffer.read(), type=Plan))
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,80 @@
+"""Run as a task of the launcher: hold the connection to the host on which the task runs.
+
+The launcher's SIGTERM becomes the word `end`. If this process is killed, the connection's standard input
+ends, and with it the task.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.engines.ssh_plan import PLAN, Order, Plan, read_plan
+from tfdist.errors import LOST
+from tfdist.launcher.environment import SECRET
+
+__all__ = ["main"]
+
+_SECONDS_BETWEEN_SIGNS = 10.0  # of life, for the other end
+_CONNECTION_FAILED = 255
+
+
+def main() -> int:
+    """Run the task that TF_CONFIG names on its host; return its exit status."""
+    path = Path(os.environ[PLAN])
+    plan, cluster = read_plan(path), ClusterConfig.from_environment()
+    task = str(cluster.task)
+    host = plan.tasks[task]
+    process = subprocess.Popen(
+        plan.words_for(host, "run"), stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+    )
+    send = _Sender(process)
+    signal.signal(signal.SIGTERM, lambda *_: send(b"end\n"))
+    send(_order(plan, task, path.parent.name) + b"\n")
+    while True:
+        try:
+            status = process.wait(_SECONDS_BETWEEN_SIGNS)
+        except subprocess.TimeoutExpired:
+            send(b"\n")
+            continue
+        if status in (_CONNECTION_FAILED, *range(-64, 0)):
+            print(f"tfdist: {task}: the connection to {host} is lost", flush=True)
+            return LOST
+        return status
+
+
+class _Sender:
+    """Write to the standard input of a process, which may have ended."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._pipe = process.stdin
+
+    def __call__(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its exit status tells why
+            while data and self._pipe is not None:
+                data = data[self._pipe.write(data) :]
+
+
+def _order(plan: Plan, task: str, run: str) -> bytes:
+    order = Order(
+        command=plan.command,
+        config_name=plan.config_name,
+        config=plan.config,
+        run_dir=f"{plan.runs}/{run}",
+        task=task,
+        tf_config=os.environ["TF_CONFIG"],
+        secret=os.environ[SECRET],
+        here=plan.tasks_on(plan.tasks[task]),
+        hosts=list(plan.addresses.values()),
+        is_single=plan.is_single,
+    )
+    return msgspec.json.encode(order)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
