@@ -83,6 +83,7 @@ def run_dir(folder, handle):
     return folder / "runs" / f"script-{handle.rpartition('/')[2]}"
 
 
+@pytest.mark.again
 def test_a_script_is_every_task_of_the_cluster(tfdist, folder, options):
     handle = submit(tfdist, options)
     assert handle.startswith("ssh://ctl/")
@@ -130,6 +131,7 @@ def test_a_killed_client_leaves_no_process_on_any_host(tfdist, folder, options, 
     until("failed (killed, or this machine was started again)", tfdist, handle)
 
 
+@pytest.mark.again
 def test_a_cancelled_job_leaves_no_process(tfdist, options, mark):
     handle = submit(tfdist, options, words=("0", "wait"))
     all_run(tfdist, handle)
@@ -157,6 +159,8 @@ def test_each_problem_of_a_host_is_one_line(tfdist, folder, options):
     assert not (folder / "runs").exists()  # nothing was started
 
 
+@pytest.mark.slow
+@pytest.mark.again
 def test_a_lost_task_starts_all_again_or_itself_alone(tfdist, folder, options, mark):
     for alone in ((), ("--alone", "worker")):
         for name in ("lost", "back"):
@@ -168,6 +172,34 @@ def test_a_lost_task_starts_all_again_or_itself_alone(tfdist, folder, options, m
         assert starts == {"chief:0": 1 if alone else 2, "worker:0": 1 if alone else 2, "worker:1": 2}
         assert "tfdist: worker:1 on node1: ended by signal 9" in followed
         assert mark() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.again
+def test_a_host_out_of_reach_ends_its_tasks_before_they_start_again(tfdist, ssh, options, mark, tmp_path):
+    handle = submit(tfdist, options, words=("0", "wait"), restarts="9")
+    all_run(tfdist, handle)
+
+    def on_node2():
+        marked = proc.with_variable("TEST_MARK", str(tmp_path))
+        return [process for process in marked if process.task == "ps:0"]
+
+    assert on_node2()
+    ssh.machines.run("node2", ["ip", "link", "set", "eth0", "down"])
+    try:
+        deadline = time.monotonic() + SECONDS
+        while "the connection to node2 is lost" not in (text := tfdist("logs", handle)):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.3)
+        assert on_node2() == []
+    finally:
+        ssh.machines.run("node2", ["ip", "link", "set", "eth0", "up"])
+    while (text := tfdist("logs", handle)).count("I am ps:0 ") < 2:
+        assert time.monotonic() < deadline + SECONDS, text
+        time.sleep(0.3)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle)
+    assert mark() == 0
 
 
 CONFIG = """

@@ -73,6 +73,9 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
     ssh_options = [f"-o{name}={value}" for name, value in section.options.items()]
     ssh = ["ssh", *_OURS, *ssh_options, *_DEFAULTS]
     folder = Path(section.folder or Path.cwd())
+    if not folder.is_absolute():
+        expected, received = "an absolute path on the hosts", shown(section.folder)
+        raise ConfigError("engine.ssh.folder", expected=expected, received=received)
     # The folder of runs is in the folder there where it is so here.
     here = job.folder.relative_to(Path.cwd()) if job.folder.is_relative_to(Path.cwd()) else job.folder
     return Plan(
@@ -136,7 +139,7 @@ def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
     every = [host for names in of_roles.values() for host in names] if isinstance(hosts, dict) else hosts
     if not every or not all(of_roles.values()):
         remedy = "Name them: engine: {ssh: {hosts: [node1, node2]}}, or --option hosts=node1,node2"
-        raise ConfigError("engine.ssh.hosts", expected="the hosts", received=shown(hosts), remedy=remedy)
+        raise ConfigError("engine.ssh.hosts", "names no host", remedy=remedy)
     for host in every:
         if not re.fullmatch(r"[A-Za-z0-9_.@:%\[\]-]+", host) or host.startswith("-"):
             expected = "a name that ssh takes, such as user@node1"
