@@ -4,6 +4,7 @@ The script holds a lock for as long as it runs, so that a process that later get
 for it.
 """
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -113,7 +114,8 @@ def cancel(submission: Submission) -> None:
         return
     with storage_errors(submission.run_dir):
         _cancelled(submission).touch()
-    os.killpg(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.killpg(pid, signal.SIGTERM)
 
 
 def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
@@ -163,14 +165,11 @@ def _pid(submission: Submission) -> int | None:
 
 
 def _last_message(submission: Submission) -> str:
-    for is_single in (True, False):
-        path = submission.run_dir / _log(is_single)
-        if path.exists():
-            lines = last_lines(path, 0, _LINES_TO_SEARCH)
-            for line in reversed(lines):
-                if line.startswith(_MESSAGE):
-                    return line.removeprefix(_MESSAGE)
-    return ""
+    launcher, only_task = (submission.run_dir / _log(is_single) for is_single in (False, True))
+    path = launcher if launcher.exists() else only_task
+    lines = last_lines(path, 0, _LINES_TO_SEARCH) if path.exists() else []
+    messages = [line.removeprefix(_MESSAGE) for line in lines if line.startswith(_MESSAGE)]
+    return messages[-1] if messages else ""
 
 
 def _log(is_single: bool) -> Path:

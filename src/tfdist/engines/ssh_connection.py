@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -17,6 +19,14 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh_plan import PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.environment import SECRET
+from tfdist.launcher.report_pipe import (
+    Progress,
+    Silence,
+    read_reports,
+    report_joined,
+    report_progress,
+    report_silent,
+)
 
 __all__ = ["main"]
 
@@ -31,8 +41,14 @@ def main() -> int:
     task = str(cluster.task)
     host = plan.tasks[task]
     process = subprocess.Popen(
-        plan.words_for(host, "run"), stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+        plan.words_for(host, "run"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
     )
+    reader = threading.Thread(target=_read_reports, args=[process.stderr], daemon=True)
+    reader.start()
     send = _Sender(process)
     signal.signal(signal.SIGTERM, lambda *_: send(b"end\n"))
     send(_order(plan, task, path.parent.name) + b"\n")
@@ -42,10 +58,26 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             send(b"\n")
             continue
+        reader.join(_SECONDS_BETWEEN_SIGNS)  # why the connection was lost
         if status in (_CONNECTION_FAILED, *range(-64, 0)):
             print(f"tfdist: {task}: the connection to {host} is lost", flush=True)
             return LOST
         return status
+
+
+def _read_reports(stream: BinaryIO) -> None:
+    """Pass the reports of a chief on to the launcher, and print what ssh itself says."""
+    for line in stream:
+        match next(read_reports(line), None):
+            case None:
+                sys.stdout.write(line.decode(errors="backslashreplace"))
+                sys.stdout.flush()
+            case Silence(task, seconds):
+                report_silent(task, seconds)
+            case Progress(step, steps, speed, loss):
+                report_progress(step, steps, examples_per_second=speed, loss=loss)
+            case _:
+                report_joined()
 
 
 class _Sender:

@@ -1,9 +1,11 @@
 """Run on a host: tell what it has, or run one task for as long as the connection lasts.
 
 The standard input brings the order, then an empty line now and then, and `end`. Its end, or a long silence,
-ends the task and all its processes. The standard output is the task's log.
+ends the task and all its processes. The standard output is the task's log. The standard error has the
+chief's reports for the launcher, one JSON object per line.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -24,6 +26,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh_plan import Order, write_private
 from tfdist.errors import LOST
+from tfdist.launcher import report_pipe
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH
 from tfdist.launcher.resources import share_cores
@@ -78,13 +81,16 @@ def _read_order() -> tuple[Order, bytes]:
 def _run(order: Order, received: bytes, scratch: Path) -> int:
     """Run the task; return its exit status."""
     log = os.dup(1)
-    plan = _supervisor_plan(order, _variables(order, scratch), scratch, log)
-    with started_supervisor(plan, [log]) as control:
+    reports, reporter = os.pipe()
+    for fd in (reports, reporter, 2):  # a slow connection delays no report, and not this process
+        os.set_blocking(fd, False)
+    plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
+    with started_supervisor(plan, [log, reporter]) as control:
         os.close(log)
-        return _relay(control, received, order.task)
+        return _relay(control, reports, received, order.task)
 
 
-def _variables(order: Order, scratch: Path) -> dict[str, str]:
+def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     cluster = ClusterConfig.from_environment(environ={"TF_CONFIG": order.tf_config})
     task, here = Task.parse(order.task), [Task.parse(name) for name in order.here]
     # Of `python`, the one of this environment.
@@ -93,13 +99,17 @@ def _variables(order: Order, scratch: Path) -> dict[str, str]:
     defaults = {"TMPDIR": str(scratch), "PATH": path}
     variables = task_environment(cluster, task, share, defaults, None, is_width_forced=False)
     variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *order.hosts])
+    if task == cluster.lead:
+        variables[report_pipe.VARIABLE] = report_pipe.address(reporter)
     if order.is_single:
         del variables["TF_CONFIG"]
     mark = os.urandom(8).hex()
     return {**variables, SECRET: order.secret, LAUNCH: mark}
 
 
-def _supervisor_plan(order: Order, variables: Mapping[str, str], scratch: Path, log: int) -> dict[str, Any]:
+def _supervisor_plan(
+    order: Order, variables: Mapping[str, str], scratch: Path, log: int, reporter: int
+) -> dict[str, Any]:
     """Return the plan of a supervisor of one task, which it does not start again by itself."""
     config = scratch / order.config_name
     if order.config is not None:
@@ -111,7 +121,7 @@ def _supervisor_plan(order: Order, variables: Mapping[str, str], scratch: Path, 
         "mark": f"{LAUNCH}={variables[LAUNCH]}",
         "cores": [],
         "log": log,
-        "progress": None,
+        "progress": reporter if report_pipe.VARIABLE in variables else None,
         "serves": False,
         "alone": False,
     }
@@ -130,10 +140,10 @@ def _supervisor_plan(order: Order, variables: Mapping[str, str], scratch: Path, 
     }
 
 
-def _relay(control: socket.socket, received: bytes, task: str) -> int:
-    """Pass on the word `end`, and return the exit status; what ends this block ends the task."""
+def _relay(control: socket.socket, reports: int, received: bytes, task: str) -> int:
+    """Pass on the word `end` and reports, and return the exit status; then the task is ended."""
     poll = select.poll()
-    for fd in (0, control.fileno()):
+    for fd in (0, reports, control.fileno()):
         poll.register(fd, select.POLLIN)
     heard_at, events, status = time.monotonic(), b"", LOST
     while True:
@@ -142,13 +152,16 @@ def _relay(control: socket.socket, received: bytes, task: str) -> int:
             received = b""
         remaining = heard_at + SECONDS_OF_SILENCE - time.monotonic()
         ready = {fd for fd, _ in poll.poll(max(remaining, 0) * 1000)}
-        if not ready:
-            return LOST
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
                 return LOST
             received, heard_at = received + data, time.monotonic()
+        elif remaining <= 0:
+            return LOST
+        if reports in ready:
+            with contextlib.suppress(OSError):  # the connection is slow or lost; newer reports follow
+                os.write(2, os.read(reports, 4096))
         if control.fileno() in ready:
             data = control.recv(65536)
             *lines, events = (events + data).split(b"\n")

@@ -20,6 +20,7 @@ from tfdist.engines.ssh_check import FoundHost, check_hosts
 from tfdist.engines.ssh_client import cluster_on
 from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
+from tfdist.launcher.report_pipe import Progress, Silence, read_reports
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection, SshSection
 
@@ -151,18 +152,18 @@ def test_versions_that_differ_are_named(tmp_path):
 class OnHost:
     """Run a task as a host does whose connection is this process."""
 
-    def __init__(self, *command, config=None, is_single=False):
+    def __init__(self, *command, config=None, is_single=False, index=1):
         order = Order(
             command=command,
             config_name="c.yaml",
             config=config,
             run_dir="/runs/x-1",
-            task="worker:1",
+            task=f"worker:{index}",
             tf_config=json.dumps(
-                {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+                {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": index}}
             ),
             secret="the secret of all tasks",
-            here=["worker:1"],
+            here=[f"worker:{index}"],
             hosts=["a", "b"],
             is_single=is_single,
         )
@@ -170,6 +171,7 @@ class OnHost:
             [sys.executable, "-m", "tfdist.engines.ssh_task", "run"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         self.process.stdin.write(msgspec.json.encode(order).decode() + "\n")
@@ -182,6 +184,7 @@ class OnHost:
         self.process.stdin.close()
         self.process.wait(60)
         self.process.stdout.close()
+        self.process.stderr.close()
 
     def end(self):
         """Return the rest of the output, and the exit status."""
@@ -203,6 +206,17 @@ def test_a_task_has_its_cluster_its_secret_and_its_config():
 def test_a_process_without_a_cluster_gets_none():
     with OnHost("sh", "-c", "echo ${TF_CONFIG-none}", is_single=True) as task:
         assert task.end() == ("none\n", 0)
+
+
+@pytest.mark.parametrize(("index", "is_heard"), [(0, True), (1, False)])
+def test_the_reports_of_the_lead_come_back(index, is_heard):
+    program = "from tfdist.launcher import report_progress, report_silent; report_progress(3, 10, loss=0.5); "
+    program += "print(report_silent('worker:1', 30.0)); import time; time.sleep(1)"
+    with OnHost("python", "-c", program, index=index) as task:
+        output, status = task.end()
+        reports = list(read_reports(task.process.stderr.read().encode()))
+    assert (output, status) == (f"{is_heard}\n", 0)
+    assert reports == ([Progress(3, 10, None, 0.5), Silence("worker:1", 30.0)] if is_heard else [])
 
 
 @pytest.mark.parametrize(
