@@ -11,14 +11,6 @@ import pytest
 pytestmark = pytest.mark.engines
 SECONDS = 600
 
-CONFIG = """
-cluster: {worker: 2, ps: 1}
-strategy: {name: parameter_server_sync}
-data: {name: digits, batch_size: 64}
-model: {name: mnist_cnn}
-train: {steps: 10, seed: 0}
-"""
-
 
 @pytest.fixture
 def tfdist(tmp_path, cache):
@@ -41,14 +33,16 @@ def tfdist(tmp_path, cache):
 
 
 @pytest.mark.again
-def test_a_config_trains_to_the_export(tfdist, tmp_path):
-    (tmp_path / "train.yaml").write_text(CONFIG)
+def test_a_config_trains_to_the_export(tfdist, tmp_path, config, local_loss):
+    (tmp_path / "train.yaml").write_text(config)
     handle = tfdist("submit", "local", "--config", "train.yaml").strip()
     followed = tfdist("logs", handle, "--follow")
     assert "succeeded (exit status 0)" in tfdist("status", handle), followed[-5000:]
     assert "worker:1: tfdist: worker:1 serves at grpc://127.0.0.1:" in followed
     [run] = (tmp_path / "runs").iterdir()
-    assert json.loads((run / "report.json").read_text())["steps"] == 10
+    report = json.loads((run / "report.json").read_text())
+    assert (report["steps"], report["test_loss"]) == (10, local_loss)
+    assert "  step 10 of 10 (100 %)" in tfdist("status", handle)
     assert (run / "export" / "10" / "saved_model.pb").exists()
 
 

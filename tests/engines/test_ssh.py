@@ -202,12 +202,7 @@ def test_a_host_out_of_reach_ends_its_tasks_before_they_start_again(tfdist, ssh,
     assert mark() == 0
 
 
-CONFIG = """
-cluster: {worker: 2, ps: 1}
-strategy: {name: parameter_server_sync}
-data: {name: digits, batch_size: 64}
-model: {name: mnist_cnn}
-train: {steps: 10, seed: 0}
+SECTION = """
 engine:
   ssh:
     hosts: {ps: [node3], worker: [node1, node2]}
@@ -217,17 +212,19 @@ engine:
 """
 
 
-def test_a_config_trains_to_the_export(tfdist, folder, ssh, cache):
+def test_a_config_trains_to_the_export_and_the_same_loss(tfdist, folder, ssh, cache, config, local_loss):
     options = dict(ssh.options)
     texts = {"PYTHON": options.pop("python"), "SETUP": options.pop("setup") + f" TFDIST_CACHE_DIR={cache}"}
-    text = CONFIG.replace("OPTIONS", json.dumps(options))
-    (folder / "train.yaml").write_text(re.sub("PYTHON\\b|SETUP", lambda match: texts[match[0]], text))
+    section = re.sub("PYTHON\\b|SETUP", lambda match: texts[match[0]], SECTION)
+    (folder / "train.yaml").write_text(config + section.replace("OPTIONS", json.dumps(options)))
     handle = tfdist("submit", "ssh", "--config", "train.yaml").strip()
     followed = tfdist("logs", handle, "--follow")
     assert status(tfdist, handle) == "succeeded (exit status 0)", followed[-5000:]
+    assert "  step 10 of 10 (100 %)" in tfdist("status", handle)
     [run] = (folder / "runs").iterdir()
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
+    assert report["test_loss"] == local_loss
     assert (run / "export" / "10" / "saved_model.pb").exists()
     assert "worker:1: tfdist: worker:1 serves at grpc://node2:" in followed
     assert "the chief has ended, so ps:0 ends too" in followed

@@ -34,6 +34,7 @@ _SCRIPT = """\
 number=${{1:-$(date +%Y%m%d-%H%M%S)}}
 run_dir={run_dir}
 mkdir -p "$run_dir/logs" && cd {folder} || exit
+export TFDIST_PROGRESS_FILE="$run_dir/logs/progress.json"
 trap : HUP INT TERM  # they are for the command; this shell waits for its exit status
 {command} >> {log} 2>&1{text}
 status=$?

@@ -91,6 +91,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
         config=job.config.read_text() if job.config else None,
         alone=list(job.alone),
         restarts=section.restarts,
+        threads=job.threads,
         is_single=job.is_single,
     )
 

@@ -103,6 +103,7 @@ def _order(plan: Plan, task: str, run: str) -> bytes:
         secret=os.environ[SECRET],
         here=plan.tasks_on(plan.tasks[task]),
         hosts=list(plan.addresses.values()),
+        threads=plan.threads,
         is_single=plan.is_single,
     )
     return msgspec.json.encode(order)

@@ -35,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         config: The text of the config file; None for a script.
         alone: The roles of tasks that are started again alone.
         restarts: How often lost tasks are started again.
+        threads: The number of threads of each task; None for those of the host, divided by its tasks.
         is_single: Whether it is one process without a cluster.
     """
 
@@ -50,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     config_name: str = "config.yaml"
     config: str | None = None
     alone: list[str] = []
+    threads: int | None = None
     is_single: bool = False
 
     def tasks_on(self, host: str) -> list[str]:
@@ -87,6 +89,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         secret: The secret that the tasks share.
         here: The names of all tasks on the host.
         hosts: The addresses of all hosts.
+        threads: The number of threads of each task; None for those of the host, divided by its tasks.
         is_single: Whether it is one process without a cluster.
     """
 
@@ -99,6 +102,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     here: Sequence[str]
     hosts: Sequence[str]
+    threads: int | None
     is_single: bool
 
 

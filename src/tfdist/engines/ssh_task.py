@@ -95,9 +95,10 @@ def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     task, here = Task.parse(order.task), [Task.parse(name) for name in order.here]
     # Of `python`, the one of this environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    share = share_cores(cluster, here=here)[task]
+    share = share_cores(cluster, here=here, threads=order.threads)[task]
     defaults = {"TMPDIR": str(scratch), "PATH": path}
-    variables = task_environment(cluster, task, share, defaults, None, is_width_forced=False)
+    is_width_forced = order.threads is not None
+    variables = task_environment(cluster, task, share, defaults, None, is_width_forced=is_width_forced)
     variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *order.hosts])
     if task == cluster.lead:
         variables[report_pipe.VARIABLE] = report_pipe.address(reporter)

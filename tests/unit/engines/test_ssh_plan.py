@@ -165,6 +165,7 @@ class OnHost:
             secret="the secret of all tasks",
             here=[f"worker:{index}"],
             hosts=["a", "b"],
+            threads=5,
             is_single=is_single,
         )
         self.process = subprocess.Popen(
@@ -192,13 +193,13 @@ class OnHost:
 
 
 def test_a_task_has_its_cluster_its_secret_and_its_config():
-    command = "echo $TFDIST_SECRET $TF_CONFIG $no_grpc_proxy; python -c 'import sys; print(sys.executable)'"
+    command = "echo $TFDIST_SECRET $TF_CONFIG $no_grpc_proxy $OMP_NUM_THREADS; python -c 'import sys; print(sys.executable)'"
     command += '; stat -c %a "$1"; cat "$1"; echo "$2"'
     with OnHost("sh", "-c", command, PYTHON, CONFIG, RUN_DIR, config="a: 1\n") as task:
         output, status = task.end()
     first, python, *rest = output.splitlines()
     assert first.startswith('the secret of all tasks {"cluster": {"worker": ["a:1", "b:2"]}, "task": ')
-    assert first.endswith(",a,b")
+    assert first.endswith(",a,b 5")
     assert Path(python).parent == Path(sys.executable).parent
     assert (rest, status) == (["600", "a: 1", "/runs/x-1"], 0)
 
