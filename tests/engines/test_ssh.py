@@ -212,11 +212,15 @@ engine:
 """
 
 
-def test_a_config_trains_to_the_export_and_the_same_loss(tfdist, folder, ssh, cache, config, local_loss):
+def write_config(folder, ssh, cache, text, section=SECTION):
     options = dict(ssh.options)
     texts = {"PYTHON": options.pop("python"), "SETUP": options.pop("setup") + f" TFDIST_CACHE_DIR={cache}"}
-    section = re.sub("PYTHON\\b|SETUP", lambda match: texts[match[0]], SECTION)
-    (folder / "train.yaml").write_text(config + section.replace("OPTIONS", json.dumps(options)))
+    section = re.sub("PYTHON\\b|SETUP", lambda match: texts[match[0]], section)
+    (folder / "train.yaml").write_text(text + section.replace("OPTIONS", json.dumps(options)))
+
+
+def test_a_config_trains_to_the_export_and_the_same_loss(tfdist, folder, ssh, cache, config, local_loss):
+    write_config(folder, ssh, cache, config)
     handle = tfdist("submit", "ssh", "--config", "train.yaml").strip()
     followed = tfdist("logs", handle, "--follow")
     assert status(tfdist, handle) == "succeeded (exit status 0)", followed[-5000:]
@@ -228,3 +232,16 @@ def test_a_config_trains_to_the_export_and_the_same_loss(tfdist, folder, ssh, ca
     assert (run / "export" / "10" / "saved_model.pb").exists()
     assert "worker:1: tfdist: worker:1 serves at grpc://node2:" in followed
     assert "the chief has ended, so ps:0 ends too" in followed
+
+
+@pytest.mark.again
+def test_a_config_without_a_cluster_trains_on_one_host(tfdist, folder, ssh, cache):
+    text = "data: {name: digits}\nmodel: {name: mnist_cnn}\ntrain: {steps: 4}\n"
+    section = re.sub("hosts: .*", "hosts: [node2, node3]", SECTION)
+    write_config(folder, ssh, cache, text, section)
+    handle = tfdist("submit", "ssh", "--config", "train.yaml").strip()
+    followed = tfdist("logs", handle, "--follow")
+    assert status(tfdist, handle) == "succeeded (exit status 0)", followed[-5000:]
+    [run] = (folder / "runs").iterdir()
+    assert json.loads((run / "report.json").read_text())["steps"] == 4
+    assert '"worker:0": "node2"' in (run / "ssh.json").read_text()

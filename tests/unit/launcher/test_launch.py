@@ -305,3 +305,15 @@ def test_the_supervisor_needs_the_standard_library_alone():
     imported = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}
     assert len(files) > 1
     assert imported - {""} <= sys.stdlib_module_names  # "": each other, by relative names
+
+
+def test_a_command_may_take_tasks_to_other_machines(tmp_path, nothing_left):
+    cluster = ClusterConfig(worker=["10.0.0.1:2222", "10.0.0.2:2222"])
+    code = "import json, os; print(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])"
+    report, shown = run(code, tmp_path, cluster, elsewhere=True, network_isolation="never")
+    assert [task_exit.code for task_exit in report.exits] == [0, 0]
+    assert "[worker:1] ['10.0.0.1:2222', '10.0.0.2:2222']" in shown
+    assert "[launcher] 2 tasks on other machines; logs: " in shown
+    assert "WARNING" not in shown
+    with pytest.raises(ConfigError, match="expected a cluster on this machine"):
+        run(code, tmp_path, cluster)

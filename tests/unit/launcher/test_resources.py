@@ -35,6 +35,16 @@ def test_those_that_compute_share_the_cores(cluster, cores, threads):
     assert all(share.waiting >= 8 and not share.pinned for share in shares.values())
 
 
+def test_only_the_tasks_of_a_machine_share_its_cores_and_gpus():
+    cluster = ClusterConfig.local(workers=3, ps=1)
+    chief, *workers, ps = cluster.tasks()
+    shares = share_cores(cluster, here=[chief, workers[2], ps], cores=range(8), gpus=["0", "1"])
+    assert list(shares) == [chief, workers[2], ps]
+    assert {share.threads for share in shares.values()} == {8}
+    assert [share.gpus for share in shares.values()] == [(), ("0", "1"), ()]
+    assert share_cores(cluster, here=[ps], cores=range(8))[ps].threads == 8
+
+
 def test_pinned_tasks_have_cores_of_their_own():
     cluster = ClusterConfig.local(workers=3, ps=1)
     shares = share_cores(cluster, cores=[0, 2, 4, 6, 8, 10, 12], pin=True)
