@@ -16,7 +16,7 @@ from tfdist.engines.records import find_submission
 from tfdist.engines.submission import Handle, State
 from tfdist.errors import ConfigError
 
-SECONDS = 60
+SECONDS = 300  # a busy machine is no failure
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_command_is_every_task_in_the_background():
 
 
 def test_a_job_that_fails_tells_its_last_message():
-    submission = submit("sh", "-c", "exit 3")
+    submission = submit("sh", "-c", "echo 'tfdist: of a task'; exit 3")
     words = until(State.FAILED, submission)
     assert words.startswith("exit status 1: worker:")
     assert "exited with 3" in words

@@ -307,7 +307,7 @@ def test_the_supervisor_needs_the_standard_library_alone():
     assert imported - {""} <= sys.stdlib_module_names  # "": each other, by relative names
 
 
-def test_a_command_may_take_tasks_to_other_machines(tmp_path, nothing_left):
+def test_a_command_may_take_tasks_to_other_machines(tmp_path):
     cluster = ClusterConfig(worker=["10.0.0.1:2222", "10.0.0.2:2222"])
     code = "import json, os; print(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])"
     report, shown = run(code, tmp_path, cluster, elsewhere=True, network_isolation="never")
