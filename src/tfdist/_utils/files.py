@@ -1,6 +1,7 @@
 """Write files and folders atomically: a reader finds all of the new content or all of the old."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -23,12 +24,20 @@ __all__ = [
 ]
 
 
+_BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE
+
+
 def local_path(text: str, where: str) -> Path:
     """Return the path that a user has given, which must be one of this machine.
 
+    gs://bucket/folder is /gcs/bucket/folder if the bucket is mounted there, as Vertex AI does.
+
     Raises:
-        ConfigError: It is an address, such as gs://bucket/folder, of which pathlib would make a local folder.
+        ConfigError: It is another address, of which pathlib would make a local folder.
     """
+    bucket, _, folder = text.removeprefix("gs://").partition("/")
+    if text.startswith("gs://") and bucket.strip(".") and (_BUCKETS / bucket).is_dir():
+        return _BUCKETS / bucket / folder.strip("/")
     if "://" in text:
         remedy = "Mount the bucket, or copy from and to it before and after the run"
         raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
@@ -57,7 +66,8 @@ def write_json(path: Path, value: Any) -> None:
 def fresh_path(final: Path) -> Iterator[Path]:
     """Yield a path for a file or a folder, which gets the final name when the block has succeeded.
 
-    It replaces what has the name already. If the block fails, what was written is removed.
+    It replaces what has the name already. If the block fails, what was written is removed. Cloud Storage FUSE
+    may refuse to rename a folder. Then its files are copied, and the last one is the one written last.
     """
     with storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +80,16 @@ def fresh_path(final: Path) -> Iterator[Path]:
                 if file.is_file():
                     with file.open("rb") as opened:
                         os.fsync(opened.fileno())
-            if final.exists() and (final.is_dir() or written.is_dir()):  # a file replaces a file by itself
-                final.replace(replaced)
-            written.replace(final)
+            try:
+                if final.exists() and (
+                    final.is_dir() or written.is_dir()
+                ):  # a file replaces a file by itself
+                    final.replace(replaced)
+                written.replace(final)
+            except OSError as error:
+                if error.errno != errno.EMFILE or not written.is_dir():
+                    raise
+                _copy_folder(written, final)
         _sync_folder(final.parent)
 
 
@@ -107,6 +124,16 @@ def _removed_unless_renamed(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder in the order in which they were written, and replace the target."""
+    if target.exists():
+        shutil.rmtree(target)
+    for file in sorted(filter(Path.is_file, source.rglob("*")), key=lambda file: file.stat().st_mtime_ns):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
 def _sync_folder(folder: Path) -> None:
     # A rename is on the disk only after a sync of its folder.
     try:
@@ -123,7 +150,12 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder atomically: a reader finds all of it, or nothing."""
     renamed = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
-        folder.rename(renamed)
+        try:
+            folder.rename(renamed)
+        except OSError as error:
+            if error.errno != errno.EMFILE:  # Cloud Storage FUSE may refuse to rename a folder
+                raise
+            renamed = folder
         shutil.rmtree(renamed)
 
 

@@ -7,17 +7,18 @@ of them: --task says which, or a scheduler's variables do. Without a cluster it 
 """
 
 import json
+import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
+from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
 
 __all__ = ["main"]
 
@@ -42,6 +43,13 @@ def main(
     smoke: bool = False,
 ) -> None:
     """Train, as the whole cluster or as one task of it."""
+    with failure_written(os.environ):
+        _main(config, set, run_dir, task, dry_run, smoke)
+
+
+def _main(
+    config: str | None, set: Sequence[str], run_dir: str | None, task: str | None, dry_run: bool, smoke: bool
+) -> None:
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     changes = [*set, *(_SMOKE if smoke else ())]
@@ -53,7 +61,7 @@ def main(
     is_whole = cluster.is_on_ports_of_ours or not cluster
     stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
     name = f"{Path(config).stem}{'-smoke' if smoke else ''}{stamp}"
-    folder = local_path(run_dir or f"runs/{name}", "--run_dir").absolute()
+    folder = find_run_folder(run_dir, f"runs/{name}", os.environ)
     if dry_run:
         _check(settings, cluster, folder)
     elif cluster.is_on_ports_of_ours:
@@ -64,7 +72,7 @@ def main(
         _train(settings, cluster, folder)
 
 
-def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
     from tfdist.trainer.config_printing import config_text, plan_text
     from tfdist.trainer.job import rehearse
@@ -75,7 +83,7 @@ def _check(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
         print(line)
 
 
-def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: Path) -> None:
+def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: RunFolder) -> None:
     """Start every task as a process on this machine."""
     from tfdist.datasets.open_data import open_data
     from tfdist.launcher.launch import launch
@@ -88,7 +96,9 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     # Before any task starts: in a private network, tasks cannot download.
     open_data(**settings.config.data.wanted())
-    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path, "--run_dir", str(folder)]
+    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path]
+    if folder.is_one_folder:  # otherwise the tasks find the same folders in their environment
+        words += ["--run_dir", str(folder.root)]
     words += [f"--set={change}" for change in changes]
     section = settings.config.launch
     name = strategy_name(settings.config.strategy.name, cluster)
@@ -96,7 +106,7 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
         launch(
             cluster,
             words,
-            run_dir=folder,
+            run_dir=folder.root,
             threads=section.threads,
             pin=section.pin,
             network_isolation=section.network_isolation,
@@ -110,16 +120,16 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
         if error.may_pass:
             error.exit_code = LOST  # all is saved: start the same command again
         raise
-    _print_report(folder)
+    _print_report(folder.root)
 
 
-def _train(settings: Settings, cluster: ClusterConfig, folder: Path) -> None:
+def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Train as one task, in this process."""
     from tfdist.trainer.job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
     if train(settings.config, cluster, folder) is not None and is_alone:
-        _print_report(folder)
+        _print_report(folder.root)
 
 
 def _print_report(folder: Path) -> None:

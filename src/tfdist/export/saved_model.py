@@ -26,6 +26,7 @@ def export(
     folder: Path,
     *,
     step: int,
+    is_only_one: bool = False,
     images: np.ndarray[Any, np.dtype[np.uint8]],
     metadata: Mapping[str, Any],
     formats: Sequence[str] = (),
@@ -37,6 +38,7 @@ def export(
         model: A Keras model on this process's own devices, from pixels to logits or probabilities.
         folder: The folder of a run's exports; its `latest` will lead to this one.
         step: The training step, which is the export's name.
+        is_only_one: Whether the export is `folder` itself, in place of `folder/<step>`.
         images: A few images of the data set, for the check.
         metadata: The contents of `metadata.json`, among them the names of the `classes`.
         formats: `keras`, `tflite` or both, to write besides the SavedModel.
@@ -50,7 +52,7 @@ def export(
     shape = images.shape[1:]
     served = Served(model, shape, outputs)
     wanted = _answers(served, images)
-    final = folder / str(step)
+    final = folder if is_only_one else folder / str(step)
     with fresh_folder(final) as written:
         with _short_disk_errors(written):
             tf.saved_model.save(served, str(written), signatures=served.signatures())
@@ -59,7 +61,8 @@ def export(
             _add(form, written, served, images, wanted)
         about = {"step": step, "formats": ["saved_model", *formats], "outputs": outputs, **metadata}
         write_metadata(written, image_shape=shape, about=about)
-    set_latest(folder, final.name)
+    if not is_only_one:
+        set_latest(folder, final.name)
     return final
 
 

@@ -39,7 +39,7 @@ class CheckpointManager:
 
     def __init__(self, context: RunContext) -> None:
         config, data = context.config, context.data
-        self._folder, self._config = context.folder / "checkpoints", config
+        self._folder, self._config = context.folder.checkpoints, config
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self._found: checkpoint.Checkpoint | None = None
         self.kept: int | None = None  # the step of the newest checkpoint

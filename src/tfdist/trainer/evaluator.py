@@ -15,6 +15,7 @@ from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, o
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
 from tfdist.trainer.labels import has_one_hot_labels
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.evaluate import run_tests
 from tfdist.training.logs import as_scalars, as_text
@@ -28,13 +29,13 @@ _PATIENCE_SECONDS = 600
 _log = logging.getLogger("tfdist")
 
 
-def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -> None:
+def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Evaluate each checkpoint of a run, up to that of the last step.
 
     Args:
         config: The config of the run.
         cluster: The cluster and this process's task.
-        folder: The run's folder, on a disk that the chief writes to.
+        folder: The run's folders, on a disk that the chief writes to.
     """
     strategy = make_strategy(cluster, **_own_options(config))
     data = open_data(**config.data.wanted())
@@ -48,9 +49,9 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: Path) -
     testing = session.testing()
     state = State(model, strategy, session.random_states)
     mine = state.values()
-    summaries = Summaries(folder / "summaries", ("evaluator",))
+    summaries = Summaries(folder.summaries, ("evaluator",))
     chief = cluster.address(cluster.lead)
-    for checkpoint in _new_checkpoints(folder / "checkpoints", total_steps(config, data), chief):
+    for checkpoint in _new_checkpoints(folder.checkpoints, total_steps(config, data), chief):
         check_variables(checkpoint, mine)
         try:
             state.assign(checkpoint.read())

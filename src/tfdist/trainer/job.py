@@ -7,6 +7,8 @@ The chief writes the files of a run; the launcher, if there is one, writes its l
     RUN/checkpoints/        the state from which a run resumes, one folder a step
     RUN/summaries/          curves and images for TensorBoard
     RUN/logs/               the output of each task
+
+On Vertex AI and SageMaker, run_folder.py finds other places for some of these.
 """
 
 import contextlib
@@ -54,6 +56,7 @@ from tfdist.trainer.factory import (
 )
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 from tfdist.training.consensus import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
@@ -88,7 +91,7 @@ class Report:
     versions: dict[str, str]
 
 
-def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None:
+def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report | None:
     """Run this task's part of the job; return the report if this is the chief.
 
     Raises:
@@ -120,7 +123,7 @@ def train(config: Config, cluster: ClusterConfig, folder: Path) -> Report | None
 
 @contextlib.contextmanager
 def _connected(
-    config: Config, cluster: ClusterConfig, folder: Path, notice: Notice, elastic: Elastic | None
+    config: Config, cluster: ClusterConfig, folder: RunFolder, notice: Notice, elastic: Elastic | None
 ) -> Iterator[RunContext]:
     """Connect to the other tasks, and watch them while the block runs."""
     options = config.strategy_options(cluster)
@@ -154,7 +157,7 @@ def _train(context: RunContext) -> Report | None:
     if context.is_chief and config.export.formats:
         try_formats(build_model(config, data), data.image_shape, config.export.formats, outputs)
     if context.is_chief:
-        for place in (folder, folder / "checkpoints", folder / "export"):
+        for place in (folder.root, folder.checkpoints, folder.export):
             remove_partial(place)
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
@@ -166,7 +169,7 @@ def _train(context: RunContext) -> Report | None:
     report = None
     if context.is_chief:
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
-        write_json(folder / "report.json", asdict(report))
+        write_json(folder.root / "report.json", asdict(report))
         run.close()
     wait_for_all(strategy)  # a worker that ends while the chief still writes would count as lost
     return report
@@ -206,7 +209,7 @@ def _report(
     )
 
 
-def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
+def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:
     """Check in this process what a run needs, without training; return a summary, line by line."""
     lead = cluster.with_task(cluster.lead) if cluster else cluster
     name = check_strategy(lead, **config.strategy_options(cluster))
@@ -220,10 +223,11 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
         try_formats(model, data.image_shape, config.export.formats, outputs)
     named_callbacks(config)  # raises if there is no such callback
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
-    with storage_errors(folder), tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".tfdist-"):
-        free = shutil.disk_usage(_existing(folder)).free
+    place = _existing(folder.root)
+    with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
+        free = shutil.disk_usage(place).free
     size = 4 * model.count_params()
-    begun = find_newest(folder / "checkpoints")
+    begun = find_newest(folder.checkpoints)
     instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
     shape = "x".join(map(str, data.image_shape))
     return [
@@ -231,7 +235,7 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: Path) -> list[str]:
         f" test on, {shape}, {len(data.classes)} classes",
         f"model     {config.model.name}: {model.count_params()} parameters, {size / 1e6:.1f} MB",
         f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
-        f"goes to   {folder}: {free / 1e9:.1f} GB free"
+        f"goes to   {folder.root}: {free / 1e9:.1f} GB free"
         + (f"; continues from its step {begun.step}" if begun else ""),
         "Nothing was trained.",
     ]
@@ -277,8 +281,9 @@ def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str
     }
     return export(
         model,
-        context.folder / "export",
+        context.folder.export,
         step=step,
+        is_only_one=context.folder.has_one_export,
         images=images.numpy(),
         metadata=metadata,
         formats=config.export.formats,

@@ -1,7 +1,6 @@
 """Group what the parts of a run share: config, cluster, strategy, data, folder, and notices to end."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -11,6 +10,7 @@ from tfdist.coordination.server_ending_notice import Departures
 from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic
+from tfdist.trainer.run_folder import RunFolder
 
 __all__ = ["RunContext"]
 
@@ -24,7 +24,7 @@ class RunContext:
         cluster: The cluster that trains, and this process's task.
         strategy: The strategy that connects it.
         data: The data set.
-        folder: The run's folder.
+        folder: The run's folders.
         notice: Whether this task was told to end.
         departures: Whether a server was told to end.
         elastic: The tasks that take part, if they may change.
@@ -34,7 +34,7 @@ class RunContext:
     cluster: ClusterConfig
     strategy: tf.distribute.Strategy
     data: Data
-    folder: Path
+    folder: RunFolder
     notice: Notice
     departures: Departures
     elastic: Elastic | None = None

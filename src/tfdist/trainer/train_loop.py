@@ -44,7 +44,7 @@ class Run:
         self.step = self.begun_at = 0
         self._checkpoint_manager = CheckpointManager(context)
         self._recovery = Recovery(context, self._checkpoint_manager)
-        summaries = context.folder / "summaries"
+        summaries = context.folder.summaries
         self._summaries = Summaries(summaries, ("train", "test")) if context.is_chief else None
         self._is_leaving = False
         self._agreement = Agreement(context.strategy, is_chief=context.is_chief)

@@ -1,8 +1,12 @@
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +98,8 @@ def test_a_file_in_the_way_is_said(tmp_path):
 
 _FILL = """
 import sys
+import time
+from pathlib import Path
 from pathlib import Path
 from tfdist.errors import StorageError
 from tfdist._utils.files import fresh_folder
@@ -116,3 +122,38 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
         pytest.skip(f"no file system can be mounted here: {run.stderr.strip()}")
     assert "cannot be written: No space left on device" in run.stdout, run.stderr
     assert run.stdout.endswith("[]\n")
+
+
+def test_where_folders_cannot_be_renamed_their_files_are_copied(tmp_path, monkeypatch):
+    """Refuse what Cloud Storage FUSE refuses by default."""
+    order, copy = [], shutil.copyfile
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(Path, name, _renaming_no_folders(getattr(Path, name)))
+    monkeypatch.setattr(
+        shutil, "copyfile", lambda source, target: (order.append(target.name), copy(source, target))
+    )
+    final = tmp_path / "7"
+    for text in ("first", "second"):
+        order.clear()
+        with fresh_folder(final) as partial:
+            (partial / "sub").mkdir()
+            for name in ("z", "sub/y", "about.json"):
+                (partial / name).write_text(text)
+                time.sleep(0.01)
+            if text == "first":
+                (partial / "old").write_text(text)
+        assert order[:3] == ["z", "y", "about.json"]  # last what says that all is there
+        assert (final / "sub" / "y").read_text() == text
+    assert sorted(os.listdir(final)) == ["about.json", "sub", "z"]
+    assert os.listdir(tmp_path) == ["7"]
+    remove_folder(final)
+    assert os.listdir(tmp_path) == []
+
+
+def _renaming_no_folders(rename):
+    def renamed(path, target):
+        if path.is_dir():
+            raise OSError(errno.EMFILE, "too many open files")
+        return rename(path, target)
+
+    return renamed

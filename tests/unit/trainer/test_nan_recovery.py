@@ -20,6 +20,7 @@ from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
 from tfdist.trainer.job import rehearse
 from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -45,7 +46,9 @@ def train(tmp_path, monkeypatch, data):
         tf.keras.backend.clear_session()
         tf.keras.utils.set_random_seed(config.train.seed)
         strategy = tf.distribute.get_strategy()
-        context = RunContext(config, ClusterConfig(), strategy, data, folder, Notice(), Departures(()))
+        context = RunContext(
+            config, ClusterConfig(), strategy, data, RunFolder.at(folder), Notice(), Departures(())
+        )
         one = Run(context, compiled_model(config, data, "logits"))
         try:
             one.train()

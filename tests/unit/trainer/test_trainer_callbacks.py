@@ -18,6 +18,7 @@ from tfdist.trainer.checkpoint import list_steps
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
 from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -38,7 +39,9 @@ def train(tmp_path, data):
         config = read_config(CONFIGS / "local.yaml", changes).config
         tf.keras.utils.set_random_seed(config.train.seed)
         strategy = tf.distribute.get_strategy()
-        context = RunContext(config, ClusterConfig(), strategy, data, tmp_path, Notice(), Departures(()))
+        context = RunContext(
+            config, ClusterConfig(), strategy, data, RunFolder.at(tmp_path), Notice(), Departures(())
+        )
         model = compiled_model(config, data, "logits")
         one = Run(context, model)
         try:

@@ -1,0 +1,84 @@
+"""The folders of a run: --run_dir, those of Vertex AI and SageMaker, and the default."""
+
+from pathlib import Path
+
+import pytest
+
+from tfdist._utils import files
+from tfdist.errors import ConfigError
+from tfdist.trainer.run_folder import RunFolder, failure_file, failure_written, find_run_folder
+
+VERTEX = {
+    "AIP_MODEL_DIR": "gs://bucket/jobs/7/model/",
+    "AIP_CHECKPOINT_DIR": "gs://bucket/jobs/7/checkpoints/",
+    "AIP_TENSORBOARD_LOG_DIR": "gs://bucket/jobs/7/logs/",
+}
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """Return the folder at which gs://bucket is mounted."""
+    monkeypatch.setattr(files, "_BUCKETS", tmp_path)
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def test_without_variables_all_is_in_one_folder():
+    assert find_run_folder(None, "runs/x", {}) == RunFolder.at(Path("runs/x").absolute())
+    assert find_run_folder("/a", "runs/x", {}).is_one_folder
+
+
+def test_on_vertex_ai_each_variable_is_a_folder(bucket):
+    folder = find_run_folder(None, "runs/x", VERTEX)
+    job = bucket / "jobs" / "7"
+    assert folder == RunFolder(job, job / "checkpoints", job / "logs", job / "model", has_one_export=True)
+    assert not folder.is_one_folder
+
+
+def test_a_variable_of_vertex_ai_alone_changes_its_folder_alone(bucket):
+    name = "AIP_TENSORBOARD_LOG_DIR"
+    folder = find_run_folder(None, "runs/x", {name: VERTEX[name]})
+    assert folder.summaries == bucket / "jobs" / "7" / "logs"
+    assert folder.export == Path("runs/x/export").absolute()
+    assert not folder.has_one_export
+
+
+def test_on_sagemaker_the_folders_are_beside_the_model():
+    folder = find_run_folder(None, "runs/x", {"SM_MODEL_DIR": "/opt/ml/model"})
+    data = Path("/opt/ml/output/data")
+    assert folder == RunFolder(data, Path("/opt/ml/checkpoints"), data / "summaries", Path("/opt/ml/model"))
+    environ = {"SM_MODEL_DIR": "/opt/ml/model", "SM_OUTPUT_DATA_DIR": "/elsewhere"}
+    assert find_run_folder(None, "runs/x", environ).root == Path("/elsewhere")
+
+
+@pytest.mark.parametrize("environ", [VERTEX, {"SM_MODEL_DIR": "/opt/ml/model"}])
+def test_run_dir_comes_before_the_variables(environ):
+    assert find_run_folder("/a", "runs/x", environ) == RunFolder.at(Path("/a"))
+
+
+def test_a_bucket_that_is_not_mounted_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"AIP_MODEL_DIR: expected a path of this machine, received 'gs://"):
+        find_run_folder(None, "runs/x", VERTEX)
+
+
+def test_run_dir_may_be_an_address_of_a_mounted_bucket(bucket):
+    assert find_run_folder("gs://bucket/a", "x", {}) == RunFolder.at(bucket / "a")
+    for address in ("gs://other/a", "s3://bucket/a", "gs://../a", "gs:///a"):
+        with pytest.raises(ConfigError, match="--run_dir: expected a path of this machine"):
+            find_run_folder(address, "x", {})
+
+
+def test_sagemaker_reads_the_error_of_a_run_that_fails(tmp_path):
+    environ = {"SM_MODEL_DIR": str(tmp_path / "model")}
+    path = failure_file(environ)
+    assert path == tmp_path / "output" / "failure"
+    with pytest.raises(ConfigError), failure_written(environ):
+        raise ConfigError("here", "is wrong")
+    assert path.read_text() == "here: is wrong"
+    with pytest.raises(KeyError), failure_written(environ):
+        raise KeyError("k" * 5000)
+    assert path.read_text().startswith("KeyError: 'kkk")
+    assert len(path.read_text()) == 1024
+    with failure_written(environ):
+        assert not path.exists()
+    assert failure_file({}) is None
