@@ -18,7 +18,7 @@ def main() -> None:
             state = find_engine(submission.handle.engine).state(submission)[0].value
         except ConfigError as error:  # the scheduler of another site, or one that is down
             state = f"unknown: {error}"
-        rows.append((str(submission.handle), state, submission.at, str(submission.run_dir)))
+        rows.append((str(submission.handle), state, submission.at, submission.place))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -15,7 +15,7 @@ def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""
     engine, submission = submission_of(command)
     state, words = engine.state(submission)
-    parts = [str(submission.handle), f"{state.value} ({words})", str(submission.run_dir)]
+    parts = [str(submission.handle), f"{state.value} ({words})", submission.place]
     print("  ".join(filter(None, [*parts, last_progress(submission)])))
 
 

@@ -15,7 +15,10 @@ class Engine(Protocol):
     name: str
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
-        """Return what the engine reads, as a user would write it; its first lines say how to submit it."""
+        """Return what the engine reads, as a user would write it.
+
+        Its first lines say how to submit it, where the format has comments.
+        """
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Submit the job."""

@@ -5,14 +5,22 @@ from importlib.metadata import entry_points
 
 from tfdist.engines.engine import Engine
 from tfdist.engines.local import Local
+from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.slurm import Slurm
 from tfdist.engines.ssh import Ssh
+from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError, did_you_mean
 
 __all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
 
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
-_ENGINES: dict[str, Callable[[], Engine]] = {"local": Local, "slurm": Slurm, "ssh": Ssh}
+_ENGINES: dict[str, Callable[[], Engine]] = {
+    "local": Local,
+    "sagemaker": SageMaker,
+    "slurm": Slurm,
+    "ssh": Ssh,
+    "vertex": Vertex,
+}
 
 
 def engine_names() -> list[str]:

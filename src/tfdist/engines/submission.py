@@ -62,6 +62,7 @@ class Submission:
         tasks: The names of its tasks, in the order of their ranks.
         made_by: The command line that the user typed.
         at: When, for people, in this machine's time zone.
+        url: Where the user finds the files of the run, if `run_dir` exists only for the tasks.
     """
 
     handle: Handle
@@ -70,3 +71,9 @@ class Submission:
     tasks: tuple[str, ...]
     made_by: str
     at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+    url: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return where the user finds the files of the run."""
+        return self.url or str(self.run_dir)

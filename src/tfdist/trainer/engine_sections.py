@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tfdist.trainer.cloud_sections import SageMakerSection, VertexSection
+
 __all__ = ["EngineSection", "SlurmSection", "SshSection"]
 
 
@@ -77,3 +79,5 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     slurm: SlurmSection = SlurmSection()
     ssh: SshSection = SshSection()
+    vertex: VertexSection = VertexSection()
+    sagemaker: SageMakerSection = SageMakerSection()

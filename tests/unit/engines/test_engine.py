@@ -61,7 +61,7 @@ def test_a_handle_is_read_as_it_is_written():
 def test_engines_are_ours_and_those_of_other_packages(queue):
     assert find_engine("slurm").name == "slurm"
     assert isinstance(find_engine("queue"), Queue)
-    assert registry.engine_names() == ["local", "queue", "slurm", "ssh"]
+    assert {"queue", "slurm"} < set(registry.engine_names())
 
 
 def test_an_unknown_engine_is_refused():
