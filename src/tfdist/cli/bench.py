@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist._utils.files import write_json
+from tfdist._utils.files import local_path, write_json
 from tfdist._utils.plotting import check_plotting
 from tfdist.cluster.config import ClusterSection
 from tfdist.errors import ConfigError, shown
@@ -43,6 +43,8 @@ def main(
     """Measure a config, or with `record` run as a task of one of its measurements."""
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
+    for flag, value in (("--json", json), ("--plot", plot)):
+        local_path(value or "", flag)  # an error before the measurements
     settings = read_config(config, set)
     if record:
         _record(settings, Path(record), steps, warmup)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from tfdist._utils.files import local_path
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.layout import find_export
 
@@ -60,7 +61,7 @@ def main(
 
 def _check_input(source: str) -> None:
     """Raise at a path that does not exist; a name without a slash or a suffix may be a data set."""
-    path = Path(source).expanduser()
+    path = local_path(source, "--input").expanduser()
     if path.exists():
         return
     is_path = source.startswith(("/", "./", "../", "~")) or "." in path.name
@@ -71,7 +72,7 @@ def _check_input(source: str) -> None:
 
 
 def _writable(name: str, flag: str) -> Path:
-    path = Path(name).expanduser()
+    path = local_path(name, flag).expanduser()
     folder = path.parent
     if not folder.is_dir():
         raise ConfigError(flag, f"there is no folder {folder}", remedy="Make it first")

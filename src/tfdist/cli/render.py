@@ -8,10 +8,9 @@ The first lines of the output say what made it, and how to submit it.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import write_whole
+from tfdist._utils.files import local_path, write_whole
 from tfdist.cli._jobs import requested
 
 __all__ = ["main"]
@@ -24,7 +23,7 @@ def main(command: Sequence[str], output: str | None = None, **flags: Any) -> Non
     if output is None:
         sys.stdout.write(text)
     else:
-        write_whole(Path(output), text.encode())
+        write_whole(local_path(output, "--output"), text.encode())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdist._utils.files import local_path
 from tfdist._utils.plotting import check_plotting
 from tfdist.errors import ConfigError, shown
 
@@ -31,6 +32,7 @@ def main(
     check: bool = False,
 ) -> None:
     """Simulate what a file describes, or check the simulation."""
+    local_path(plot or "", "--plot")  # an error before the simulation
     if check:
         _check()
     elif not config:

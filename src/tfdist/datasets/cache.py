@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist._utils.files import local_path
 from tfdist.errors import DataError
 
 __all__ = ["Contents", "Prepared", "Split", "default_cache_dir", "lock", "prepare"]
@@ -89,7 +90,7 @@ class Prepared:
 def default_cache_dir() -> Path:
     """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
     if chosen := os.environ.get("TFDIST_CACHE_DIR"):
-        return Path(chosen).expanduser()
+        return local_path(chosen, "TFDIST_CACHE_DIR").expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist._utils.files import local_path
 from tfdist.datasets.cache import Contents, Prepared, default_cache_dir, prepare
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.network_probe import Unavailable
@@ -152,7 +153,11 @@ def open_data(
     """
     if seed < 0:
         raise ConfigError("seed", expected="a whole number from 0", received=str(seed))
-    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    cache = (
+        default_cache_dir()
+        if cache_dir is None
+        else local_path(os.fspath(cache_dir), "cache_dir").expanduser()
+    )
     if if_unavailable not in ("fail", *_DRAWN):
         remedy = did_you_mean(if_unavailable, ("fail", *_DRAWN))
         raise ConfigError("if_unavailable", f"there is no '{if_unavailable}'", remedy=remedy)
@@ -206,8 +211,8 @@ def _read(
 
 def _path_of(name: str) -> Path | None:
     """Return the path that a name is; None if it is a name without a slash."""
-    is_path = name.startswith(("/", "./", "../", "~")) or name.endswith(".npz")
-    return Path(name).expanduser().resolve() if is_path else None
+    is_path = name.startswith(("/", "./", "../", "~")) or name.endswith(".npz") or "://" in name
+    return local_path(name, "data set").expanduser().resolve() if is_path else None
 
 
 def _read_path(path: Path, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
@@ -239,11 +244,7 @@ def _fetch(name: str, folder: Path) -> None:
 def _tfds_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder of tensorflow-datasets: the argument, TFDS_DATA_DIR, or its own default."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    if "://" in chosen:
-        raise ConfigError(
-            "data_dir", expected="a local folder", received=chosen, remedy="Copy it there first"
-        )
-    return Path(chosen).expanduser().resolve()
+    return local_path(chosen, "data_dir").expanduser().resolve()
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tfdist._utils.files import storage_errors, write_json, write_whole
+from tfdist._utils.files import local_path, storage_errors, write_json, write_whole
 from tfdist.errors import ConfigError, DataError
 
 __all__ = ["FILES", "Exported", "Format", "find_export", "set_latest", "write_metadata"]
@@ -46,7 +46,7 @@ def find_export(place: str | os.PathLike[str]) -> Exported:
     Raises:
         ConfigError: The path has no exported model, or tfdist has not written it.
     """
-    path = Path(place).expanduser()
+    path = local_path(os.fspath(place), "model").expanduser()
     if not path.exists():
         raise ConfigError(str(path), "does not exist", remedy="Name a run's folder, or an exported model")
     if path.is_file():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.files import local_path
 from tfdist.datasets.decoding import READING_ERRORS, decode, gist
 from tfdist.datasets.from_files import is_hidden
 from tfdist.datasets.from_idx import idx_files
@@ -37,7 +38,7 @@ def read_images(source: str, exported: Exported, batch: int) -> Iterator[ImageBa
         exported: The model.
         batch: The number of images in a batch.
     """
-    path = Path(source).expanduser()
+    path = local_path(source, "input").expanduser()
     if not path.exists():
         return _from_data(source, exported, batch)
     if path.is_file():

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist._utils.files import fresh_path
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import is_chief
@@ -39,6 +41,11 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if suffix not in _SUFFIXES:
         expected = "a path that ends in .keras, .h5, .weights.h5, or in no suffix for a SavedModel"
         raise ConfigError("save", expected=expected, received=shown(target))
+    scheme, is_address, _ = target.partition("://")
+    if is_address and scheme not in tf.io.gfile.get_registered_schemes():
+        expected = "a path, or an address of a store that TensorFlow can write to"
+        remedy = "Import the package that adds it, such as tensorflow_io, or save to a path"
+        raise ConfigError("save", expected=expected, received=shown(target), remedy=remedy)
     if not model.built:
         remedy = "Call fit, or the model itself on a batch, before"
         raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)

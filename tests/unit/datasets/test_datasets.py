@@ -221,7 +221,18 @@ def test_refuses_what_makes_no_sense(digits, arguments, message):
         ({"name": "digits", "examples": (0, 1)}, "examples: expected two numbers from 1"),
         ({"name": "digits", "image_size": (2, 2)}, "image_size: cannot be chosen for digits"),
         ({"name": "digits", "seed": -4}, "seed: expected a whole number from 0"),
-        ({"name": "mnist", "data_dir": "gs://tfds-data"}, "data_dir: expected a local folder"),
+        (
+            {"name": "mnist", "data_dir": "gs://tfds-data"},
+            "data_dir: expected a path of this machine, received 'gs://tfds-data'",
+        ),
+        (
+            {"name": "s3://bucket/x.npz"},
+            "data set: expected a path of this machine, received 's3://bucket/x.npz'",
+        ),
+        (
+            {"name": "gs://bucket/images"},
+            "data set: expected a path of this machine, received 'gs://bucket/images'",
+        ),
     ],
 )
 def test_refuses_settings_that_say_nothing(cache, arguments, message):

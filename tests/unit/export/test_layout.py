@@ -104,3 +104,10 @@ def test_metadata_keep_what_is_told(tmp_path):
     folder = exported(tmp_path / "1", data="digits", substitute_for="mnist", step=1)
     told = json.loads((folder / "metadata.json").read_text())
     assert (told["data"], told["substitute_for"], told["image_shape"]) == ("digits", "mnist", [8, 6, 3])
+
+
+def test_an_address_is_no_place_of_a_model():
+    with pytest.raises(
+        ConfigError, match="model: expected a path of this machine, received 's3://bucket/run'"
+    ):
+        find_export("s3://bucket/run")

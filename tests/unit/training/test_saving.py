@@ -1,0 +1,15 @@
+"""Where `tfdist.save` does not write."""
+
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.training.saving import save
+
+
+def test_a_store_that_tensorflow_does_not_know_is_refused_in_one_line():
+    with pytest.raises(ConfigError) as caught:
+        save(object(), "s3://bucket/model.keras")
+    assert str(caught.value) == (
+        "save: expected a path, or an address of a store that TensorFlow can write to, received"
+        " 's3://bucket/model.keras'. Import the package that adds it, such as tensorflow_io, or save to a path"
+    )
