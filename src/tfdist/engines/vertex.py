@@ -170,7 +170,7 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     variables = {
         SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),
-        **(config_variables(job.config) if job.config is not None else {}),
+        **(_escaped(config_variables(job.config)) if job.config is not None else {}),
         **section.env,
     }
     command = task_command(job, name, changes)
@@ -196,6 +196,11 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     while not pools[-1]:
         pools.pop()
     return pools
+
+
+def _escaped(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that Vertex AI passes on as they are; it replaces $(NAME), but not $$(NAME)."""
+    return {name: value.replace("$(", "$$(") for name, value in variables.items()}
 
 
 def _machine(section: VertexSection, role: str) -> dict[str, Any]:
@@ -263,7 +268,7 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except credentials.GoogleAuthError as error:
         remedy = "Type `gcloud auth application-default login`"
-        raise ConfigError("vertex", str(error).splitlines()[0], remedy=remedy) from None
+        raise ConfigError("vertex", str(error).splitlines()[0].rstrip("."), remedy=remedy) from None
     except refusals.ClientError as error:
         raise ConfigError("vertex", error.message) from None
     except refusals.GoogleAPICallError as error:

@@ -141,6 +141,12 @@ def test_fields_that_no_option_has_go_into_the_request():
     assert request["jobSpec"]["workerPoolSpecs"]
 
 
+def test_vertex_ai_replaces_nothing_in_the_config(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("data: {dir: $(HOME)}\n")
+    assert variables(vertex(config=path))[0]["TFDIST_CONFIG_0"] == "data: {dir: $$(HOME)}\n"
+
+
 # -- SageMaker --
 
 
