@@ -1,7 +1,9 @@
 """Containers of a rendered request as processes, with the variables and files that the services document."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from machines import machines, why_no_machines
 
+import proc
 from commands import SECONDS
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
@@ -113,48 +116,57 @@ def test_a_custom_job_trains_to_aip_model_dir(tmp_path, environ, bucket):
     assert sorted(os.listdir(job)) == ["checkpoints", "logs", "model", "report.json", "secret"]
 
 
-@pytest.mark.slow
-@pytest.mark.again
-def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
+# SageMaker says nowhere which group gets which host.
+HOST_OF = {"chief": "node2", "worker": "node3", "ps": "node1"}
+
+
+@contextlib.contextmanager
+def training_job(folder, environ, text):
+    """Run each container of a training job on a machine of its own; /opt/ml of a task is `folder / role`."""
     if reason := why_no_machines():
         pytest.skip(reason)
-    (tmp_path / "digits.yaml").write_text(TRAINING)
-    request = rendered(SageMaker(), tmp_path / "digits.yaml")
-    algorithm, groups = request["AlgorithmSpecification"], request["ResourceConfig"]["InstanceGroups"]
-    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
-    # SageMaker says nowhere which group gets which host.
-    host_of = {"chief": "node2", "worker": "node3", "ps": "node1"}
-    with machines(tmp_path, 3) as made:
+    (folder / "digits.yaml").write_text(text)
+    (folder / "secret").write_text("0123456789abcdef" * 4)
+    request = rendered(SageMaker(), folder / "digits.yaml")
+    algorithm = request["AlgorithmSpecification"]
+    words = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
+    groups = [
+        {
+            "instance_group_name": group["InstanceGroupName"],
+            "instance_type": group["InstanceType"],
+            "hosts": [HOST_OF[group["InstanceGroupName"]]],
+        }
+        for group in request["ResourceConfig"]["InstanceGroups"]
+    ]
+    with machines(folder, 3) as made:
         processes = []
-        for role, host in host_of.items():
-            config = tmp_path / role / "input" / "config"
+        for role, host in HOST_OF.items():
+            config = folder / role / "input" / "config"
             config.mkdir(parents=True)
             resources = {
                 "current_host": host,
                 "current_group_name": role,
-                "hosts": sorted(host_of.values()),
+                "hosts": sorted(HOST_OF.values()),
                 "network_interface_name": "eth0",
-                "instance_groups": [
-                    {
-                        "instance_group_name": group["InstanceGroupName"],
-                        "instance_type": group["InstanceType"],
-                        "hosts": [host_of[group["InstanceGroupName"]]],
-                    }
-                    for group in groups
-                ],
+                "instance_groups": groups,
             }
             (config / "resourceconfig.json").write_text(json.dumps(resources))
             variables = {
                 **environ,
                 **request["Environment"],
-                "SM_INPUT_CONFIG_DIR": str(config),  # here /opt/ml is tmp_path / role
-                "TFDIST_SECRET_FILE": str(tmp_path / "secret"),
+                "SM_INPUT_CONFIG_DIR": str(config),
+                "TFDIST_SECRET_FILE": str(folder / "secret"),
             }
-            words = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
-            with open(tmp_path / f"{role}.log", "w") as log:
-                processes.append(
-                    made.start(host, words, env=variables, stdout=log, stderr=log, cwd=tmp_path / "elsewhere")
-                )
+            with open(folder / f"{role}.log", "w") as log:
+                options = {"stdout": log, "stderr": log, "cwd": folder / "elsewhere"}
+                processes.append(made.start(host, words, env=variables, **options))
+        yield processes
+
+
+@pytest.mark.slow
+@pytest.mark.again
+def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
+    with training_job(tmp_path, environ, TRAINING) as processes:
         ends = ended(processes)
     logs = {role: (tmp_path / f"{role}.log").read_text() for role in ROLES}
     assert ends == [0, 0, 0], logs
@@ -168,6 +180,28 @@ def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
     assert list((chief / "output" / "data" / "summaries" / "train").glob("events.*"))
     assert json.loads((chief / "output" / "data" / "report.json").read_text())["steps"] == 10
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.slow
+@pytest.mark.again
+def test_containers_start_again_together_and_continue_from_the_checkpoint(tmp_path, environ):
+    text = TRAINING.replace("steps: 10", "steps: 300") + "checkpoint: {every: 20}\n"
+    with training_job(tmp_path, environ, text) as processes:
+        deadline = time.monotonic() + SECONDS
+        while not (tmp_path / "chief" / "checkpoints" / "20").exists():
+            assert processes[0].poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        of_worker = proc.with_variable("SM_MODEL_DIR", str(tmp_path / "worker" / "model"))
+        os.kill(of_worker[0].pid, signal.SIGKILL)
+        ends = ended(processes)
+    logs = {role: (tmp_path / f"{role}.log").read_text() for role in ROLES}
+    assert ends == [0, 0, 0], logs
+    assert "tfdist: the command ended with 137: start 2" in logs["worker"]
+    assert "tfdist: the command ended with 138: start 2" in logs["chief"]
+    report = json.loads((tmp_path / "chief" / "output" / "data" / "report.json").read_text())
+    assert (report["steps"], report["starts"]) == (300, 2)
+    assert report["begun_at_step"] >= 20
 
 
 def started(words, variables, log, cwd):
