@@ -1,11 +1,13 @@
 """Bring engines up on this machine, each once for all tests that need it."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from docker_site import NoDockerError, docker_site, why_no_docker
 from slurm_site import slurm_site, why_no_slurm
 from ssh_site import ssh_site, why_no_ssh
 
@@ -55,3 +57,16 @@ def local_loss(cache, tmp_path_factory):
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "run" / "report.json").read_text())["test_loss"]
+
+
+@pytest.fixture(scope="session")
+def docker():
+    """Return a Docker engine, with an image for tasks of tfdist."""
+    if reason := why_no_docker():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        try:
+            site = stack.enter_context(docker_site())
+        except NoDockerError as error:
+            pytest.skip(str(error))
+        yield site
