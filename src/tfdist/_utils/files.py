@@ -13,6 +13,7 @@ from typing import Any
 from tfdist.errors import ConfigError, StorageError, shown
 
 __all__ = [
+    "default_cache_dir",
     "fresh_folder",
     "fresh_path",
     "local_path",
@@ -25,6 +26,13 @@ __all__ = [
 
 
 _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE
+
+
+def default_cache_dir() -> Path:
+    """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
+    if chosen := os.environ.get("TFDIST_CACHE_DIR"):
+        return local_path(chosen, "TFDIST_CACHE_DIR").expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist"
 
 
 def local_path(text: str, where: str) -> Path:

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
-__all__ = ["define_flags", "requested", "submission_of"]
+__all__ = ["define_flags", "made_by", "requested", "submission_of"]
 
 
 def requested(
@@ -57,7 +57,6 @@ def _job_of(
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     folder = local_path(run_dir or "runs", "--run_dir").absolute()
-    made_by = shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]])
     if config is None:
         counts = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks()
         return engine, Job(
@@ -65,7 +64,7 @@ def _job_of(
             command=tuple(command),
             counts=_counted(counts),
             folder=folder,
-            made_by=made_by,
+            made_by=made_by(),
             alone=tuple(alone),
         )
     if workers is not None or ps or alone:
@@ -85,13 +84,18 @@ def _job_of(
         command=(*train, *(f"--set={change}" for change in set)),
         counts=_counted(cluster.tasks()) or {"worker": 1},
         folder=folder,
-        made_by=made_by,
+        made_by=made_by(),
         config=Path(config).absolute(),
         threads=settings.config.launch.threads,
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         is_single=not cluster,
     )
+
+
+def made_by() -> str:
+    """Return the command line that the user typed."""
+    return shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]])
 
 
 def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:

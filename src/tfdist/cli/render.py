@@ -2,6 +2,7 @@
 
     tfdist render slurm --config cifar.yaml --sbatch partition=gpu --sbatch time=60
     tfdist render slurm --workers 4 --ps 2 -o job.sh -- python my_script.py
+    tfdist render dockerfile
 
 The first lines of the output say what made it, and how to submit it.
 """
@@ -11,19 +12,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist._utils.files import local_path, write_whole
-from tfdist.cli._jobs import requested
+from tfdist.cli._jobs import made_by, requested
+from tfdist.engines.dockerfile import render_dockerfile
+from tfdist.trainer.config import read_config
+from tfdist.trainer.engine_sections import DockerfileSection
 
 __all__ = ["main"]
 
 
 def main(command: Sequence[str], output: str | None = None, **flags: Any) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
-    engine, job, options = requested(command, **flags)
-    text = engine.render(job, options)
+    if list(command) == ["dockerfile"]:
+        text = render_dockerfile(_dockerfile_section(**flags), made_by())
+    else:
+        engine, job, options = requested(command, **flags)
+        text = engine.render(job, options)
     if output is None:
         sys.stdout.write(text)
     else:
         write_whole(local_path(output, "--output"), text.encode())
+
+
+def _dockerfile_section(config: str | None = None, set: Sequence[str] = (), **_: Any) -> DockerfileSection:
+    """Return the section of the config, if there is one; the other flags are for jobs."""
+    return read_config(config, set).config.engine.dockerfile if config else DockerfileSection()
 
 
 if __name__ == "__main__":

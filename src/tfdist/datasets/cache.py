@@ -27,10 +27,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist._utils.files import local_path
 from tfdist.errors import DataError
 
-__all__ = ["Contents", "Prepared", "Split", "default_cache_dir", "lock", "prepare"]
+__all__ = ["Contents", "Prepared", "Split", "lock", "prepare"]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -85,13 +84,6 @@ class Prepared:
         examples = self.train_examples if name == "train" else self.test_examples
         images, labels = _files(self.folder, name)
         return Split(str(images), str(labels), examples, self.image_shape)
-
-
-def default_cache_dir() -> Path:
-    """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
-    if chosen := os.environ.get("TFDIST_CACHE_DIR"):
-        return local_path(chosen, "TFDIST_CACHE_DIR").expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist"
 
 
 def prepare(name: str, request: object, read: Callable[[], Contents], cache_dir: Path) -> Prepared:

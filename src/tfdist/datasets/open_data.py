@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import local_path
-from tfdist.datasets.cache import Contents, Prepared, default_cache_dir, prepare
+from tfdist._utils.files import default_cache_dir, local_path
+from tfdist.datasets.cache import Contents, Prepared, prepare
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.network_probe import Unavailable
 from tfdist.datasets.synthetic_digits import draw_digits

