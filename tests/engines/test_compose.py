@@ -149,3 +149,73 @@ def test_a_config_trains_to_the_export(tfdist, docker, train, tmp_path):
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
     assert (run / "export" / "10" / "saved_model.pb").exists()
+
+
+def _container_of(handle, service):
+    return f"{handle.rpartition('/')[2]}-{service}-1"
+
+
+@pytest.mark.again
+def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, train):
+    text = CONFIG.replace("parameter_server_sync", "parameter_server").replace("steps: 10", "steps: 1000")
+    handle = train(text)
+    until_logs("worker:1 serves at", tfdist, handle, "worker:1")
+    docker.kill(_container_of(handle, "worker-1"))
+    followed = tfdist("logs", handle, "--follow", "--task", "worker:1")
+    assert followed.count("worker:1 serves at") == 2
+    assert "the chief has ended, so worker:1 ends too" in followed
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    codes = exit_codes(docker, handle)
+    assert codes == {**dict.fromkeys(codes, (0, 0)), "worker-1": (0, 1)}
+
+
+@pytest.mark.again
+def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, tmp_path):
+    handle = train(CONFIG.replace("steps: 10", "steps: 200").replace("every: 50", "every: 20"))
+    run = tmp_path / "runs" / handle.rpartition("/")[2]
+    deadline = time.monotonic() + SECONDS
+    while not (run / "checkpoints" / "20").exists():
+        assert time.monotonic() < deadline, tfdist("logs", handle)
+        time.sleep(0.2)
+    docker.kill(_container_of(handle, "chief-0"))
+    followed = tfdist("logs", handle, "--follow")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    codes = exit_codes(docker, handle)
+    assert {code for code, _ in codes.values()} == {0}
+    assert codes["chief-0"] == (0, 1)
+    assert all(restarts >= 1 for _, restarts in codes.values()), codes
+    report = json.loads((run / "report.json").read_text())
+    assert report["steps"] == 200
+    assert report["starts"] >= 2
+
+
+@pytest.mark.again
+@pytest.mark.parametrize(
+    ("strategy", "cluster"),
+    [
+        ("parameter_server", "{worker: 2, ps: 1}"),
+        ("multi_worker_mirrored", "{worker: 2}"),
+        ("mirrored", "{}"),
+        ("one_device", "{}"),
+    ],
+)
+def test_every_other_strategy_trains(tfdist, docker, train, tmp_path, strategy, cluster):
+    text = CONFIG.replace("parameter_server_sync", strategy).replace("{worker: 2, ps: 1}", cluster)
+    handle = train(text)
+    followed = tfdist("logs", handle, "--follow")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    assert set(exit_codes(docker, handle).values()) == {(0, 0)}
+    run = tmp_path / "runs" / handle.rpartition("/")[2]
+    assert (run / "export" / "10" / "saved_model.pb").exists()
+
+
+def test_compose_accepts_the_rendered_file_and_starts_it_as_its_second_line_says(tfdist, docker, tmp_path):
+    options = [f"--option=image={docker.image}", f"--option=volumes={json.dumps(docker.volumes)}"]
+    script = ["--", "python", "script.py", "0"]
+    file = tmp_path / "compose.yaml"
+    tfdist("render", "compose", "--workers=1", *options, f"-o={file}", *script)
+    docker.run("docker", "compose", "--file", file, "config", "--quiet", TFDIST_SECRET="x" * 32)
+    line = re.search(r"^# Submit it with: (.*)$", file.read_text(), re.MULTILINE)[1]
+    docker.run("bash", "-c", line.replace("FILE", str(file)))
+    assert docker.run("docker", "wait", "script-worker-0-1").strip() == "0"
+    assert "secret of 6" in docker.run("docker", "logs", "script-worker-0-1")

@@ -1,5 +1,6 @@
 """Write a Dockerfile of an image for tasks: small, pinned, and without root."""
 
+import contextlib
 import json
 import platform
 import re
@@ -63,24 +64,26 @@ def _pins(chosen: list[str]) -> list[str]:
     """Return the versions of the packages that tfdist needs here, without those that the user chooses."""
     skipped = {_name_of(requirement) for requirement in chosen}
     versions: dict[str, str] = {}
-    names = list(_needs("tfdist"))
-    while names:
-        name = names.pop()
-        if name in versions or name in skipped:
-            continue
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:  # a requirement for another system, or of an extra
-            continue
-        names += _needs(name)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    unseen = set(_needs("tfdist", frozenset()))
+    while unseen:
+        name, extras = package = unseen.pop()
+        seen.add(package)
+        if name not in skipped:
+            with contextlib.suppress(PackageNotFoundError):  # a requirement for another system
+                versions[name] = version(name)
+                unseen |= set(_needs(name, extras)) - seen
     return [f"{name}=={versions[name]}" for name in sorted(versions)]
 
 
-def _needs(package: str) -> Iterator[str]:
-    """Yield the names of the packages that a package needs, without those of its extras."""
+def _needs(package: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the name and the extras of each package that a package with these extras needs."""
     for requirement in requires(package) or ():
-        if not re.search(r"\bextra\s*==", requirement):
-            yield _name_of(requirement)
+        conditions = set(re.findall(r"""\bextra\s*==\s*['"]([^'"]+)""", requirement))
+        if not conditions or conditions & extras:
+            of_it = re.match(r"[^;\[]*\[([^\]]*)\]", requirement)
+            names = of_it[1].split(",") if of_it else ()
+            yield _name_of(requirement), frozenset(name.strip() for name in names)
 
 
 def _name_of(requirement: str) -> str:
