@@ -9,7 +9,7 @@ import pytest
 from docker_site import find_compose
 
 pytestmark = pytest.mark.engines
-SECONDS = 300
+SECONDS = 900
 
 SCRIPT = """
 import os, stat, sys, time

@@ -26,6 +26,7 @@ from tfdist.engines.compose_file import (
     with_options,
 )
 from tfdist.engines.job import Job
+from tfdist.engines.log_files import progress_path
 from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
 
@@ -53,7 +54,11 @@ class Compose:
         text = compose_file(job)
         project = f"{project_stem(job)}-{secrets.token_hex(3)}"
         handle = Handle(self.name, _context(), project)
-        for folder in folders_to_make(job):
+        run_dir = folder_of_runs(job) / project
+        folders = folders_to_make(job)
+        if job.folder in folders:
+            folders.append(progress_path(run_dir).parent)
+        for folder in folders:
             with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -62,7 +67,7 @@ class Compose:
             with contextlib.suppress(TfdistError):  # the first error is the one to show
                 _compose(handle, "down")
             raise
-        return job.submission(handle, folder_of_runs(job) / project)
+        return job.submission(handle, run_dir)
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, from those of its containers."""

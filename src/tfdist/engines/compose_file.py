@@ -18,6 +18,7 @@ from tfdist._utils.files import default_cache_dir
 from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job import Job
+from tfdist.engines.log_files import progress_path
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.engine_sections import ComposeSection
 
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _PORT = 2222
+_PROJECT = "\0project"  # stands for the name of the project, which Compose knows
 _ROLES = ("chief", "worker", "ps", "evaluator")
 _CONFIG = "/etc/tfdist/config.yaml"
 _SECRET = "/run/secrets/secret"  # noqa: S105
@@ -157,11 +159,10 @@ def compose_file(job: Job) -> str:
 def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
     """Return what the services of all tasks have in common."""
     section = job.section.compose
-    run_dir = str(folder_of_runs(job) / "\0")
-    words = [_escaped(word) for word in job.words(python="python", run_dir=run_dir, config=_CONFIG)]
+    words = job.words(python="python", run_dir=str(folder_of_runs(job) / _PROJECT), config=_CONFIG)
     task: dict[str, Any] = {
         "image": section.image,
-        "command": [word.replace("\0", "${COMPOSE_PROJECT_NAME}") for word in words],
+        "command": [_escaped(word) for word in words],
         "init": True,
         "restart": f"on-failure:{section.restarts}" if section.restarts else "no",
         "stop_grace_period": f"{section.stop_grace_period}s",
@@ -186,6 +187,8 @@ def _environment(job: Job) -> dict[str, Any]:
         "TFDIST_CACHE_DIR": _escaped(_mount_of_cache(job).target),
         "TFDIST_SECRET_FILE": _SECRET,
     }
+    if job.threads:
+        variables |= dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(job.threads))
     if data := _mount_of_data(job):
         variables["TFDS_DATA_DIR"] = _escaped(data.target)
     return {**variables, **section.environment}
@@ -198,7 +201,10 @@ def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[s
         keys = dict(of_roles.get(task.type, {}))
         if count := job.section.compose.gpus.get(task.type):
             keys["deploy"] = _gpus([str(next(gpus)) for _ in range(count)])
-        environment = {"TF_CONFIG": _escaped(cluster.tf_config_json(*task))} if len(job.tasks) > 1 else {}
+        environment = {} if job.is_single else {"TF_CONFIG": _escaped(cluster.tf_config_json(*task))}
+        if task == job.tasks[job.chief_rank]:
+            progress = progress_path(folder_of_runs(job) / _PROJECT)
+            environment["TFDIST_PROGRESS_FILE"] = _escaped(str(progress))
         yield _SERVICE.format(name=service_name(task))
         yield _dumped(environment, 6) if environment else ""
         yield _dumped(keys, 4) if keys else ""
@@ -280,8 +286,8 @@ def _folder(path: Path) -> _Mount:
 
 
 def _escaped(text: str) -> str:
-    """Return a text in which Compose replaces nothing."""
-    return text.replace("$", "$$")
+    """Return a text in which Compose replaces nothing but the name of the project."""
+    return text.replace("$", "$$").replace(_PROJECT, "${COMPOSE_PROJECT_NAME}")
 
 
 def _dumped(value: Mapping[str, Any], spaces: int) -> str:

@@ -24,7 +24,16 @@ def rendered(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDIST_CACHE_DIR", "/caches/tfdist")
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
 
-    def render(*command, options=None, counts=None, config=None, folder="/shared/my runs", **section):
+    def render(
+        *command,
+        options=None,
+        counts=None,
+        config=None,
+        folder="/shared/my runs",
+        is_single=False,
+        threads=None,
+        **section,
+    ):
         job = Job(
             name="My Job",
             command=command or ("python", "x.py"),
@@ -32,6 +41,8 @@ def rendered(tmp_path, monkeypatch):
             folder=Path(folder),
             made_by="tfdist render compose\nservices:",
             config=config,
+            is_single=is_single,
+            threads=threads,
             section=EngineSection(compose=ComposeSection(**section)),
         )
         return yaml.safe_load(Compose().render(job, options or {}))
@@ -60,8 +71,25 @@ def test_there_is_a_service_for_each_task_and_the_others_are_its_names(rendered)
 
 
 def test_a_task_alone_has_no_cluster(rendered):
-    [service] = rendered(counts={"worker": 1})["services"].values()
+    [service] = rendered(counts={"worker": 1}, is_single=True)["services"].values()
     assert "TF_CONFIG" not in service["environment"]
+    [service] = rendered(counts={"worker": 1})["services"].values()
+    assert "TF_CONFIG" in service["environment"]
+
+
+def test_the_threads_of_the_config_are_those_of_each_task(rendered):
+    variables = rendered(threads=3)["services"]["ps-0"]["environment"]
+    assert (variables["TF_NUM_INTRAOP_THREADS"], variables["OMP_NUM_THREADS"]) == ("3", "3")
+    assert "OMP_NUM_THREADS" not in rendered()["services"]["ps-0"]["environment"]
+
+
+def test_the_chief_alone_writes_its_progress_into_the_run(rendered):
+    services = rendered()["services"]
+    progress = {
+        name: service["environment"].get("TFDIST_PROGRESS_FILE") for name, service in services.items()
+    }
+    path = "/shared/my runs/${COMPOSE_PROJECT_NAME}/logs/progress.json"
+    assert progress == {**dict.fromkeys(services), "chief-0": path}
 
 
 def test_the_secret_is_in_no_file_and_on_no_command_line(rendered, monkeypatch):
