@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.environments import DEFAULT_PORT
 from tfdist.engines.engine import Engine
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.records import find_submission
@@ -90,6 +91,7 @@ def _job_of(
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         is_single=not cluster,
+        port=settings.config.cluster.port or DEFAULT_PORT,
     )
 
 
@@ -138,7 +140,11 @@ def define_flags(flags: Any) -> None:
         "For slurm: an option of sbatch, e.g. partition=gpu, or for one role worker:partition=gpu;"
         " can be repeated.",
     )
-    flags.DEFINE_multi_string("option", [], "An option of the engine, NAME=VALUE; can be repeated.")
+    flags.DEFINE_multi_string(
+        "option",
+        [],
+        "An option of the engine, NAME=VALUE, such as image=registry/train:1; can be repeated.",
+    )
 
 
 def _counted(tasks: Sequence[Any]) -> dict[str, int]:

@@ -17,11 +17,11 @@ from tfdist._utils.yaml import Source, read_json
 from tfdist.cluster.hostlists import MOST_HOSTS, expand_hosts
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["PRECEDENCE", "ROLES", "SIZES", "Claim", "Environment", "Sizes", "stated_sizes"]
+__all__ = ["DEFAULT_PORT", "PRECEDENCE", "ROLES", "SIZES", "Claim", "Environment", "Sizes", "stated_sizes"]
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 SIZES = "TFDIST_ROLES"  # such as chief=1,ps=1,worker=2: for scripts, which have no config file
-_DEFAULT_PORT = 2222
+DEFAULT_PORT = 2222
 
 
 class Sizes(NamedTuple):
@@ -156,11 +156,11 @@ class SageMaker:
             )
         if groups := self._groups(hosts):
             addresses = {
-                role: [f"{name}:{port or _DEFAULT_PORT}" for name in names] for role, names in groups.items()
+                role: [f"{name}:{port or DEFAULT_PORT}" for name in names] for role, names in groups.items()
             }
             task = next((role, names.index(host)) for role, names in groups.items() if host in names)
             return Claim(Source(_GROUPS), addresses, task, Source("SM_CURRENT_HOST"))
-        ranked = [f"{name}:{port or _DEFAULT_PORT}" for name in hosts]
+        ranked = [f"{name}:{port or DEFAULT_PORT}" for name in hosts]
         return _by_rank(ranked, hosts.index(host), sizes, "SM_HOSTS", "SM_CURRENT_HOST")
 
     def _groups(self, hosts: list[str]) -> dict[str, list[str]] | None:
@@ -219,7 +219,7 @@ class SkyPilot:
         stated = _number(self._environ, "SKYPILOT_NUM_NODES", default=len(hosts))
         if stated != len(hosts):
             raise ConfigError("SKYPILOT_NUM_NODES", f"says {stated}, but SKYPILOT_NODE_IPS has {len(hosts)}")
-        ranked = [f"{host}:{port or _DEFAULT_PORT}" for host in hosts]
+        ranked = [f"{host}:{port or DEFAULT_PORT}" for host in hosts]
         return _by_rank(ranked, rank, sizes, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
 
 
@@ -227,6 +227,7 @@ class Kubernetes:
     """JOB_COMPLETION_INDEX of an indexed Job, with the headless service that resolves its pods' names.
 
     Job: TFDIST_SERVICE names the service. A pod's name is this pod's HOSTNAME with the pod's own index.
+    Jobs, one for each role: REPLICATED_JOB_NAME is the role, and HOSTNAME ends in the role and the index.
     JobSet: JOBSET_NAME and REPLICATED_JOB_NAME (set them by the downward API) make up the names. The
     replicated jobs are the roles, and the service is TFDIST_SERVICE or the JobSet's own.
     """
@@ -249,24 +250,32 @@ class Kubernetes:
             problem = "Kubernetes tells a pod its index, and not how many pods there are"
             remedy = "Write the number of each role into the config, such as `cluster: {worker: 4}`"
             raise ConfigError("JOB_COMPLETION_INDEX", problem, remedy=remedy)
-        port = port or _DEFAULT_PORT
-        if not self._jobset:
-            stem, _, last = _required(self._environ, "HOSTNAME", "JOB_COMPLETION_INDEX").rpartition("-")
-            if not stem or last != str(index):
-                received = shown(self._environ["HOSTNAME"])
-                raise ConfigError(
-                    "HOSTNAME", expected=f"the pod's name, ending in -{index}", received=received
-                )
+        port = port or DEFAULT_PORT
+        role = self._environ.get("REPLICATED_JOB_NAME", "")
+        if not self._jobset and not role:
+            stem = self._stem(f"-{index}")
             ranked = [f"{stem}-{i}.{self._service}:{port}" for i in range(sum(sizes.counts.values()))]
             return _by_rank(ranked, index, sizes, "TFDIST_SERVICE", "JOB_COMPLETION_INDEX")
-        role = _required(self._environ, "REPLICATED_JOB_NAME", "JOBSET_NAME")
+        _required(self._environ, "REPLICATED_JOB_NAME", "JOBSET_NAME")
+        # A JobSet numbers the Jobs of a role, and here there is one.
+        start, middle = (self._jobset, "-0") if self._jobset else (self._stem(f"-{role}-{index}"), "")
         addresses = {
-            job: [f"{self._jobset}-{job}-0-{i}.{self._service}:{port}" for i in range(size)]
+            job: [f"{start}-{job}{middle}-{i}.{self._service}:{port}" for i in range(size)]
             for job, size in sizes.counts.items()
             if size
         }
         source = Source("REPLICATED_JOB_NAME, JOB_COMPLETION_INDEX")
-        return Claim(Source("JOBSET_NAME"), addresses, (role, index), source)
+        name = "JOBSET_NAME" if self._jobset else "TFDIST_SERVICE"
+        return Claim(Source(name), addresses, (role, index), source)
+
+    def _stem(self, ending: str) -> str:
+        """Return the part of this pod's name that all pods share."""
+        hostname = _required(self._environ, "HOSTNAME", "JOB_COMPLETION_INDEX")
+        stem = hostname.removesuffix(ending)
+        if not stem or stem == hostname:
+            expected = f"the pod's name, ending in {ending}"
+            raise ConfigError("HOSTNAME", expected=expected, received=shown(hostname))
+        return stem
 
 
 class OpenMPI:
@@ -295,7 +304,7 @@ class OpenMPI:
             received = f"rank {rank} of {size}, the {local}th here"
             remedy = "Use `mpirun --map-by slot` with as many slots on each host"
             raise ConfigError("OMPI_COMM_WORLD_SIZE", expected=expected, received=received, remedy=remedy)
-        ranked = [f"{host}:{(port or _DEFAULT_PORT) + i}" for host in hosts for i in range(slots)]
+        ranked = [f"{host}:{(port or DEFAULT_PORT) + i}" for host in hosts for i in range(slots)]
         return _by_rank(ranked, rank, sizes, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def _hosts(self, *, one: bool) -> tuple[str, list[str]]:

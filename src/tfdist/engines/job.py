@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.config import Task
+from tfdist.cluster.environments import DEFAULT_PORT
 from tfdist.engines.submission import Handle, Submission
 from tfdist.trainer.engine_sections import EngineSection
 
@@ -34,6 +35,7 @@ class Job:
         section: The `engine:` section of the config.
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
         is_single: Whether it is one process without a cluster; then it counts as one worker.
+        port: The port of each task, where each has a machine of its own.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Job:
     section: EngineSection = field(default_factory=EngineSection)
     alone: tuple[str, ...] = ()
     is_single: bool = False
+    port: int = DEFAULT_PORT
 
     @property
     def tasks(self) -> tuple[Task, ...]:

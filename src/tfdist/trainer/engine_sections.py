@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from tfdist.trainer.cloud_sections import SageMakerSection, VertexSection
+from tfdist.trainer.kubernetes_sections import KubernetesSection
 
 __all__ = ["ComposeSection", "DockerfileSection", "EngineSection", "SlurmSection", "SshSection"]
 
@@ -164,6 +165,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     compose: ComposeSection = ComposeSection()
     dockerfile: DockerfileSection = DockerfileSection()
+    kubernetes: KubernetesSection = KubernetesSection()
     slurm: SlurmSection = SlurmSection()
     ssh: SshSection = SshSection()
     vertex: VertexSection = VertexSection()

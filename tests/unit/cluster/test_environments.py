@@ -288,6 +288,22 @@ def test_kubernetes_jobset_replicated_jobs_are_the_roles():
     refused("REPLICATED_JOB_NAME: is not set", sizes, JOB_COMPLETION_INDEX="1", JOBSET_NAME="net")
 
 
+def test_kubernetes_jobs_of_a_role_each_are_one_cluster():
+    environ = {"JOB_COMPLETION_INDEX": "1", "TFDIST_SERVICE": "svc", "REPLICATED_JOB_NAME": "worker"}
+    sizes = {"chief": 1, "worker": 2}
+    assert found(sizes, 2300, HOSTNAME="my-train-worker-1", **environ) == ClusterConfig(
+        chief=["my-train-chief-0.svc:2300"],
+        worker=["my-train-worker-0.svc:2300", "my-train-worker-1.svc:2300"],
+        task=("worker", 1),
+    )
+    refused(
+        "HOSTNAME: expected the pod's name, ending in -worker-1, received 'my-train-1'",
+        sizes,
+        HOSTNAME="my-train-1",
+        **environ,
+    )
+
+
 # -- Open MPI --
 
 

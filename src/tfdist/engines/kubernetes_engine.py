@@ -1,0 +1,263 @@
+"""Run jobs on Kubernetes by kubectl: what indexed Jobs, JobSet, TFJob and TrainJob share."""
+
+import abc
+import json
+import queue
+import re
+import secrets
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from tfdist._utils.yaml import Document, Source, decode, read_yaml
+from tfdist.engines.job import Job
+from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.submission import Handle, State, Submission
+from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.trainer.kubernetes_sections import KubernetesSection
+
+__all__ = ["KubernetesEngine"]
+
+_SECONDS = 60.0  # for an answer of the API server
+_SECONDS_BETWEEN_LOOKS = 2.0
+_LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
+_INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
+_STATES = {
+    "Complete": State.SUCCEEDED,
+    "Completed": State.SUCCEEDED,
+    "Succeeded": State.SUCCEEDED,
+    "Failed": State.FAILED,
+}
+
+
+class KubernetesEngine(abc.ABC):
+    """One way to run pods; the user's own kubectl reaches the cluster."""
+
+    name: str
+    kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
+
+    @abc.abstractmethod
+    def objects(self, application: Application) -> list[Object]:
+        """Return the objects that start pods, and what they need beside `Application.common`."""
+
+    def watched(self, submission: Submission) -> Mapping[str, bool]:
+        """Return the objects, as kind/name, with the state of a job, and whether each decides on success."""
+        return {f"{self.kinds[0]}/{submission.handle.number}": True}
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the objects as YAML for kubectl."""
+        return _rendered(self._application(job, options, ""), self)
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Pass the objects, under a name that no other job has, to kubectl."""
+        application = self._application(job, options, f"-{secrets.token_hex(3)}")
+        _kubectl("apply", "--filename=-", text=_rendered(application, self))
+        handle = Handle(self.name, application.section.namespace, application.name)
+        return job.submission(handle, Path(application.run_dir))
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state by the conditions of the objects."""
+        watched = self.watched(submission)
+        objects = _get(submission, *watched)
+        if len(objects) < len(watched):
+            return State.CANCELLED, "it was deleted"
+        states = [_state_of(one) for one in objects]
+        deciding = [state for state, decides in zip(states, watched.values(), strict=True) if decides]
+        if all(state is State.SUCCEEDED for state, _ in deciding):
+            return deciding[0]
+        order = (State.FAILED, State.RUNNING, State.PENDING, State.SUCCEEDED)
+        return min(states, key=lambda state: order.index(state[0]))
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield what kubectl logs prints for the pods of each task, one after the other."""
+        lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        threads = [
+            threading.Thread(target=self._read, args=(submission, task, follow, lines), daemon=True)
+            for task in tasks
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            while (line := lines.get()) is not None:
+                yield line
+
+    def cancel(self, submission: Submission) -> None:
+        """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save."""
+        name = submission.handle.number
+        kinds = ("secret", "networkpolicy", "configmap", *self.kinds[1:])
+        objects = [*self.watched(submission), *(f"{kind}/{name}" for kind in kinds)]
+        _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
+
+    def _application(self, job: Job, options: Mapping[str, str], ending: str) -> Application:
+        if job.folder != Path("runs").absolute():
+            remedy = "Leave it out: runs are on the volume, in the folder runs"
+            raise ConfigError("--run_dir", f"is not supported by {self.name}", remedy=remedy)
+        for role in job.counts:
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", role):
+                expected = "lower-case letters, digits and -, as Kubernetes wants names"
+                raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
+        return Application(job, _section(job, options), _name(job.name) + ending)
+
+    def _read(
+        self,
+        submission: Submission,
+        task: str,
+        follow: bool,
+        lines: "queue.Queue[tuple[str, str] | None]",
+    ) -> None:
+        """Put the lines of a task into the queue, and None at their end."""
+        try:
+            seen: set[str] = set()
+            while True:
+                is_over = not follow or self.state(submission)[0].is_final
+                for pod in _pods(submission, task):
+                    if pod not in seen:
+                        seen.add(pod)
+                        for line in _log(submission, pod, follow=follow):
+                            lines.put((task, line))
+                if is_over:
+                    return
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            lines.put(None)
+
+
+def _rendered(application: Application, engine: KubernetesEngine) -> str:
+    objects = [*application.common, *engine.objects(application)]
+    made_by = " ".join(application.job.made_by.splitlines())
+    head = (
+        f"# Made by: {made_by}\n"
+        "# Submit it with: kubectl apply -f FILE\n"
+        "# It contains the secret of the job: keep it from others.\n"
+    )
+    return head + "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False) for one in objects)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Write texts of several lines as blocks, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
+    """Return the section of the config, with options such as `resources.worker.gpus=1`."""
+    document = Document(msgspec.to_builtins(job.section.kubernetes), Source("--option"))
+    for name, text in options.items():
+        place = f"--option {name}={text}"
+        value = read_yaml(f"value: {text}".encode("utf-8", "surrogateescape"), place).value
+        if set(value) != {"value"}:
+            raise ConfigError(place, expected="one value", received=str(len(value)))
+        document = document.with_value(name, value["value"], place)
+    return decode(document, KubernetesSection)
+
+
+def _name(text: str) -> str:
+    """Return a name that Kubernetes allows for services too, with room for an ending."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = name if re.match(r"[a-z]", name) else f"run-{name}"
+    return name[: _LONGEST_NAME - 7].rstrip("-")
+
+
+def _state_of(found: Object) -> tuple[State, str]:
+    """Return the state of an object, and Kubernetes' own words for it."""
+    status = found.get("status") or {}
+    name = found["metadata"]["name"]
+    conditions = [one for one in status.get("conditions") or () if one.get("status") == "True"]
+    for condition in conditions:
+        if state := _STATES.get(condition["type"]):
+            words = [condition.get(key) for key in ("type", "reason", "message")]
+            return state, f"{name}: {': '.join(' '.join(word.split()) for word in words if word)}"
+    if ready := sum(_ready(status)):
+        return State.RUNNING, f"{name}: {ready} ready"
+    words = [condition["type"] for condition in conditions]
+    return State.PENDING, f"{name}: {', '.join(words) or 'no pod is ready'}"
+
+
+def _ready(status: Object) -> Iterator[int]:
+    """Yield how many pods answer, or Jobs have such pods, by the status of any kind."""
+    yield status.get("ready") or 0
+    for one in (*(status.get("replicatedJobsStatus") or ()), *(status.get("jobsStatus") or ())):
+        yield one.get("ready") or 0
+    for one in (status.get("replicaStatuses") or {}).values():
+        yield one.get("active") or 0
+
+
+def _pods(submission: Submission, task: str) -> list[str]:
+    """Return the names of the pods of a task that have started, in the order in which they were made."""
+    role, _, index = task.partition(":")
+    labels = f"{INSTANCE}={submission.handle.number},{ROLE}={role}"
+    answer = _kubectl("get", "pods", *_within(submission), f"--selector={labels}", "--output=json")
+    pods = [
+        pod["metadata"]
+        for pod in json.loads(answer)["items"]
+        if pod["status"].get("phase") != "Pending"
+        and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
+    ]
+    return [pod["name"] for pod in sorted(pods, key=lambda pod: str(pod.get("creationTimestamp")))]
+
+
+def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
+    """Yield the lines of a pod, and what kubectl says if it cannot read them."""
+    command = ["kubectl", "logs", *_within(submission), f"--follow={str(follow).lower()}", pod]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                yield line.rstrip("\n")
+        finally:
+            process.terminate()
+
+
+def _get(submission: Submission, *names: str) -> list[Object]:
+    """Return the objects of these names, as kind/name, without those that do not exist."""
+    answer = _kubectl("get", *_within(submission), "--ignore-not-found", "--output=json", *names)
+    found = json.loads(answer) if answer.strip() else {"items": []}
+    objects: list[Object] = found.get("items", [found])
+    return objects
+
+
+def _within(submission: Submission) -> tuple[str, ...]:
+    return (f"--namespace={submission.handle.place}",)
+
+
+def _kubectl(*words: str, text: str | None = None) -> str:
+    """Run kubectl; return its output.
+
+    Raises:
+        ConfigError: There is no kubectl, or it refuses what it is asked for.
+    """
+    if shutil.which("kubectl") is None:
+        remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
+        raise ConfigError("kubectl", "is not found", remedy=remedy)
+    try:
+        done = subprocess.run(
+            ("kubectl", *words), input=text, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TfdistError("kubectl", f"{words[0]} has not answered in {_SECONDS:g} s") from None
+    if done.returncode:
+        message = " ".join(done.stderr.split())
+        raise ConfigError(f"kubectl {words[0]}", message or f"exited with {done.returncode}")
+    return done.stdout

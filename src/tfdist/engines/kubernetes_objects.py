@@ -1,0 +1,245 @@
+"""Describe a job as objects of Kubernetes: what indexed Jobs, JobSet, TFJob and TrainJob share.
+
+Every engine adds an object of its own, which starts pods of the templates that `Application.pod` returns.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from tfdist.engines.job import Job
+from tfdist.errors import LOST, ConfigError, shown
+from tfdist.trainer.kubernetes_sections import KubernetesSection
+
+__all__ = ["INSTANCE", "ROLE", "RUNS", "Application", "Object"]
+
+Object = dict[str, Any]
+
+INSTANCE = "app.kubernetes.io/instance"  # the label with the name of the job
+ROLE = "app.kubernetes.io/component"  # the label with the role of a pod
+_SHARED = "/tfdist"  # the volume, as pods see it
+RUNS = f"{_SHARED}/runs"
+_CONFIG = "/etc/tfdist"  # the ConfigMap, as pods see it
+_SECRET = "TFDIST_SECRET"  # noqa: S105  # the name of the variable
+_GRACE = 60  # seconds; a server serves for 25 s after SIGTERM, so that its chief can save
+_SIGNALS = (134, 135, 137, 139, 143)  # exit statuses of tasks that a signal has killed
+_PATHS = {
+    "HOME": "/tmp",  # noqa: S108  # it belongs to the pod alone
+    "TFDIST_CACHE_DIR": f"{_SHARED}/cache",
+    "TFDS_DATA_DIR": f"{_SHARED}/tensorflow_datasets",
+}
+
+
+@dataclass(frozen=True)
+class Application:
+    """A job with a name of its own on Kubernetes.
+
+    Attributes:
+        job: The job.
+        section: The section of the config, with the options of the command line.
+        name: The name of its objects.
+    """
+
+    job: Job
+    section: KubernetesSection
+    name: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels of all objects."""
+        return {"app.kubernetes.io/name": "tfdist", INSTANCE: self.name}
+
+    @property
+    def lead(self) -> str:
+        """Return the role whose first task leads and writes."""
+        return "chief" if "chief" in self.job.counts else "worker"
+
+    @property
+    def run_dir(self) -> str:
+        """Return the folder of the run, as pods see it."""
+        return f"{RUNS}/{self.name}"
+
+    def object(self, api: str, kind: str, **fields: Any) -> Object:
+        """Return an object with the name, namespace and labels of the job."""
+        metadata = {"name": self.name, "namespace": self.section.namespace, "labels": self.labels}
+        return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+    @cached_property
+    def common(self) -> list[Object]:
+        """Return the objects beside the one that starts pods."""
+        secret = {_SECRET: secrets.token_hex(32)}
+        own = {"podSelector": {"matchLabels": self.labels}}
+        policy = {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+        objects = [
+            self.object("v1", "Secret", type="Opaque", immutable=True, stringData=secret),
+            self.object("networking.k8s.io/v1", "NetworkPolicy", spec=policy),
+        ]
+        if self.job.config is not None:
+            data = {self.job.config.name: self.job.config.read_text()}
+            objects.append(self.object("v1", "ConfigMap", immutable=True, data=data))
+        if self.section.volume.size is not None:
+            objects.append(self._claim(self.section.volume.size))
+        return objects
+
+    def _claim(self, size: str) -> Object:
+        """Return the claim, which has no label of the job, because it outlives it and is there for others."""
+        volume = self.section.volume
+        of_class = {} if volume.storage_class is None else {"storageClassName": volume.storage_class}
+        resources = {"requests": {"storage": size}}
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": volume.claim, "namespace": self.section.namespace},
+            "spec": {"accessModes": [volume.access_mode], **of_class, "resources": resources},
+        }
+
+    def service(self) -> Object:
+        """Return the service that resolves the names of all pods, also before they are ready."""
+        spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": self.labels}
+        return self.object("v1", "Service", spec=spec)
+
+    def job_spec(self, role: str, pod: Object, *, restarts: int) -> Object:
+        """Return the spec of the indexed Job with the tasks of a role.
+
+        Args:
+            role: The role.
+            pod: The template of its pods.
+            restarts: How often each task is started again; with 0, the Job fails with the first lost task.
+        """
+        counted = sorted([LOST, *(_SIGNALS if role in self.job.alone else ())])
+        rules = [
+            # Evicted, or drained from its node: Kubernetes makes the pod again, without counting that.
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": "Count", "onExitCodes": {"operator": "In", "values": counted}},
+            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": counted}},
+        ]
+        count = self.job.counts[role]
+        return {
+            "completions": count,
+            "parallelism": count,
+            "completionMode": "Indexed",
+            **(
+                {"backoffLimitPerIndex": restarts, "maxFailedIndexes": 0} if restarts else {"backoffLimit": 0}
+            ),
+            "podFailurePolicy": {"rules": rules},
+            "template": {**pod, "spec": {"restartPolicy": "Never", **pod["spec"]}},
+        }
+
+    def pod(
+        self,
+        role: str,
+        container: str,
+        variables: Sequence[Object] = (),
+        *,
+        service: bool = False,
+        run_dir: str | None = None,
+    ) -> Object:
+        """Return the template of the pods of a role.
+
+        Args:
+            role: The role.
+            container: The name of the container.
+            variables: The variables that tell a pod its task.
+            service: Whether the pods belong to the service of `service`.
+            run_dir: The folder of the run, if the name of the job does not say it.
+        """
+        section, account = self.section, self.section.service_account
+        optional = {
+            "serviceAccountName": account,
+            "nodeSelector": section.node_selector,
+            "tolerations": [_given(toleration) for toleration in section.tolerations],
+            "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets],
+            "subdomain": self.name if service else None,
+        }
+        spec = {
+            "containers": [self._container(role, container, variables, run_dir or self.run_dir)],
+            "volumes": self._volumes(),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": section.user,
+                "runAsGroup": section.user,
+                "fsGroup": section.user,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "automountServiceAccountToken": account is not None,
+            "enableServiceLinks": False,  # their variables could be taken for those of schedulers
+            # Makes the pause process number 1. As number 1, a task would ignore SIGTERM while it loads.
+            "shareProcessNamespace": True,
+            "terminationGracePeriodSeconds": _GRACE,
+            **{key: value for key, value in optional.items() if value},
+        }
+        return {"metadata": {"labels": {**self.labels, ROLE: role}}, "spec": spec}
+
+    def _container(self, role: str, name: str, variables: Sequence[Object], run_dir: str) -> Object:
+        if self.section.image is None:
+            remedy = "Name one that contains tfdist and your modules: --option image=registry.example/train:1"
+            raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
+        config = None if self.job.config is None else f"{_CONFIG}/{self.job.config.name}"
+        values = {**_PATHS, "TFDIST_ROLES": self.job.roles, **self.section.env}
+        secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
+        container: Object = {
+            "name": name,
+            "image": self.section.image,
+            "command": list(self.job.words(python="python", run_dir=run_dir, config=config)),
+            "env": [
+                *variables,
+                *({"name": key, "value": value} for key, value in values.items()),
+                {"name": _SECRET, "valueFrom": secret},
+            ],
+            "resources": self._resources(role),
+            "volumeMounts": self._mounts(),
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
+        }
+        if role != "evaluator":  # which serves nobody
+            # TFJob's operator finds the port by this name.
+            port = {"name": "tfjob-port", "containerPort": self.job.port, "protocol": "TCP"}
+            container["ports"] = [port]
+            container["readinessProbe"] = {"tcpSocket": {"port": self.job.port}, "periodSeconds": 10}
+        return container
+
+    def _resources(self, role: str) -> Object:
+        if wrong := sorted({*self.section.resources} - {*self.job.counts, "all"}):
+            expected = f"a role of the job ({', '.join(sorted(self.job.counts))}) or all"
+            raise ConfigError("engine.kubernetes.resources", expected=expected, received=shown(wrong[0]))
+        wanted = self.section.resources.get(role) or self.section.resources.get("all")
+        if wanted is None:
+            return {}
+        gpus = {self.section.gpu_resource: wanted.gpus} if wanted.gpus else {}
+        memory = {} if wanted.memory is None else {"memory": wanted.memory}
+        cpu = {} if wanted.cpu is None else {"cpu": wanted.cpu}
+        limits, requests = {**memory, **gpus}, {**cpu, **memory}
+        both = (("requests", requests), ("limits", limits))
+        return {name: _texts(values) for name, values in both if values}
+
+    def _volumes(self) -> list[Object]:
+        volumes: list[Object] = [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": self.section.volume.claim}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ]
+        if self.job.config is not None:
+            volumes.append({"name": "config", "configMap": {"name": self.name}})
+        return volumes
+
+    def _mounts(self) -> list[Object]:
+        paths = {"shared": _SHARED, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  # in the pod
+        mounts: list[Object] = [{"name": name, "mountPath": path} for name, path in paths.items()]
+        if self.job.config is not None:
+            mounts.append({"name": "config", "mountPath": _CONFIG, "readOnly": True})
+        return mounts
+
+
+def _given(section: msgspec.Struct) -> Object:
+    return {key: value for key, value in msgspec.structs.asdict(section).items() if value is not None}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
