@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tfdist.launcher.kubeflow_progress import report_to_kubeflow
 from tfdist.launcher.progress_file import write_to_file
 
 __all__ = [
@@ -62,7 +63,7 @@ def report_progress(
     examples_per_second: float | None = None,
     loss: float | None = None,
 ) -> None:
-    """Tell the launcher or the engine how many steps are done; do nothing if none listens to this process.
+    """Tell the launcher, engine or Kubeflow how many steps are done; do nothing if none listens.
 
     A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
     dropped. An engine's file is written every two seconds at most.
@@ -76,6 +77,7 @@ def report_progress(
     report = Progress(step, steps, examples_per_second, loss)._asdict()
     _report(report)
     write_to_file(report, is_last=step == steps)
+    report_to_kubeflow(step, steps, {"loss": loss, "examples_per_second": examples_per_second})
 
 
 def report_silent(task: str, seconds: float) -> bool:
