@@ -1,6 +1,7 @@
 """Run jobs on Kubernetes by kubectl: what indexed Jobs, JobSet, TFJob and TrainJob share."""
 
 import abc
+import contextlib
 import json
 import queue
 import re
@@ -58,9 +59,17 @@ class KubernetesEngine(abc.ABC):
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the objects, under a name that no other job has, to kubectl."""
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
-        _kubectl("apply", "--filename=-", text=_rendered(application, self))
         handle = Handle(self.name, application.section.namespace, application.name)
-        return job.submission(handle, Path(application.run_dir))
+        submission = job.submission(handle, Path(application.run_dir))
+        try:
+            _kubectl("apply", "--filename=-", text=_rendered(application, self))
+        except TfdistError:
+            # kubectl applies what it can. What is left behind must not hide why it has failed.
+            for objects in self._objects_of(submission):
+                with contextlib.suppress(TfdistError):
+                    _delete(submission, objects)
+            raise
+        return submission
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state by the conditions of the objects."""
@@ -90,10 +99,14 @@ class KubernetesEngine(abc.ABC):
 
     def cancel(self, submission: Submission) -> None:
         """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save."""
+        for objects in self._objects_of(submission):
+            _delete(submission, objects)
+
+    def _objects_of(self, submission: Submission) -> Iterator[Sequence[str]]:
+        """Yield the objects of a job, as kind/name: its own, and those that all engines have."""
         name = submission.handle.number
-        kinds = ("secret", "networkpolicy", "configmap", *self.kinds[1:])
-        objects = [*self.watched(submission), *(f"{kind}/{name}" for kind in kinds)]
-        _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
+        yield [*self.watched(submission), *(f"{kind}/{name}" for kind in self.kinds[1:])]
+        yield [f"{kind}/{name}" for kind in ("secret", "networkpolicy", "configmap")]
 
     def _application(self, job: Job, options: Mapping[str, str], ending: str) -> Application:
         if job.folder != Path("runs").absolute():
@@ -236,6 +249,10 @@ def _get(submission: Submission, *names: str) -> list[Object]:
     found = json.loads(answer) if answer.strip() else {"items": []}
     objects: list[Object] = found.get("items", [found])
     return objects
+
+
+def _delete(submission: Submission, objects: Sequence[str]) -> None:
+    _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
 
 
 def _within(submission: Submission) -> tuple[str, ...]:

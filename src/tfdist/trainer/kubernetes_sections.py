@@ -49,7 +49,9 @@ class KubernetesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     image: Annotated[
         str | None, Meta(description="The image, with Python, tfdist and your own modules and scripts.")
     ] = None
-    namespace: Annotated[str, Meta(description="The namespace of the job.")] = "default"
+    namespace: Annotated[
+        str, Meta(pattern="^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="The namespace of the job.")
+    ] = "default"
     resources: Annotated[
         dict[str, ResourcesSection],
         Meta(description="Resources by role, such as worker: {gpus: 1}; all is for the roles not named."),
