@@ -81,7 +81,7 @@ def test_a_jobset_starts_all_tasks_again_after_an_eviction_and_loses_no_step(doc
             evicted.append("worker")
             pods.evict("worker")
 
-    with running_pods(docker, rendered("jobset", SERVERS, steps=400), tmp_path / "volume") as pods:
+    with running_pods(docker, rendered("jobset", SERVERS, steps=120), tmp_path / "volume") as pods:
         verdict, logs = pods.run(3 * SECONDS, evict_once), pods.logs()
     assert verdict == "succeeded", logs
     assert evicted
@@ -89,7 +89,7 @@ def test_a_jobset_starts_all_tasks_again_after_an_eviction_and_loses_no_step(doc
     [chief] = [pod for pod in pods.pods if pod.role == "chief"]
     assert chief.statuses == [138, 0], logs
     found = report(tmp_path / "volume")
-    assert (found["steps"], found["starts"], found["steps_lost"]) == (400, 2, 0)
+    assert (found["steps"], found["starts"], found["steps_lost"]) == (120, 2, 0)
 
 
 @pytest.mark.again

@@ -179,14 +179,15 @@ class Application:
             remedy = "Name one that contains tfdist and your modules: --option image=registry.example/train:1"
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
         config = None if self.job.config is None else f"{_CONFIG}/{self.job.config.name}"
-        values = {**_PATHS, "TFDIST_ROLES": self.job.roles, **self.section.env}
+        roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
+        values = {**_PATHS, **self._threads(), **roles, **self.section.env}
         secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
         container: Object = {
             "name": name,
             "image": self.section.image,
             "command": list(self.job.words(python="python", run_dir=run_dir, config=config)),
             "env": [
-                *variables,
+                *(() if self.job.is_single else variables),
                 *({"name": key, "value": value} for key, value in values.items()),
                 {"name": _SECRET, "valueFrom": secret},
             ],
@@ -198,12 +199,16 @@ class Application:
                 "readOnlyRootFilesystem": True,
             },
         }
-        if role != "evaluator":  # which serves nobody
+        if role != "evaluator" and not self.job.is_single:  # which serve nobody
             # TFJob's operator finds the port by this name.
             port = {"name": "tfjob-port", "containerPort": self.job.port, "protocol": "TCP"}
             container["ports"] = [port]
             container["readinessProbe"] = {"tcpSocket": {"port": self.job.port}, "periodSeconds": 10}
         return container
+
+    def _threads(self) -> dict[str, str]:
+        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+        return {} if self.job.threads is None else dict.fromkeys(names, str(self.job.threads))
 
     def _resources(self, role: str) -> Object:
         if wrong := sorted({*self.section.resources} - {*self.job.counts, "all"}):

@@ -25,7 +25,8 @@ class TrainJob(KubernetesEngine):
         """Return the runtime, and the TrainJob that uses it."""
         nodes = application.job.counts[application.lead]
         # Every TrainJob of the runtime has a folder of its own.
-        spec = jobset_spec(application, _CONTAINER, f"{RUNS}/$(JOBSET_NAME)")
+        run_dir = application.run_dir if application.job.is_single else f"{RUNS}/$(JOBSET_NAME)"
+        spec = jobset_spec(application, _CONTAINER, run_dir)
         for replicated in spec["replicatedJobs"]:
             if replicated["name"] == application.lead:
                 labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

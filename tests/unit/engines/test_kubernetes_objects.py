@@ -1,5 +1,7 @@
 """The objects that tfdist writes for Kubernetes: tasks, resources, restarts, and mistakes in options."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError
+from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection
 from tfdist.trainer.kubernetes_sections import KubernetesSection, ResourcesSection
 
@@ -203,6 +206,18 @@ def test_an_evaluator_serves_nobody():
         assert ("readinessProbe" in pod["spec"]["containers"][0]) == (role != "evaluator")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_process_is_no_cluster(engine):
+    made = replace(job(counts={"worker": 1}), is_single=True, threads=3)
+    [pod] = pods(engine, made).values()
+    [container] = pod["spec"]["containers"]
+    names = {one["name"] for one in container["env"]}
+    assert not names & {"TFDIST_ROLES", "TFDIST_SERVICE", "JOBSET_NAME", "REPLICATED_JOB_NAME"}
+    assert {"name": "OMP_NUM_THREADS", "value": "3"} in container["env"]
+    assert "readinessProbe" not in container
+    assert container["command"][-1] == "/tfdist/runs/my-train-2"
+
+
 @pytest.mark.parametrize(("name", "shown"), [("7up", "run-7up"), ("A_b", "a-b"), ("x" * 99, "x" * 33)])
 def test_names_are_those_that_services_may_have(name, shown):
     assert ("Secret", shown) in objects("kubernetes", job(name=name))
@@ -232,3 +247,17 @@ def test_tfjob_knows_no_other_jobs():
 def test_the_command_line_of_the_user_stays_a_comment():
     text = find_engine("kubernetes").render(job(), {})
     assert text.startswith("# Made by: tfdist render kind: Evil\n# Submit it with: kubectl apply -f FILE\n")
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])
+def test_the_configs_of_the_pages_are_right(page, tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "engines" / page).read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "x.yaml").write_text(block)
+        section = read_config(tmp_path / "x.yaml").config.engine.kubernetes
+        assert section.image
+        for engine in ENGINES:
+            made = replace(job(config=tmp_path / "x.yaml"), section=EngineSection(kubernetes=section))
+            assert "image: registry.example/me/train:1" in find_engine(engine).render(made, {})
