@@ -39,7 +39,7 @@ class _Server(NamedTuple):
             token = file.read().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = json.dumps({"trainerStatus": status}).encode()
-        request = urllib.request.Request(self.url, data, headers, method="POST")  # noqa: S310  # https only
+        request = urllib.request.Request(self.url, data, headers)  # noqa: S310  # https only
         context = ssl.create_default_context(cafile=self.ca_file)
         # Without proxies: the server is a service of the same cluster.
         handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
