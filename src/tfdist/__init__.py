@@ -63,6 +63,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "ray":  # not in __all__: `from tfdist import *` must not replace Ray's own name
+        return importlib.import_module("tfdist.ray")
     raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
 
 

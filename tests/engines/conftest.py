@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from docker_site import NoDockerError, docker_site, why_no_docker
+from ray_site import ray_site, why_no_ray
 from slurm_site import slurm_site, why_no_slurm
 from ssh_site import ssh_site, why_no_ssh
 
@@ -18,6 +19,15 @@ def slurm():
     if reason := why_no_slurm():
         pytest.skip(reason)
     with slurm_site() as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+def ray():
+    """Return a Ray cluster of three nodes."""
+    if reason := why_no_ray():
+        pytest.skip(reason)
+    with ray_site() as site:
         yield site
 
 

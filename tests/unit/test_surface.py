@@ -24,6 +24,7 @@ PUBLIC = [
 ]
 LIGHT = [
     "tfdist",
+    "tfdist.ray",
     "tfdist.trainer.config",
     "tfdist.cluster.config",
     "tfdist.export.layout",
@@ -42,12 +43,17 @@ def test_the_public_names_are_these():
         assert getattr(tfdist, name).__doc__
 
 
+def test_the_public_modules_besides_are_these():
+    assert tfdist.ray.__all__ == ["launch"]  # not in tfdist.__all__: a star import must not hide Ray itself
+    assert tfdist.ray.launch.__doc__
+
+
 def test_importing_it_loads_no_tensorflow():
     code = f"""
 import sys
 for name in {LIGHT}:
     __import__(name)
-heavy = {{"tensorflow", "keras", "numpy", "tensorflow_datasets", "rich"}} & {{name.split(".")[0] for name in sys.modules}}
+heavy = {{"tensorflow", "keras", "numpy", "tensorflow_datasets", "rich", "ray"}} & {{name.split(".")[0] for name in sys.modules}}
 sys.exit(f"loaded: {{heavy}}" if heavy else 0)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -75,13 +75,19 @@ class LocalPorts:
     some seconds from now. tfdist therefore reserves each port by a UDP socket of the same number. The
     kernel gives a UDP port, like a TCP port, to one process only, across users and containers. It releases
     the port when the process ends, also after a kill.
+
+    Args:
+        count: How many ports to reserve.
+        first: A port to take before all others, if it is free.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, first: int | None = None) -> None:
         locks: list[socket.socket] = []
         # The operating system's random numbers: two runs with the same seed would otherwise try the same
         # ports in the same order.
         candidates = random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT), _TRIES)
+        if first is not None:
+            candidates = [first, *(port for port in candidates if port != first)]
         self.ports: list[int] = []
         for port in candidates:
             if len(locks) == count:

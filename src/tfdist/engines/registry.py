@@ -8,6 +8,7 @@ from tfdist.engines.engine import Engine
 from tfdist.engines.jobset import JobSet
 from tfdist.engines.kubernetes import Kubernetes
 from tfdist.engines.local import Local
+from tfdist.engines.ray import Ray
 from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.slurm import Slurm
 from tfdist.engines.ssh import Ssh
@@ -24,6 +25,7 @@ _ENGINES: dict[str, Callable[[], Engine]] = {
     "jobset": JobSet,
     "kubernetes": Kubernetes,
     "local": Local,
+    "ray": Ray,
     "sagemaker": SageMaker,
     "slurm": Slurm,
     "ssh": Ssh,

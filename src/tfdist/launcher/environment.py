@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfdist._utils import stop_signals
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher import onednn
 from tfdist.launcher.resources import Cores
 
-__all__ = ["SECRET", "task_environment"]
+__all__ = ["SECRET", "inherited_variables", "task_environment"]
 
 # The variable with the secret that only the tasks of a launch know.
 SECRET = "TFDIST_SECRET"  # noqa: S105
@@ -18,7 +18,7 @@ SECRET = "TFDIST_SECRET"  # noqa: S105
 _CLUSTER_VARIABLES = re.compile(
     r"CLUSTER_SPEC|SM_(HOSTS|CURRENT_HOST|RESOURCE_CONFIG)|(SLURM|OMPI|PMI|PMIX)_.*"
     r"|SKYPILOT_(NODE_IPS|NODE_RANK|NUM_NODES)|JOB_COMPLETION_INDEX|JOBSET_NAME|REPLICATED_JOB_NAME"
-    r"|TFDIST_(SERVICE|HOSTS|ROLES|PROGRESS(_FILE)?)|TF_CONFIG"
+    r"|TFDIST_(SERVICE|HOSTS|ROLES|PROGRESS(_FILE)?|JOB_NUMBER|JOB_SCRIPT)|TF_CONFIG"
 )
 _PYTHON_VARIABLES = {
     "PYTHONUNBUFFERED": "1",  # otherwise SIGKILL loses the last lines
@@ -47,16 +47,20 @@ def task_environment(
     """
     width = share.environment()
     forced = width if is_width_forced else {}
-    given = {**_inherited(), **defaults, **share.visible(), **forced, **(wanted or {})}
+    given = {**inherited_variables(), **defaults, **share.visible(), **forced, **(wanted or {})}
     own = {"TF_CONFIG": cluster.tf_config_json(*task)}
     return {**width, **onednn.variables(), **_PYTHON_VARIABLES, **given, **own}
 
 
-def _inherited() -> dict[str, str]:
-    """Return this process's variables, without those that describe another cluster."""
+def inherited_variables(hosts: Iterable[str] = ()) -> dict[str, str]:
+    """Return this process's variables, without those that describe another cluster.
+
+    Args:
+        hosts: The hosts that tasks reach without a proxy, besides this machine.
+    """
     kept = {name: value for name, value in os.environ.items() if not _CLUSTER_VARIABLES.fullmatch(name)}
     # With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one
     # machine. If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
-    direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1"]
+    direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1", *hosts]
     signals = {stop_signals.VARIABLE: value} if (value := stop_signals.variable_for_tasks()) else {}
     return {**kept, **signals, "no_grpc_proxy": ",".join(filter(None, direct))}

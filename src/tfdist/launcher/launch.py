@@ -25,7 +25,7 @@ from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
-__all__ = ["SECRET", "NetworkIsolation", "launch"]
+__all__ = ["SECRET", "NetworkIsolation", "launch", "signals_to"]
 
 NetworkIsolation = Literal["auto", "always", "never"]
 
@@ -138,7 +138,7 @@ def launch(
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:
             job.warn_of_exposure("network_isolation is 'never'")
-        with _signals_to(job.stop):
+        with signals_to(job.stop):
             return job.follow()
 
 
@@ -238,7 +238,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install a handler for the signals that stop a job, in the main thread; ignored signals stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Run one task of a notebook's cluster: call the function that the notebook has sent."""
+"""Run one task of a cluster that calls a function: the one that a notebook, or Ray's driver, has sent."""
 
 import os
 import sys
@@ -8,16 +8,18 @@ from typing import Any
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.supervisor.fork_server import fork_tasks
 
-__all__ = ["main"]
+__all__ = ["EVERY_TASK", "main"]
+
+EVERY_TASK = "every_task"
 
 
-def main(call: str, result: str) -> None:
-    """Call the function in one file, and write the chief's result to the other."""
+def main(call: str, result: str, who: str = "chief") -> None:
+    """Call the function in one file, and write the result to the other: the chief's, or each task's own."""
     import cloudpickle
 
     function, args = cloudpickle.loads(Path(call).read_bytes())
     returned = function(*args)
-    if ClusterConfig.from_environment().is_chief:
+    if who == EVERY_TASK or ClusterConfig.from_environment().is_chief:
         Path(result).write_bytes(cloudpickle.dumps(_without_model(returned)))
 
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from tfdist.trainer.cloud_sections import SageMakerSection, VertexSection
 from tfdist.trainer.kubernetes_sections import KubernetesSection
+from tfdist.trainer.ray_section import RaySection
 
 __all__ = ["ComposeSection", "DockerfileSection", "EngineSection", "SlurmSection", "SshSection"]
 
@@ -166,6 +167,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     compose: ComposeSection = ComposeSection()
     dockerfile: DockerfileSection = DockerfileSection()
     kubernetes: KubernetesSection = KubernetesSection()
+    ray: RaySection = RaySection()
     slurm: SlurmSection = SlurmSection()
     ssh: SshSection = SshSection()
     vertex: VertexSection = VertexSection()

@@ -1,0 +1,237 @@
+"""Run a cluster as a job of Ray: a script that calls `tfdist.ray.launch`, which Ray's job server starts.
+
+The script contains the config, so that a Ray cluster needs no file of the user's machine.
+"""
+
+import contextlib
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.ray_launch import check_resources, needs_ray
+from tfdist.engines.submission import Handle, State, Submission
+from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
+from tfdist.trainer.ray_section import Placement, RaySection
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+__all__ = ["Ray"]
+
+_NUMBER = "TFDIST_JOB_NUMBER"  # the variable with the submission's id, which names the folder of the run
+_SCRIPT = "TFDIST_JOB_SCRIPT"  # the variable with the script
+_MOST_BYTES = 120_000  # that Linux passes on as one variable
+_SECONDS_BETWEEN_READS = 1.0
+_OPTIONS = ("address", "submission_id", "working_dir", "placement", "max_failures")
+_STATES = {
+    "PENDING": State.PENDING,
+    "RUNNING": State.RUNNING,
+    "SUCCEEDED": State.SUCCEEDED,
+    "FAILED": State.FAILED,
+    "STOPPED": State.CANCELLED,
+}
+_CONFIG_FORM = """\
+CONFIG = {config}
+
+with tempfile.TemporaryDirectory() as folder:
+    config = Path(folder, {file!r})
+    config.write_text(CONFIG)
+    launch(config, changes={changes!r})
+"""
+_COMMAND_FORM = """\
+launch({command!r}, roles={roles!r}, alone={alone!r})
+"""
+_FORM = """\
+# Made by: {made_by}
+# Submit it with: {submit}
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray merges lines of several tasks
+
+import tfdist.ray
+from tfdist.errors import TfdistError
+
+number = os.environ.get({number!r}) or time.strftime("%Y%m%d-%H%M%S")
+
+
+def launch(what, **arguments):
+    try:
+        tfdist.ray.launch(
+            what,
+            run_dir=Path({folder!r}, f"{name}-{{number}}"),
+            resources={resources!r},
+            placement={placement!r},
+            max_failures={max_failures!r},
+            **arguments,
+        )
+    except TfdistError as error:
+        sys.exit(f"tfdist: {{error}}")
+
+
+{body}"""
+
+
+class Ray:
+    """Ray's job server."""
+
+    name = "ray"
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the script for `ray job submit`."""
+        section = _with_options(job, options)
+        working_dir = section.runtime_env.get("working_dir", ".")
+        where = f" --address {shlex.quote(section.address)}" if section.address else ""
+        return _FORM.format(
+            made_by=" ".join(job.made_by.splitlines()),
+            submit=f"ray job submit{where} --working-dir {shlex.quote(str(working_dir))} -- python FILE",
+            number=_NUMBER,
+            folder=str(job.folder),
+            name=job.name,
+            resources=section.resources,
+            placement=section.placement,
+            max_failures=section.max_failures,
+            body=_body(job),
+        )
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Submit the script; the run's folder is on the machines of the cluster."""
+        section = _with_options(job, options)
+        script = self.render(job, options)
+        if len(script.encode()) > _MOST_BYTES:
+            remedy = "Write the script by `tfdist render ray -o FILE`, and submit it with its working_dir"
+            expected = f"a script of at most {_MOST_BYTES} bytes"
+            raise ConfigError("ray", expected=expected, received=str(len(script.encode())), remedy=remedy)
+        number = options.get("submission_id") or f"{job.name}-{secrets.token_hex(4)}"
+        runtime_env = dict(section.runtime_env)
+        own = {_NUMBER: number, _SCRIPT: script, "RAY_DEDUP_LOGS": "0"}
+        runtime_env["env_vars"] = {**own, **runtime_env.get("env_vars", {})}
+        with _client(section.address) as client:
+            client.submit_job(
+                entrypoint=f'python -c "${_SCRIPT}"', submission_id=number, runtime_env=runtime_env
+            )
+            address = client.get_address()
+        return job.submission(Handle(self.name, quote(address.removeprefix("http://"), safe=":"), number))
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job."""
+        with _client(_address(submission)) as client:
+            info = client.get_job_info(submission.handle.number)
+        message = (info.message or "").split("last available logs")[0].rstrip(" ,")
+        return _STATES.get(str(info.status), State.UNKNOWN), " ".join(message.split()) or str(info.status)
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the job's output that begin with the name of a task; it has the lines of all."""
+        position = 0
+        while True:
+            # Before the lines are read, so that the last ones are among them.
+            is_over = not follow or self.state(submission)[0].is_final
+            with _client(_address(submission)) as client:
+                text = client.get_job_logs(submission.handle.number)
+            whole = len(text) if is_over else text.rfind("\n") + 1
+            for line in text[position:whole].splitlines():
+                task, colon, rest = line.partition(": ")
+                if colon and task in tasks:
+                    yield task, rest
+                elif task == "tfdist" and len(tasks) == len(submission.tasks):
+                    yield "job", rest  # the messages of the launch
+            position = max(position, whole)
+            if is_over:
+                return
+            time.sleep(_SECONDS_BETWEEN_READS)
+
+    def cancel(self, submission: Submission) -> None:
+        """End a job; its tasks get SIGTERM, and time to save their work."""
+        with _client(_address(submission)) as client:
+            client.stop_job(submission.handle.number)
+
+
+def _body(job: Job) -> str:
+    if job.config is None:
+        return _COMMAND_FORM.format(command=list(job.command), roles=dict(job.counts), alone=list(job.alone))
+    changes = [word.removeprefix("--set=") for word in job.command if word.startswith("--set=")]
+    known = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
+    if tuple(job.command[: len(known)]) != known:
+        raise TfdistError("ray", f"cannot run {shown(job.command)} with a config")
+    text = job.config.read_text()
+    return _CONFIG_FORM.format(config=_literal(text), file=job.config.name, changes=changes)
+
+
+def _literal(text: str) -> str:
+    """Return a text as a readable literal of Python's."""
+    if '"""' in text or "\\" in text or not text.replace("\n", "").isprintable():
+        return repr(text)
+    return f'"""\\\n{text}"""'
+
+
+def _with_options(job: Job, options: Mapping[str, str]) -> RaySection:
+    """Return the section of the config with the options of the command line in place of its own."""
+    values: dict[str, Any] = msgspec.structs.asdict(job.section.ray)
+    resources = {role: dict(amounts) for role, amounts in values["resources"].items()}
+    for key, value in options.items():
+        role, colon, name = key.partition(":")
+        if colon:
+            try:
+                resources.setdefault(role, {})[name] = float(value)
+            except ValueError:
+                expected = "a number, such as worker:GPU=1"
+                raise ConfigError(f"--option {key}", expected=expected, received=shown(value)) from None
+        elif key == "working_dir":
+            values["runtime_env"] = {**values["runtime_env"], "working_dir": value}
+        elif key == "max_failures" and not re.fullmatch("[0-9]{1,9}", value):
+            raise ConfigError("--option max_failures", expected="a whole number", received=shown(value))
+        elif key == "placement" and value not in get_args(Placement):
+            remedy = did_you_mean(value, get_args(Placement))
+            raise ConfigError("--option placement", f"there is no {shown(value)}", remedy=remedy)
+        elif key not in _OPTIONS:
+            remedy = did_you_mean(key, (*_OPTIONS, "ROLE:RESOURCE"))
+            raise ConfigError("--option", f"there is no {shown(key)}", remedy=remedy)
+        elif key != "submission_id":
+            values[key] = int(value) if key == "max_failures" else value
+    check_resources(resources, job.counts, "engine.ray.resources")
+    return RaySection(**{**values, "resources": resources})
+
+
+def _address(submission: Submission) -> str:
+    place = unquote(submission.handle.place)
+    return place if "://" in place else f"http://{place}"
+
+
+@contextlib.contextmanager
+def _client(address: str | None) -> "Iterator[JobSubmissionClient]":
+    """Yield a client of the job server; its errors become one line.
+
+    Raises:
+        ConfigError: Ray is not installed, does not answer, or refuses the request.
+    """
+    needs_ray()
+    where = f"ray at {address}" if address else "ray"
+    try:
+        from ray.job_submission import JobSubmissionClient
+
+        yield JobSubmissionClient(address)
+    except ConnectionError as error:
+        remedy = "Name the head's dashboard: --option address=http://HEAD:8265, or RAY_ADDRESS"
+        raise ConfigError(where, _line(error), remedy=remedy) from None
+    except ImportError as error:  # Ray without its extra
+        raise ConfigError("ray", _line(error), remedy="pip install 'tfdist[ray]'") from None
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, TfdistError):
+            raise
+        raise ConfigError(where, _line(error)) from None
+
+
+def _line(error: BaseException) -> str:
+    """Return the part of an error's text that is meant for people."""
+    text = " ".join(str(error).split())
+    return text.split(" Traceback")[0].removesuffix(".")[:300]

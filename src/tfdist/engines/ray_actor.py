@@ -1,0 +1,174 @@
+"""Run one task of a cluster on the node of Ray where this actor is."""
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import ray
+
+from tfdist.cluster.addresses import LocalPorts, is_free
+from tfdist.engines import task_process
+from tfdist.engines.job import PYTHON
+from tfdist.launcher.environment import inherited_variables
+from tfdist.launcher.resources import Cores
+
+__all__ = ["FILES", "News", "Start", "TaskActor"]
+
+FILES = "{files}"  # in a word of the command: the folder of the files that the launch has sent
+_LEAST_WAITING = 8  # operations of TensorFlow that may wait at once, as the launcher on one machine has it
+_SECONDS_BETWEEN_READS = 0.2
+_SECONDS_TO_ANSWER = 5.0
+_MOST_BYTES = 1_000_000  # of a log, in one answer
+
+
+class Start(NamedTuple):
+    """What a task is started with; the secret comes in `variables`, and is on no command line."""
+
+    command: Sequence[str]
+    files: Mapping[str, bytes]
+    results: Sequence[str]
+    variables: Mapping[str, str]
+    hosts: Sequence[str]
+    folder: str
+    log: str
+    threads: int
+    grace: float
+
+
+class News(NamedTuple):
+    """What a task has printed since the last answer; at its end, its exit status and its result files."""
+
+    text: str
+    status: int | None = None
+    results: Mapping[str, bytes] = {}  # not changed by anyone
+
+
+class TaskActor:
+    """An actor of Ray's that starts the process of one task, as often as it is told to."""
+
+    def __init__(self, port: int | None = None, seconds: float = 0.0) -> None:
+        self._ports = _reserved(port, seconds)
+        self._status: int | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Return the address of this node, and a port that is reserved while this actor lives."""
+        host = ray.util.get_node_ip_address()
+        return f"[{host}]" if _is_ipv6(host) else host, self._ports.ports[0]
+
+    def start(self, start: Start) -> int:
+        """Start the task's process, and return its number.
+
+        Raises:
+            OSError: The log cannot be written, or there is no such program.
+        """
+        self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
+        for name, data in start.files.items():
+            Path(self._scratch.name, name).write_bytes(data)
+        log = Path(start.log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        plan = {
+            "command": [self._local(word) for word in start.command],
+            "env": self._environment(start),
+            "cwd": self._folder(start.folder),
+            "log": str(log),
+            "grace": start.grace,
+        }
+        self._results = [Path(self._local(word)) for word in start.results]
+        self._status, self._left = None, b""
+        self._log = log.open("ab+")
+        self._log.seek(0, os.SEEK_END)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", task_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._write(json.dumps(plan).encode() + b"\n")
+        self._process.wait()  # it continues in another process
+        event = json.loads(self._process.stdout.readline() or '{"error": "it has not started"}')  # type: ignore[union-attr]
+        if "error" in event:
+            raise OSError(event["error"])
+        threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
+        return int(event["pid"])
+
+    def news(self) -> News:
+        """Return what the task has printed, when it has printed something or ended, or after some seconds."""
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        while True:
+            status = self._status
+            text = self._read(is_last=status is not None)
+            if status is not None and not text:
+                files = {path.name: path.read_bytes() for path in self._results if path.exists()}
+                return News("", status, files)
+            if text or time.monotonic() > deadline:
+                return News(text)
+            time.sleep(_SECONDS_BETWEEN_READS)
+
+    def end(self) -> None:
+        """Send SIGTERM to the task; after its grace it is killed."""
+        self._write(b"end\n")
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._process.stdin.write(line)  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+        except BrokenPipeError:
+            return  # the task has ended by itself
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
+        line = process.stdout.readline()  # type: ignore[union-attr]
+        # Without a line, somebody has killed the process between this actor and the task.
+        self._status = int(json.loads(line)["status"]) if line else -9
+
+    def _read(self, *, is_last: bool) -> str:
+        """Return the whole lines after those that were read before; at the end, what is left too."""
+        data = self._left + self._log.read(_MOST_BYTES)
+        whole = len(data) if is_last and len(data) < _MOST_BYTES else data.rfind(b"\n") + 1
+        self._left = data[whole:]
+        return data[:whole].decode(errors="backslashreplace")
+
+    def _environment(self, start: Start) -> dict[str, str]:
+        width = Cores(start.threads, max(_LEAST_WAITING, start.threads)).environment()
+        kept = inherited_variables(start.hosts)
+        # TensorFlow would allocate all memory of GPUs that Ray has given to nobody, or to another task.
+        hidden = {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": "-1"}
+        fixed = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch.name}
+        return {**kept, **width, **hidden, "PYTHONPATH": _import_path(), **fixed, **start.variables}
+
+    def _folder(self, wanted: str) -> str:
+        """Return the folder in which the task runs: that of the job's runtime environment, if it has one."""
+        has_own = ray.get_runtime_context().runtime_env.get("working_dir")
+        return str(Path.cwd()) if has_own or not Path(wanted).is_dir() else wanted
+
+    def _local(self, word: str) -> str:
+        if word == PYTHON:
+            return sys.executable
+        return word.replace(FILES, self._scratch.name) if word.startswith(FILES) else word
+
+
+def _reserved(port: int | None, seconds: float) -> LocalPorts:
+    """Reserve a free port; if one is wanted, wait so long until whoever had it has ended."""
+    if port is None:
+        return LocalPorts(1)
+    deadline = time.monotonic() + seconds
+    while not is_free(port) and time.monotonic() < deadline:
+        time.sleep(_SECONDS_BETWEEN_READS)
+    return LocalPorts(1, first=port)
+
+
+def _import_path() -> str:
+    """Return the folders from which Ray lets its workers import, besides those of the interpreter."""
+    own = (sys.prefix, sys.base_prefix)
+    return os.pathsep.join(path for path in sys.path if path and not path.startswith(own))
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:  # a name
+        return False

@@ -1,0 +1,415 @@
+"""Run the tasks of a cluster in actors of Ray: place them, start them, follow them, start lost ones again.
+
+The tasks run in rounds. A lost task is started again within the round if the others can continue without it
+and it gets its address back. Otherwise the round ends, and the next one starts all tasks, with new addresses
+where an actor is another.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.cluster.environments import ROLES
+from tfdist.engines.ray_actor import News, Start, TaskActor
+from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
+from tfdist.launcher.environment import SECRET
+from tfdist.launcher.launch import signals_to
+from tfdist.launcher.supervisor.restart_pause import Patience
+from tfdist.trainer.ray_section import Placement
+
+__all__ = ["RayCluster", "Work"]
+
+_SECONDS_TO_KILL = 15.0  # after the grace, until an actor that does not answer is killed
+_SECONDS_BETWEEN_HINTS = 30.0
+_MOST_LINES_SHOWN = 3
+_NEVER = float("inf")
+_KILLED = -int(signal.SIGKILL)  # the status of a task whose actor is gone
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the tasks run, and where.
+
+    Attributes:
+        command: The words of the command of every task.
+        counts: The number of tasks of each role.
+        run_dir: The folder of the run; each task's node has the task's log there.
+        files: Files that are sent to each task; words of the command begin with FILES to name them.
+        results: Files that each task may leave, which are sent back at its end; FILES may begin them.
+        alone: The roles whose lost tasks are started again while the others continue.
+        resources: What each task of a role needs, by Ray's names.
+        placement: Ray's strategy of placement.
+        variables: Variables of all tasks.
+        max_failures: How often, in all, lost tasks are started again.
+        start_timeout: The seconds to wait for resources.
+        grace: The seconds that a task has to end after SIGTERM.
+        linger: The seconds that the others have to end after the chief.
+    """
+
+    command: tuple[str, ...]
+    counts: Mapping[str, int]
+    run_dir: Path
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    placement: Placement = "PACK"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    max_failures: int = 3
+    start_timeout: float = 600.0
+    grace: float = 30.0
+    linger: float = 30.0
+
+    def bundle(self, role: str) -> dict[str, float]:
+        """Return what a task of a role needs."""
+        wanted = {"CPU": 1.0, **self.resources.get(role, {})}
+        return {name: float(amount) for name, amount in wanted.items() if amount}
+
+
+@dataclass
+class _Member:
+    """A task, and its actor of now."""
+
+    task: Task
+    index: int  # of its bundle in the placement group
+    actor: Any = None
+    address: tuple[str, int] | None = None
+    is_running: bool = False
+    was_restarted: bool = False
+    restart_at: float = _NEVER
+    began: float = 0.0
+    last_lines: list[str] = field(default_factory=list)
+    results: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.task} on {self.address[0]}" if self.address else str(self.task)
+
+
+class RayCluster:
+    """The tasks of a cluster, each in an actor of Ray."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        tasks = [Task(role, i) for role in sorted(work.counts) for i in range(work.counts[role])]
+        self._members = [_Member(task, index) for index, task in enumerate(tasks)]
+        self._restarts = work.max_failures
+        self._patience: defaultdict[Task | None, Patience] = defaultdict(Patience)
+        self._told: int | None = None
+        self._failed: tuple[_Member, int] | None = None
+        self._begin_round()
+
+    def run(self) -> None:
+        """Run the tasks to their end.
+
+        Raises:
+            TaskLost: A task was lost, and max_failures restarts were used up.
+            ConfigError: A task has ended with exit status 2, or resources are missing.
+            TfdistError: A task has failed.
+            Preempted: This process was told to end; the tasks have saved their work.
+        """
+        with self._placed(), signals_to(self._on_signal):
+            try:
+                while True:
+                    self._begin_round()
+                    self._start_all()
+                    self._follow()
+                    if self._again_at == _NEVER:
+                        break
+                    self._wait_until(self._again_at)
+            finally:
+                for member in self._members:
+                    self._drop_actor(member)
+        self._raise_failure()
+
+    def results(self, name: str) -> dict[str, bytes]:
+        """Return the content of a result file, by the name of the task that has left it."""
+        return {str(m.task): m.results[name] for m in self._members if name in m.results}
+
+    # -- placement --
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Reserve the resources of all tasks."""
+        bundles = [self._work.bundle(member.task.type) for member in self._members]
+        self._group = placement_group(bundles, strategy=self._work.placement)
+        try:
+            deadline = time.monotonic() + self._work.start_timeout
+            while not self._group.wait(min(_SECONDS_BETWEEN_HINTS, self._work.start_timeout)):
+                needed = " + ".join(_shown(bundle) for bundle in bundles)
+                problem = f"the tasks need {needed} ({self._work.placement}), the cluster has {_available()}"
+                if time.monotonic() > deadline:
+                    remedy = "Ask for less by `resources`, or start more nodes"
+                    raise ConfigError("ray", problem, remedy=remedy)
+                _say(f"waiting for resources: {problem}")
+            yield
+        finally:
+            remove_placement_group(self._group)
+
+    def _new_actor(self, member: _Member) -> None:
+        amounts = self._work.bundle(member.task.type)
+        cpus, gpus, memory = amounts.pop("CPU", 0.0), amounts.pop("GPU", 0.0), amounts.pop("memory", None)
+        make = ray.remote(TaskActor).options(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            memory=memory,
+            resources=amounts,
+            max_concurrency=4,  # one answers about news, others start and end the task
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=member.index
+            ),
+        )
+        port = member.address[1] if member.address else None
+        member.actor = make.remote(port, self._work.grace + _SECONDS_TO_KILL)
+
+    def _drop_actor(self, member: _Member) -> None:
+        if member.actor is not None:
+            ray.kill(member.actor)
+        member.actor, member.is_running = None, False
+
+    # -- a round --
+
+    def _begin_round(self) -> None:
+        self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
+        self._is_lead_done = self._is_ending = False
+        self._again_at = self._end_at = self._kill_at = _NEVER
+
+    def _start_all(self) -> None:
+        """Make the actors that are missing, collect the addresses, and start all tasks."""
+        asked = {}
+        for member in self._members:
+            if member.actor is None:
+                self._new_actor(member)
+            asked[member.actor.address.remote()] = member
+        while asked:
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=_SECONDS_BETWEEN_HINTS)
+            if not ready:
+                _say(f"waiting for the actors of {', '.join(str(m.task) for m in asked.values())}")
+            for ref in ready:
+                member = asked.pop(ref)
+                try:
+                    member.address = ray.get(ref)
+                except RayActorError as error:
+                    self._drop_actor(member)
+                    raise TaskLost(str(member.task), f"its actor has not started: {_line(error)}") from None
+            if self._told is not None:
+                return
+        self._cluster = _cluster_of(self._members)
+        self._secret = os.urandom(32).hex()
+        hosts = {member.address[0] for member in self._members if member.address}
+        places = ", ".join(f"{m.task} at {self._cluster.address(m.task)}" for m in self._members)
+        _say(f"{len(self._members)} tasks on {len(hosts)} nodes: {places}")
+        self._round_began = time.monotonic()
+        for member in self._members:
+            member.was_restarted, member.restart_at, member.results = False, _NEVER, {}
+            self._start(member)
+
+    def _start(self, member: _Member) -> None:
+        variables = {
+            **self._work.variables,
+            "TF_CONFIG": self._cluster.tf_config_json(*member.task),
+            SECRET: self._secret,
+        }
+        start = Start(
+            command=self._work.command,
+            files=self._work.files,
+            results=self._work.results,
+            variables=variables,
+            hosts=[m.address[0] for m in self._members if m.address],
+            folder=str(Path.cwd()),
+            log=str(self._work.run_dir / "logs" / f"{member.task.type}-{member.task.index}.log"),
+            threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
+            grace=self._work.grace,
+        )
+        member.is_running, member.began, member.last_lines = True, time.monotonic(), []
+        self._pending[member.actor.start.remote(start)] = member, self._on_started
+
+    def _follow(self) -> None:
+        """Handle what the actors answer until all tasks of the round have ended."""
+        while self._pending or any(member.restart_at < _NEVER for member in self._members):
+            now = time.monotonic()
+            if self._told is not None or now >= self._end_at:
+                self._end_all()
+            if now >= self._kill_at:
+                return
+            for member in self._members:
+                if member.restart_at <= now:
+                    self._restart_alone(member)
+            if not self._pending:
+                time.sleep(0.1)
+                continue
+            ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=0.5)
+            for ref in ready:
+                member, react = self._pending.pop(ref)
+                self._answer(member, ref, react)
+
+    def _answer(self, member: _Member, ref: Any, react: Callable[[_Member, Any], None]) -> None:
+        try:
+            value = ray.get(ref)
+        except RayActorError as error:
+            _say(f"the actor of {member} is gone: {_line(error)}")
+            self._drop_actor(member)
+            self._on_end(member, _KILLED)
+        except RayTaskError as error:
+            member.is_running = False
+            if not isinstance(error.cause, OSError):
+                raise TfdistError(str(member), _line(error.cause)) from error
+            self._end_all()
+            raise ConfigError(str(member), f"cannot start: {_line(error.cause)}") from None
+        else:
+            react(member, value)
+
+    # -- reactions --
+
+    def _on_started(self, member: _Member, pid: int) -> None:
+        if self._is_ending:
+            member.actor.end.remote()
+        self._pending[member.actor.news.remote()] = member, self._on_news
+
+    def _on_news(self, member: _Member, news: News) -> None:
+        lines = news.text.splitlines()
+        for line in lines:
+            print(f"{member.task}: {line}", flush=True)
+        member.last_lines = [*member.last_lines, *lines][-_MOST_LINES_SHOWN:]
+        if news.status is None:
+            self._pending[member.actor.news.remote()] = member, self._on_news
+            return
+        member.is_running, member.results = False, news.results
+        self._on_end(member, news.status)
+
+    def _on_end(self, member: _Member, status: int) -> None:
+        """React to the end of a task as the launcher on one machine does."""
+        is_lost = status < 0 or status == LOST
+        if self._is_ending:
+            return
+        if status == 0:
+            if member.task == self._cluster.lead:
+                self._on_lead_done()
+        elif is_lost and self._is_lead_done and self._cluster.with_task(*member.task).serves:
+            return
+        elif is_lost and self._restarts and self._told is None:
+            self._restarts -= 1
+            self._start_again(member, status)
+        else:
+            self._failed = self._failed or (member, status)
+            self._end_all()
+
+    def _on_lead_done(self) -> None:
+        self._is_lead_done = True
+        self._end_at = time.monotonic() + self._work.linger
+        for member in self._members:
+            if self._cluster.with_task(*member.task).serves:
+                member.restart_at = _NEVER
+                # It may not have met its chief, and would wait for it.
+                if member.was_restarted and member.is_running:
+                    member.actor.end.remote()
+
+    def _start_again(self, member: _Member, status: int) -> None:
+        alone, now = member.task.type in self._work.alone, time.monotonic()
+        patience = self._patience[member.task if alone else None]
+        pause = patience.pause_after(now - (member.began if alone else self._round_began))
+        left = f"{self._restarts} restarts are left"
+        if alone:
+            _say(f"{member} is lost ({_status(status)}) and starts again in {pause:g} s; {left}")
+            member.restart_at = now + pause
+        else:
+            _say(f"{member} is lost ({_status(status)}): all tasks start again in {pause:g} s; {left}")
+            self._again_at = now + pause
+            self._end_all()
+
+    def _restart_alone(self, member: _Member) -> None:
+        member.restart_at, member.was_restarted = _NEVER, True
+        if member.actor is None:
+            self._new_actor(member)
+        self._pending[member.actor.address.remote()] = member, self._on_address
+
+    def _on_address(self, member: _Member, address: tuple[str, int]) -> None:
+        if self._is_ending or self._is_lead_done:
+            return
+        if tuple(address) == member.address:
+            self._start(member)
+            return
+        # The others know the old address only. Their work is saved before they start again.
+        member.address = address
+        _say(f"{member.task} has another address: all tasks start again")
+        self._again_at = time.monotonic()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Send SIGTERM to every task that runs."""
+        if self._is_ending:
+            return
+        self._is_ending, self._end_at = True, _NEVER
+        self._kill_at = time.monotonic() + self._work.grace + _SECONDS_TO_KILL
+        for member in self._members:
+            member.restart_at = _NEVER
+            if member.is_running:
+                member.actor.end.remote()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._told is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._told = number
+
+    def _wait_until(self, when: float) -> None:
+        while time.monotonic() < when and self._told is None:
+            time.sleep(0.1)
+
+    def _raise_failure(self) -> None:
+        if self._told == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._told is not None:
+            name = signal.Signals(self._told).name
+            raise Preempted(name, "this job was told to end", remedy="Start it again: it continues")
+        if self._failed is None:
+            return
+        member, status = self._failed
+        lines = " | ".join(line.strip() for line in member.last_lines)
+        log = self._work.run_dir / "logs" / f"{member.task.type}-{member.task.index}.log"
+        problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
+        kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
+        raise kind(str(member), problem, remedy=f"Its log is {log} on that node")
+
+
+def _cluster_of(members: list[_Member]) -> ClusterConfig:
+    addresses: dict[str, list[str]] = {}
+    for member in members:
+        if member.address is not None:
+            addresses.setdefault(member.task.type, []).append("{}:{}".format(*member.address))
+    roles: dict[str, Any] = {role: hosts for role, hosts in addresses.items() if role in ROLES}
+    return ClusterConfig(
+        **roles, jobs={role: hosts for role, hosts in addresses.items() if role not in ROLES}
+    )
+
+
+def _status(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _shown(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(amounts.items())) or "nothing"
+
+
+def _available() -> str:
+    names = {name: amount for name, amount in ray.cluster_resources().items() if ":" not in name}
+    names = {name: amount for name, amount in names.items() if "memory" not in name}
+    return f"{_shown(names)} on {sum(node['Alive'] for node in ray.nodes())} nodes"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _say(text: str) -> None:
+    print(f"tfdist: {text}", flush=True)

@@ -1,0 +1,77 @@
+"""Run one task as a process of its own, for an engine that talks to it by pipes.
+
+This program outlives whoever has started it for as long as the task needs to save its work: it is no child of
+that process. It imports only the standard library.
+
+Standard input: a line with the plan as JSON, then the line `end`. Its end without that line means that
+whoever has started this is gone: the task is killed. Standard output: a line with the task's number, and one
+with its exit status, each as JSON.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, BinaryIO
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Start the task of the plan, and wait for its end."""
+    plan = json.loads(sys.stdin.buffer.readline())
+    if os.fork():
+        os._exit(0)  # so that this process has no parent that kills its children with itself
+    os.setsid()
+    try:
+        with open(plan["log"], "ab", 0) as log:
+            task = subprocess.Popen(
+                plan["command"],
+                env=plan["env"],
+                cwd=plan["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        _tell(error=f"{error.filename or plan['command'][0]}: {error.strerror}")
+        return
+    _tell(pid=task.pid)
+    threading.Thread(
+        target=_follow, args=(sys.stdin.buffer, task.pid, float(plan["grace"])), daemon=True
+    ).start()
+    status = task.wait()
+    _signal(task.pid, signal.SIGKILL)  # what it has left
+    _tell(status=status)
+
+
+def _follow(commands: BinaryIO, group: int, grace: float) -> None:
+    """End the task when that is asked for; kill it when nobody can ask any more."""
+    is_ending = False
+    for line in commands:
+        if line.strip() == b"end" and not is_ending:
+            is_ending = True
+            _signal(group, signal.SIGTERM)
+            timer = threading.Timer(grace, _signal, (group, signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+    if not is_ending:
+        _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _tell(**event: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        os.write(1, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

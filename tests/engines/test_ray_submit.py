@@ -1,0 +1,127 @@
+"""`tfdist submit ray` and the commands that take its handle, on a real Ray of three nodes."""
+
+import json
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.engines
+SECONDS = 300
+
+CONFIG = """
+cluster: {worker: 2, ps: 1}
+strategy: {name: parameter_server_sync}
+data: {name: digits, batch_size: 64}
+model: {name: mnist_cnn}
+train: {steps: 10, seed: 0}
+engine: {ray: {placement: SPREAD, resources: {worker: {CPU: 1}}}}
+"""
+SCRIPT = """
+import os, sys, time
+from tfdist import ClusterConfig
+
+cluster = ClusterConfig.from_environment()
+print("I am", cluster.task, "at", cluster.address(cluster.task), flush=True)
+print("secret of", len(os.environ["TFDIST_SECRET"]), "threads", os.environ["TF_NUM_INTRAOP_THREADS"], flush=True)
+if "wait" in sys.argv:
+    time.sleep(600)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def tfdist(ray, tmp_path, cache):
+    """Return a function that runs a command of tfdist's where users log in."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(*words, **options):
+        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
+        return ray.run(*words, XDG_STATE_HOME=str(tmp_path / "state"), **options)
+
+    return run
+
+
+def submit(tfdist, *options, words=("0",), sizes=("--workers", "2", "--ps", "1")):
+    script = ["--", sys.executable, "script.py", *words]
+    return tfdist("submit", "ray", *sizes, *options, *script).strip()
+
+
+def state(tfdist, handle):
+    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
+
+
+def until(wanted, tfdist, handle):
+    deadline = time.monotonic() + SECONDS
+    while state(tfdist, handle) != wanted:
+        assert time.monotonic() < deadline, tfdist("logs", handle)
+        time.sleep(1)
+
+
+def test_a_config_trains_to_the_export(tfdist, tmp_path, cache):
+    (tmp_path / "train.yaml").write_text(CONFIG)
+    handle = tfdist("submit", "ray", "--config", "train.yaml", "--set", "train.steps=6").strip()
+    assert handle.startswith("ray://10.77.0.1:8265/train-")
+    followed = tfdist("logs", handle, "--follow")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    assert "chief:0: tfdist: read the cluster from TF_CONFIG: 1 chief + 2 worker + 1 ps" in followed
+    assert "job: 4 tasks on 3 nodes: chief:0 at 10.77.0." in followed
+    [run] = (tmp_path / "runs").iterdir()
+    report = json.loads((run / "report.json").read_text())
+    assert (report["steps"], report["starts"]) == (6, 1)
+    assert (run / "export" / "6" / "saved_model.pb").exists()
+    assert handle in tfdist("list")
+
+
+@pytest.mark.again
+def test_a_script_is_every_task_of_the_cluster(tfdist):
+    handle = submit(tfdist, "--option=working_dir=.", "--option=placement=SPREAD", "--option=ps:CPU=2")
+    followed = tfdist("logs", handle, "--follow")
+    assert state(tfdist, handle) == "succeeded", followed
+    lines = [line.partition(": ")[2].split() for line in followed.splitlines() if ": I am" in line]
+    assert {words[2] for words in lines} == {"chief:0", "ps:0", "worker:0", "worker:1"}
+    assert len({words[4].partition(":")[0] for words in lines}) == 3  # nodes
+    [line, secret] = tfdist("logs", handle, "--task", "ps:0").splitlines()
+    assert line.startswith("I am ps:0 at 10.77.0.")
+    assert secret == "secret of 64 threads 2"
+
+
+@pytest.mark.again
+def test_a_job_that_fails_says_why(tfdist):
+    handle = submit(tfdist, "--option=working_dir=.", words=("3",), sizes=("--workers", "1"))
+    until("failed", tfdist, handle)
+    assert "failed with exit code 1" in tfdist("status", handle)
+    text = tfdist("logs", handle)
+    assert "worker:0: secret of 64" in text
+
+
+@pytest.mark.again
+def test_a_cancelled_job_saves_its_work_and_continues(tfdist, tmp_path):
+    (tmp_path / "train.yaml").write_text(CONFIG)
+    words = ["submit", "ray", "--config", "train.yaml", "--set", "train.steps=5000"]
+    handle = tfdist(*words, "--option=submission_id=mine").strip()
+    deadline = time.monotonic() + SECONDS
+    while "step 1" not in tfdist("logs", handle, "--task", "chief:0"):
+        assert time.monotonic() < deadline, tfdist("logs", handle)
+        time.sleep(1)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle)
+    log = tmp_path / "runs" / "train-mine" / "logs" / "chief-0.log"
+    while "a task was told to end; all is saved at step" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "address=http://10.77.0.254:1",
+            "tfdist: ray at http://10.77.0.254:1: Failed to connect to Ray at address",
+        ),
+        ("submission_id=a/b", "tfdist: ray"),
+    ],
+)
+def test_a_mistake_is_one_line(tfdist, option, message):
+    [line] = tfdist("submit", "ray", f"--option={option}", "--", "true", ends_with=2).splitlines()
+    assert line.startswith(message)

@@ -1,0 +1,143 @@
+"""The script for `ray job submit`, what it passes to `tfdist.ray.launch`, and mistakes; none of this needs Ray."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tfdist.ray
+from tfdist.engines import ray_launch
+from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.ray import Ray, _address
+from tfdist.engines.submission import Handle
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.trainer.config import read_config
+from tfdist.trainer.engine_sections import EngineSection
+from tfdist.trainer.ray_section import RaySection
+
+PAGES = Path(__file__).parents[3] / "docs" / "engines"
+TRAIN = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
+
+
+def job(*command, config=None, counts=None, alone=(), **section):
+    return Job(
+        name="x",
+        command=command or ("true",),
+        counts=counts or {"chief": 1, "worker": 2, "ps": 1},
+        folder=Path("/shared/my runs"),
+        made_by="tfdist submit ray\nrm -rf /",
+        config=config,
+        section=EngineSection(ray=RaySection(**section)),
+        alone=alone,
+    )
+
+
+def launched(script, monkeypatch, result=None):
+    """Run the script with a launch of our own; return what it was called with."""
+    calls = []
+
+    def launch(what, **arguments):
+        content = what.read_text() if isinstance(what, Path) else None
+        calls.append((what, content, arguments))
+        if result is not None:
+            raise result
+
+    monkeypatch.setattr(tfdist.ray, "launch", launch)
+    monkeypatch.setenv("TFDIST_JOB_NUMBER", "x-7")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+    [call] = calls
+    return call
+
+
+def test_a_script_of_the_users_is_every_task(monkeypatch):
+    words = ["python", "it's", 'a"b', "$HOME", "\\n"]
+    script = Ray().render(job(*words, alone=("worker",)), {"worker:GPU": "1", "placement": "SPREAD"})
+    assert script.startswith("# Made by: tfdist submit ray rm -rf /\n# Submit it with: ray job submit ")
+    what, _, arguments = launched(script, monkeypatch)
+    assert what == words
+    assert arguments == {
+        "run_dir": Path("/shared/my runs/x-x-7"),
+        "resources": {"worker": {"GPU": 1.0}},
+        "placement": "SPREAD",
+        "max_failures": 3,
+        "roles": {"chief": 1, "worker": 2, "ps": 1},
+        "alone": ["worker"],
+    }
+
+
+@pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", "a: \t1\n"])
+def test_the_script_has_the_config_as_it_is(tmp_path, monkeypatch, text):
+    (tmp_path / "c.yaml").write_text(text)
+    config_job = job(*TRAIN, "--set=train.steps=3", config=tmp_path / "c.yaml", max_failures=1)
+    what, content, arguments = launched(Ray().render(config_job, {"max_failures": "9"}), monkeypatch)
+    assert (what.name, content) == ("c.yaml", text)
+    assert (arguments["changes"], arguments["max_failures"]) == (["train.steps=3"], 9)
+
+
+def test_an_error_of_the_launch_is_one_line(monkeypatch):
+    with pytest.raises(SystemExit, match=r"^tfdist: worker:0: lost$"):
+        launched(Ray().render(job(), {}), monkeypatch, result=TfdistError("worker:0", "lost"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adress": "x"}, r"--option: there is no 'adress'\. Did you mean 'address'\?"),
+        ({"boss:GPU": "1"}, r"engine\.ray\.resources: there is no 'boss'\. Known: chief, worker, ps"),
+        ({"worker:GPU": "one"}, r"--option worker:GPU: expected a number, such as worker:GPU=1, received 'one'"),
+        ({"worker:GPU": "-1"}, r"engine\.ray\.resources: worker: GPU: expected a number, 0 or more, received -1\.0"),
+        ({"worker:GPU": "nan"}, r"expected a number, 0 or more, received nan"),
+        ({"placement": "SPRED"}, r"--option placement: there is no 'SPRED'\. Did you mean 'SPREAD'"),
+        ({"max_failures": "-1"}, r"--option max_failures: expected a whole number, received '-1'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_option_is_one_line(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Ray().render(job(), options)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://head:8265", "https://ray.site.example/team", "http://[::1]:8265"]
+)
+def test_a_handle_has_the_address(address):
+    from urllib.parse import quote
+
+    text = str(Handle("ray", quote(address.removeprefix("http://"), safe=":"), "x-7"))
+    assert _address(SimpleNamespace(handle=Handle.parse(text))) == address
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(ray_launch.importlib.util, "find_spec", lambda name: None)
+    for call in (lambda: Ray().submit(job(), {}), lambda: tfdist.ray.launch("c.yaml")):
+        with pytest.raises(ConfigError, match=r"^ray: is not installed\. pip install 'tfdist\[ray\]'$"):
+            call()
+
+
+def test_importing_it_loads_no_ray():
+    code = (
+        "import sys, tfdist; tfdist.ray.launch; sys.exit('ray' in sys.modules or 'tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert "ray" not in tfdist.__all__  # a star import must not replace Ray's own name
+
+
+def test_the_configs_of_the_page_are_right(tmp_path):
+    blocks = re.findall(r"```yaml\n(.*?)```", (PAGES / "ray.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "x.yaml").write_text(block)
+        section = read_config(tmp_path / "x.yaml").config.engine.ray
+        assert section.resources
+        Ray().render(job(resources=section.resources), {})
+
+
+@pytest.mark.parametrize("page", ["ray.md", "from_ray_train.md"])
+def test_the_python_of_the_pages_compiles(page):
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, page, "exec")
