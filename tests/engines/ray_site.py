@@ -58,7 +58,9 @@ class RaySite:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         self.folder = machines.folder
-        self.environ = {**os.environ, **_VARIABLES, _MARK: str(self.folder)}
+        # The job server starts `python`; here that of the tests.
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environ = {**os.environ, **_VARIABLES, "PATH": path, _MARK: str(self.folder)}
 
     def run(self, *command: str | Path, timeout: float = 900, ends_with: int = 0, **variables: str) -> str:
         """Run a command where users log in; return its output."""

@@ -4,6 +4,7 @@ The script contains the config, so that a Ray cluster needs no file of the user'
 """
 
 import contextlib
+import os
 import re
 import secrets
 import shlex
@@ -62,14 +63,14 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray merges lines of several t
 import tfdist.ray
 from tfdist.errors import TfdistError
 
-number = os.environ.get({number!r}) or time.strftime("%Y%m%d-%H%M%S")
+number = os.environ.get({number!r}) or time.strftime("{name}-%Y%m%d-%H%M%S")
 
 
 def launch(what, **arguments):
     try:
         tfdist.ray.launch(
             what,
-            run_dir=Path({folder!r}, f"{name}-{{number}}"),
+            run_dir=Path({folder!r}, number),
             resources={resources!r},
             placement={placement!r},
             max_failures={max_failures!r},
@@ -121,7 +122,8 @@ class Ray:
                 entrypoint=f'python -c "${_SCRIPT}"', submission_id=number, runtime_env=runtime_env
             )
             address = client.get_address()
-        return job.submission(Handle(self.name, quote(address.removeprefix("http://"), safe=":"), number))
+        place = quote(address.removeprefix("http://"), safe=":")
+        return job.submission(Handle(self.name, place, number), job.folder / number)
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job."""
@@ -131,7 +133,7 @@ class Ray:
         return _STATES.get(str(info.status), State.UNKNOWN), " ".join(message.split()) or str(info.status)
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
-        """Yield the lines of the job's output that begin with the name of a task; it has the lines of all."""
+        """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
         position = 0
         while True:
             # Before the lines are read, so that the last ones are among them.
@@ -141,10 +143,11 @@ class Ray:
             whole = len(text) if is_over else text.rfind("\n") + 1
             for line in text[position:whole].splitlines():
                 task, colon, rest = line.partition(": ")
-                if colon and task in tasks:
-                    yield task, rest
-                elif task == "tfdist" and len(tasks) == len(submission.tasks):
-                    yield "job", rest  # the messages of the launch
+                if colon and task in submission.tasks:
+                    if task in tasks:
+                        yield task, rest
+                elif len(tasks) == len(submission.tasks):
+                    yield "job", line  # messages of the launch and of Ray
             position = max(position, whole)
             if is_over:
                 return
@@ -188,6 +191,9 @@ def _with_options(job: Job, options: Mapping[str, str]) -> RaySection:
                 raise ConfigError(f"--option {key}", expected=expected, received=shown(value)) from None
         elif key == "working_dir":
             values["runtime_env"] = {**values["runtime_env"], "working_dir": value}
+        elif key == "submission_id" and not re.fullmatch("[A-Za-z0-9_.-]+", value):
+            expected = "letters, digits and any of _.-"
+            raise ConfigError("--option submission_id", expected=expected, received=shown(value))
         elif key == "max_failures" and not re.fullmatch("[0-9]{1,9}", value):
             raise ConfigError("--option max_failures", expected="a whole number", received=shown(value))
         elif key == "placement" and value not in get_args(Placement):
@@ -219,7 +225,9 @@ def _client(address: str | None) -> "Iterator[JobSubmissionClient]":
     try:
         from ray.job_submission import JobSubmissionClient
 
-        yield JobSubmissionClient(address)
+        with _without_own_addresses() if address else contextlib.nullcontext():
+            client = JobSubmissionClient(address)
+        yield client
     except ConnectionError as error:
         remedy = "Name the head's dashboard: --option address=http://HEAD:8265, or RAY_ADDRESS"
         raise ConfigError(where, _line(error), remedy=remedy) from None
@@ -229,6 +237,17 @@ def _client(address: str | None) -> "Iterator[JobSubmissionClient]":
         if isinstance(error, TfdistError):
             raise
         raise ConfigError(where, _line(error)) from None
+
+
+@contextlib.contextmanager
+def _without_own_addresses() -> Iterator[None]:
+    """Hide the variables that Ray's client prefers to the address that it is called with."""
+    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+    hidden = {name: value for name in names if (value := os.environ.pop(name, None)) is not None}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _line(error: BaseException) -> str:

@@ -47,6 +47,7 @@ def main() -> None:
     status = task.wait()
     _signal(task.pid, signal.SIGKILL)  # what it has left
     _tell(status=status)
+    os._exit(0)  # the thread that reads commands would hold standard input at the interpreter's end
 
 
 def _follow(commands: BinaryIO, group: int, grace: float) -> None:

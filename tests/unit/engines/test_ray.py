@@ -60,7 +60,7 @@ def test_a_script_of_the_users_is_every_task(monkeypatch):
     what, _, arguments = launched(script, monkeypatch)
     assert what == words
     assert arguments == {
-        "run_dir": Path("/shared/my runs/x-x-7"),
+        "run_dir": Path("/shared/my runs/x-7"),
         "resources": {"worker": {"GPU": 1.0}},
         "placement": "SPREAD",
         "max_failures": 3,
@@ -92,6 +92,7 @@ def test_an_error_of_the_launch_is_one_line(monkeypatch):
         ({"worker:GPU": "-1"}, r"engine\.ray\.resources: worker: GPU: expected a number, 0 or more, received -1\.0"),
         ({"worker:GPU": "nan"}, r"expected a number, 0 or more, received nan"),
         ({"placement": "SPRED"}, r"--option placement: there is no 'SPRED'\. Did you mean 'SPREAD'"),
+        ({"submission_id": "a/b"}, r"--option submission_id: expected letters, digits and any of _\.-, received 'a/b'"),
         ({"max_failures": "-1"}, r"--option max_failures: expected a whole number, received '-1'"),
     ],
 )  # fmt: skip
