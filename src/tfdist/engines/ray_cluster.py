@@ -125,6 +125,9 @@ class RayCluster:
                     self._begin_round()
                     self._start_all()
                     self._follow()
+                    for member in self._members:
+                        if member.is_running:  # it has outlived its grace: its actor does not answer
+                            self._drop_actor(member)
                     if self._again_at == _NEVER:
                         break
                     self._wait_until(self._again_at)

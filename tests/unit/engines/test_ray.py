@@ -118,6 +118,30 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
             call()
 
 
+@pytest.mark.parametrize(
+    ("what", "arguments", "message"),
+    [
+        (["true"], {"roles": {"worker": 0}}, r"the cluster has no worker\. Set one or more$"),
+        (["true"], {"roles": {"worker": -1}}, r"received -1"),
+        ([], {}, r"^launch: expected the words of a command, received a list of 0$"),
+        (["true"], {"args": (1,)}, r"^args: is for a function\. Leave it out$"),
+        (["true"], {"changes": ["train.steps=1"]}, r"^changes: is for a config\. Leave it out$"),
+        ("c.yaml", {"alone": ["worker"]}, r"^alone: is for a function\. Leave it out$"),
+        (["true"], {"alone": ["wroker"]}, r"^alone: there is no 'wroker'\. Did you mean 'worker'\?$"),
+        ("none.yaml", {}, r"^none\.yaml: "),
+        ("addresses.yaml", {}, r"^addresses\.yaml:1: cluster: gives addresses, but Ray chooses the machines"),
+        ("elastic.yaml", {}, r"^elastic\.yaml: elastic: is for tasks that others start"),
+    ],
+)
+def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("addresses.yaml").write_text("cluster: {worker: [a:1, b:1]}\n")
+    Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
+    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run_dir": "run"}
+    with pytest.raises(ConfigError, match=message):
+        ray_launch._work_of(what, **{**defaults, **arguments})
+
+
 def test_importing_it_loads_no_ray():
     code = (
         "import sys, tfdist; tfdist.ray.launch; sys.exit('ray' in sys.modules or 'tensorflow' in sys.modules)"
