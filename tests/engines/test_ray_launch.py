@@ -172,7 +172,9 @@ def test_rays_own_trainer_trains_keras_3_by_the_lines_of_the_page(ray, tmp_path)
         "scaling_config", storage, 1
     )
     (tmp_path / "driver.py").write_text(script.replace("print(", 'print("METRICS", '))
-    output = ray.drive(sys.executable, tmp_path / "driver.py")
+    # On a busy machine, TensorFlow's import takes longer than the minute that Ray Train waits.
+    patient = ["env", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=600"]
+    output = ray.drive(*patient, sys.executable, tmp_path / "driver.py")
     assert re.search(r"^METRICS \{'loss': [0-9.]+\}", output, re.MULTILINE), output[-4000:]
 
 

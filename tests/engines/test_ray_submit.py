@@ -9,14 +9,6 @@ import pytest
 pytestmark = pytest.mark.engines
 SECONDS = 300
 
-CONFIG = """
-cluster: {worker: 2, ps: 1}
-strategy: {name: parameter_server_sync}
-data: {name: digits, batch_size: 64}
-model: {name: mnist_cnn}
-train: {steps: 10, seed: 0}
-engine: {ray: {placement: SPREAD, resources: {worker: {CPU: 1}}}}
-"""
 SCRIPT = """
 import os, sys, time
 from tfdist import ClusterConfig
@@ -31,7 +23,7 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def tfdist(ray, tmp_path, cache):
+def tfdist(ray, tmp_path):
     """Return a function that runs a command of tfdist's where users log in."""
     (tmp_path / "script.py").write_text(SCRIPT)
 
@@ -58,9 +50,9 @@ def until(wanted, tfdist, handle):
         time.sleep(1)
 
 
-def test_a_config_trains_to_the_export(tfdist, tmp_path, cache):
-    (tmp_path / "train.yaml").write_text(CONFIG)
-    handle = tfdist("submit", "ray", "--config", "train.yaml", "--set", "train.steps=6").strip()
+def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(tfdist, tmp_path, config, local_loss):
+    (tmp_path / "train.yaml").write_text(config)
+    handle = tfdist("submit", "ray", "--config", "train.yaml", "--option=placement=SPREAD").strip()
     assert handle.startswith("ray://10.77.0.1:8265/train-")
     followed = tfdist("logs", handle, "--follow")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
@@ -68,8 +60,9 @@ def test_a_config_trains_to_the_export(tfdist, tmp_path, cache):
     assert "job: tfdist: 4 tasks on 3 nodes: chief:0 at 10.77.0." in followed
     [run] = (tmp_path / "runs").iterdir()
     report = json.loads((run / "report.json").read_text())
-    assert (report["steps"], report["starts"]) == (6, 1)
-    assert (run / "export" / "6" / "saved_model.pb").exists()
+    assert (report["steps"], report["starts"]) == (10, 1)
+    assert report["test_loss"] == local_loss
+    assert (run / "export" / "10" / "saved_model.pb").exists()
     assert handle in tfdist("list")
 
 
@@ -96,8 +89,8 @@ def test_a_job_that_fails_says_why(tfdist):
 
 
 @pytest.mark.again
-def test_a_cancelled_job_saves_its_work_and_continues(tfdist, tmp_path):
-    (tmp_path / "train.yaml").write_text(CONFIG)
+def test_a_cancelled_job_saves_its_work(tfdist, tmp_path, config):
+    (tmp_path / "train.yaml").write_text(config)
     words = ["submit", "ray", "--config", "train.yaml", "--set", "train.steps=5000"]
     handle = tfdist(*words, "--option=submission_id=mine").strip()
     deadline = time.monotonic() + SECONDS

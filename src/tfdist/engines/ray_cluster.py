@@ -7,6 +7,7 @@ where an actor is another.
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import defaultdict
@@ -34,6 +35,7 @@ __all__ = ["RayCluster", "Work"]
 _SECONDS_TO_KILL = 15.0  # after the grace, until an actor that does not answer is killed
 _SECONDS_BETWEEN_HINTS = 30.0
 _MOST_LINES_SHOWN = 3
+_INTERNAL = re.compile("^node:|_group_|memory")  # resources that no user has named
 _NEVER = float("inf")
 _KILLED = -int(signal.SIGKILL)  # the status of a task whose actor is gone
 
@@ -405,8 +407,7 @@ def _shown(amounts: Mapping[str, float]) -> str:
 
 
 def _available() -> str:
-    names = {name: amount for name, amount in ray.cluster_resources().items() if ":" not in name}
-    names = {name: amount for name, amount in names.items() if "memory" not in name}
+    names = {name: amount for name, amount in ray.cluster_resources().items() if not _INTERNAL.search(name)}
     return f"{_shown(names)} on {sum(node['Alive'] for node in ray.nodes())} nodes"
 
 
