@@ -185,7 +185,7 @@ def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
 @pytest.mark.slow
 @pytest.mark.again
 def test_containers_start_again_together_and_continue_from_the_checkpoint(tmp_path, environ):
-    text = TRAINING.replace("steps: 10", "steps: 300") + "checkpoint: {every: 20}\n"
+    text = TRAINING.replace("steps: 10", "steps: 100") + "checkpoint: {every: 20}\n"
     with training_job(tmp_path, environ, text) as processes:
         deadline = time.monotonic() + SECONDS
         while not (tmp_path / "chief" / "checkpoints" / "20").exists():
@@ -200,7 +200,7 @@ def test_containers_start_again_together_and_continue_from_the_checkpoint(tmp_pa
     assert "tfdist: the command ended with 137: start 2" in logs["worker"]
     assert "tfdist: the command ended with 138: start 2" in logs["chief"]
     report = json.loads((tmp_path / "chief" / "output" / "data" / "report.json").read_text())
-    assert (report["steps"], report["starts"]) == (300, 2)
+    assert (report["steps"], report["starts"]) == (100, 2)
     assert report["begun_at_step"] >= 20
 
 
