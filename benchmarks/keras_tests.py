@@ -56,7 +56,12 @@ def pytest_configure() -> None:
     for name in methods:  # those that `start` has set hide the trainer's
         setattr(keras.Model, name, getattr(tfdist, name))
     trainer = next(kind for kind in keras.Model.__mro__[1:] if "fit" in vars(kind))
-    for name in (*methods, "predict_on_batch"):  # Keras's tests derive models from it
+    for name in (
+        *methods,
+        "train_on_batch",
+        "test_on_batch",
+        "predict_on_batch",
+    ):  # Keras's tests derive models from it
         setattr(trainer, name, vars(keras.Model)[name])
 
 

@@ -147,6 +147,7 @@ ANYWHERE = [
     "metric_cases.counted",
     "ported_cases.ported",
     "custom_step_cases.trained",
+    "batch_cases.one_at_a_time",
     "traffic_cases.trained",
 ]
 IN_STEP_ONLY = [

@@ -19,6 +19,7 @@ from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.predict import predict, predict_on_batch
 
 __all__ = ["start"]
@@ -45,8 +46,8 @@ def start(
 
     The call enters the strategy's scope for the rest of the script: models need no `with strategy.scope()`.
     From here on, the methods `fit`, `evaluate`, `predict` and `predict_on_batch` of Keras's models are those
-    of tfdist. An uncaught exception of tfdist prints one line instead of a traceback, and the process ends
-    with the exit status of that exception.
+    of tfdist, and with Keras 3 `train_on_batch` and `test_on_batch` too. An uncaught exception of tfdist
+    prints one line instead of a traceback, and the process ends with the exit status of that exception.
 
     A second call with the same arguments returns the same strategy.
 
@@ -113,6 +114,10 @@ def _replace_methods_of_keras() -> None:
     for model in {*models, tf.keras.Model}:
         for method in (fit, evaluate, predict, predict_on_batch):
             setattr(model, method.__name__, method)
+    keras = sys.modules.get("keras")
+    if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
+        for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
+            setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))
 
 
 def _print_own_errors_in_a_line() -> None:

@@ -12,6 +12,7 @@ from tfdist._utils.keras_private import step_counter
 
 __all__ = [
     "gradients_taken_by",
+    "methods_kept",
     "methods_replaced",
     "methods_restored",
     "methods_restored_of",
@@ -25,14 +26,20 @@ _REPLACED = ("assign_add", "sparse_read", "update_step")
 @contextlib.contextmanager
 def methods_restored(model: Any) -> Iterator[None]:
     """Restore the methods of a model's optimizer and variables at the end of the block."""
-
-    # A model that is not built has no variables yet.
-    def owners() -> list[Any]:
-        variables = model.variables if getattr(model, "built", False) else []
-        return [*_owners_in(getattr(model, "optimizer", None)), *variables]
-
-    with _restored(owners):
+    with _restored(lambda: _owners(model)):
         yield
+
+
+@contextlib.contextmanager
+def methods_kept(model: Any, kept: list[tuple[Any, dict[str, Any]]]) -> Iterator[None]:
+    """Do so too, and begin the block with the methods that the last block with the same list replaced."""
+    with methods_restored(model):
+        for owner, methods in kept:
+            vars(owner).update(methods)
+        try:
+            yield
+        finally:
+            kept[:] = [(owner, _replaced(owner)) for owner in _with_attributes(_owners(model))]
 
 
 @contextlib.contextmanager
@@ -124,6 +131,13 @@ def _restored(owners: Callable[[], list[Any]]) -> Iterator[None]:
 
 def _replaced(owner: Any) -> dict[str, Any]:
     return {name: vars(owner)[name] for name in _REPLACED if name in vars(owner)}
+
+
+def _owners(model: Any) -> list[Any]:
+    """Return the objects of a model on which methods are replaced."""
+    # A model that is not built has no variables yet.
+    variables = model.variables if getattr(model, "built", False) else []
+    return [*_owners_in(getattr(model, "optimizer", None)), *variables]
 
 
 def _owners_in(optimizer: Any) -> list[Any]:

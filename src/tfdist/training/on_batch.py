@@ -1,0 +1,190 @@
+"""Train or test on one batch, as Keras 3's `train_on_batch` and `test_on_batch` do in one process."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._utils.keras_private import loss_trackers
+from tfdist.coordination.calls_between_tasks import resolver_of
+from tfdist.training.arguments import strategy_of
+from tfdist.training.keras.arrays import length, made_data
+from tfdist.training.keras.compat import in_order, keras_of
+from tfdist.training.keras.patches import methods_kept
+from tfdist.training.logs import as_logs
+from tfdist.training.session import Phase, Session
+from tfdist.training.task_errors import naming_lost_tasks
+
+__all__ = ["evaluate_batch", "fit_batch", "on_several_replicas"]
+
+# Keras keeps the functions that it has traced on the model too.
+_ATTRIBUTE = "_tfdist_phases_on_batch"
+
+
+class _Phases:
+    """The phases that earlier batches of a model have traced, as long as the model is compiled as it was.
+
+    Attributes:
+        compiled: The metric of the loss, which each `compile` makes anew.
+        traced: A session and its phase by what is done and by the kind of data.
+        methods: The methods that the phases have replaced.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.traced: dict[Any, tuple[Session, Phase]] = {}
+        self.methods: list[tuple[Any, dict[str, Any]]] = []
+
+    @classmethod
+    def of(cls, model: Any) -> "_Phases":
+        """Return the phases of a model."""
+        compiled = loss_trackers(model)[0]
+        kept = vars(model).get(_ATTRIBUTE)
+        if kept is None or kept.compiled is not compiled:
+            kept = vars(model)[_ATTRIBUTE] = cls(compiled)
+        return kept  # type: ignore[no-any-return]
+
+
+class _OneBatch(NamedTuple):
+    """An iterator, and its optional, of one distributed batch that has a value.
+
+    To make and distribute a data set takes longer than most steps. TensorFlow passes the parts of a named
+    tuple to a graph.
+    """
+
+    batch: Any
+
+    def __next__(self) -> Any:
+        return self.batch
+
+    def get_next_as_optional(self) -> "_OneBatch":
+        return self
+
+    def has_value(self) -> tf.Tensor:
+        return tf.constant(True)
+
+    def get_value(self) -> Any:
+        return self.batch
+
+
+class _Once:
+    """A data set of one batch."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> _OneBatch:
+        return _OneBatch(self._batch)
+
+
+def fit_batch(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """Train on one batch, and return its loss and metrics as `model.evaluate` does."""
+    logs = _run("train_on_batch", model, (x, y, sample_weight), class_weight)
+    return logs if return_dict else in_order(model, logs)
+
+
+def evaluate_batch(
+    model: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+) -> Any:
+    """Test on one batch, and return its loss and metrics as `model.evaluate` does."""
+    logs = _run("test_on_batch", model, (x, y, sample_weight), None)
+    return logs if return_dict else in_order(model, logs)
+
+
+def on_several_replicas(method: Callable[..., Any], of_keras: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of Keras 3's Model that is Keras's own for one replica in one process."""
+
+    @functools.wraps(of_keras)
+    def chosen(model: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(model, None)
+        is_alone = strategy.num_replicas_in_sync == 1 and resolver_of(strategy) is None
+        return (of_keras if is_alone else method)(model, *args, **kwargs)
+
+    return chosen
+
+
+def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any) -> Any:
+    """Run one step on one batch, and return the results."""
+    strategy, phases = strategy_of(model, None), _Phases.of(model)
+    with naming_lost_tasks(what, strategy), methods_kept(model, phases.methods):
+        batch = _tensors(model, strategy, arrays, class_weight)
+        is_training = what == "train_on_batch"
+        key = (what, strategy, _kinds(batch))
+        if key not in phases.traced:
+            session = Session(model, strategy, _as_dataset(batch), trains=is_training, tests=not is_training)
+            phases.traced[key] = session, session.training() if is_training else session.testing()
+        session, (step, runner) = phases.traced[key]
+        runner.rewind(_distributed(batch, session))
+        totals = step.begin()
+        with contextlib.closing(runner.epoch(1, 1, totals, repeats=False)) as running:
+            for _, totals in running:  # noqa: B007  # one step
+                pass
+        if is_training:
+            step.end_epoch()
+        results = as_logs(step.results(totals))
+        step.store(totals)
+    return results
+
+
+def _tensors(
+    model: Any, strategy: tf.distribute.Strategy, arrays: tuple[Any, Any, Any], class_weight: Any
+) -> tuple[Any, ...]:
+    """Return a batch of tensors: at once for arrays and tensors, by Keras's adapter for other data."""
+    keras = keras_of(model)
+    given = [part for part in arrays if part is not None]
+    if class_weight is not None or not all(_is_plain(part) for part in given) or arrays[1] is None:
+        x, y, sample_weight = arrays
+        size = max(length(x), 1)
+        [batch] = made_data(model, strategy, x, y, sample_weight, batch_size=size, class_weight=class_weight)
+        return batch if isinstance(batch, tuple) else (batch,)
+
+    def tensor(part: Any) -> tf.Tensor:
+        made = tf.convert_to_tensor(part)
+        return tf.cast(made, keras.config.floatx()) if made.dtype.is_floating else made
+
+    return tuple(tensor(part) for part in given)
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, tf.Tensor) or (
+        isinstance(part, np.ndarray) and part.dtype != object and part.ndim > 1
+    )
+
+
+def _kinds(batch: Any) -> str:
+    """Return the structure of a batch, and the types and ranks of its tensors.
+
+    Lengths may differ from batch to batch: TensorFlow traces a phase again for them.
+    """
+    return str(tf.nest.map_structure(lambda part: (type(part).__name__, part.dtype, part.shape.rank), batch))
+
+
+def _as_dataset(batch: Any) -> tf.data.Dataset:
+    examples = tf.data.Dataset.from_tensor_slices(batch)
+    return examples.batch(max(int(examples.cardinality()), 1))
+
+
+def _distributed(batch: Any, session: Session) -> Any:
+    """Return a distributed data set of one batch."""
+    strategy = session.strategy
+    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if is_coordinated or not all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
+        return session.distribute(_as_dataset(batch))
+    size = max(len(part) for part in tf.nest.flatten(batch))
+    most = -(-size // strategy.num_replicas_in_sync)
+
+    def own_part(context: Any) -> Any:
+        begin = context.replica_id_in_sync_group * most
+        return tf.nest.map_structure(lambda part: part[begin : begin + most], batch)
+
+    return _Once(strategy.experimental_distribute_values_from_function(own_part))
