@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ LAUNCHED = "multi_worker_mirrored"  # every task runs the tests; those of a para
 STRATEGY, DONE, RECORDS = "TFDIST_KERAS_TESTS", "TFDIST_KERAS_DONE", "TFDIST_KERAS_RECORDS"
 PASSED, SKIPPED = "passed", "skipped"
 LONGEST = 200  # characters of a reason
+_STARTS = 3  # times as long as a test, until the first one begins
 
 
 # In the process of the tests, which loads this file as a plugin of pytest.
@@ -106,9 +107,18 @@ def _record(**values: Any) -> None:
 # In the process that the user starts.
 
 
-def run(strategy: str, tests: Iterable[Path], wanted: str | None, seconds: int) -> dict[str, str]:
-    """Run the tests under a strategy; return the outcome of each: "passed", "skipped", or its error."""
-    outcomes: dict[str, str] = {}
+def run(
+    strategy: str,
+    tests: Iterable[Path],
+    wanted: str | None,
+    seconds: int,
+    outcomes: dict[str, str],
+    save: Callable[[], None],
+) -> None:
+    """Run the tests under a strategy; add the outcome of each: "passed", "skipped", or its error.
+
+    Tests that have an outcome already are left out. `save` is called when a process of tests has ended.
+    """
     while True:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             status = _run_once(strategy, tests, wanted, seconds, Path(folder), list(outcomes))
@@ -118,8 +128,9 @@ def run(strategy: str, tests: Iterable[Path], wanted: str | None, seconds: int) 
                     f"did not end in {seconds} s" if status is None else f"its process ended: {status}"
                 )
             outcomes.update(seen)
+            save()
             if status == 0 and not unfinished:
-                return outcomes
+                return
             if not seen:
                 sys.exit(f"{strategy}: no test ran:\n{(Path(folder) / 'output').read_text()[-3000:]}")
 
@@ -164,14 +175,17 @@ def _run_once(
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, seconds: int) -> int | None:
-    """Wait for the end; end the processes, and return None, after so many seconds without news of a test."""
+    """Wait for the end; end the processes, and return None, after so many seconds without news of a test.
+
+    The first test may take longer to begin: TensorFlow starts before it.
+    """
     try:
         news, last = -1, time.monotonic()
         while process.poll() is None:
             size = sum(file.stat().st_size for file in folder.glob("*.jsonl"))
             if size != news:
                 news, last = size, time.monotonic()
-            elif time.monotonic() - last > seconds:
+            elif time.monotonic() - last > seconds * (1 if news else _STARTS):
                 return None
             time.sleep(0.2)
         return process.returncode
@@ -216,14 +230,16 @@ def main() -> None:
 
     source = given.source or Path(keras.__file__).parent / "src"
     tests = [source / test for test in given.tests]
-    results = {}
+    results: dict[str, dict[str, str]] = {}
     if given.results and given.results.exists():
         results = json.loads(given.results.read_text())
-    for strategy in (PLAIN, *given.strategies):
-        if strategy not in results:
-            results[strategy] = run(strategy, tests, given.wanted, given.seconds)
+
+    def save() -> None:
         if given.results:
             given.results.write_text(json.dumps(results, indent=1))
+
+    for strategy in (PLAIN, *given.strategies):
+        run(strategy, tests, given.wanted, given.seconds, results.setdefault(strategy, {}), save)
     print(f"Keras {keras.__version__}, TensorFlow {tf.__version__}\n")
     print_table(results, given.strategies)
 
