@@ -58,6 +58,7 @@ __all__ = [
     "step_counter",
     "uncast_value",
     "unseeded_generator",
+    "updated_by",
     "values_in_order",
     "variable_of_tensorflow",
     "variables_of_metric",
@@ -195,6 +196,11 @@ def epoch_to_resume_keras_2(backup: Any, steps: int | None, epoch: int) -> int:
 def add_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Create the slots of an optimizer of Keras 2. Seen in 2.12."""
     (getattr(optimizer, "build", None) or optimizer._create_all_weights)(variables)
+
+
+def updated_by(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer of Keras 3 was built for. Seen in 3.15."""
+    return list(optimizer._trainable_variables) if optimizer.built else []
 
 
 def step_counter(optimizer: Any) -> Any:

@@ -11,8 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute import cross_device_ops, distribute_utils, ps_values, values
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    distribute_utils,
+    ps_values,
+    sharded_variable,
+    values,
+)
 from tensorflow.python.eager import context, executor
+from tensorflow.python.framework import composite_tensor_gradient
 from tensorflow.python.ops import script_ops
 
 __all__ = [
@@ -23,6 +30,7 @@ __all__ = [
     "abort_collectives",
     "are_devices_fixed",
     "cluster_resolver",
+    "colocates_with_first_shard",
     "connected_tasks",
     "cross_device_ops_of",
     "dataset_inputs",
@@ -56,17 +64,55 @@ __all__ = [
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 
 
+class _GradientOfShards(composite_tensor_gradient.CompositeTensorGradient):  # type: ignore[misc]
+    """Differentiate by the shards, and put the gradient of the whole variable together."""
+
+    def get_gradient_components(self, value: Any) -> list[Any]:
+        return [shard.handle for shard in value.variables]
+
+    def replace_gradient_components(self, value: Any, component_grads: list[Any]) -> Any:
+        return value.whole_gradient(component_grads)
+
+
 class ShardedVariableSavedAsOne(ShardedVariable):  # type: ignore[misc]  # TensorFlow ships no types
     """Save shards in a checkpoint as one variable, so that it can be restored with any number of shards.
 
-    Seen in 2.12 and 2.21.
+    A tape differentiates by the `handle` of a Keras variable. If that is a composite tensor, its
+    `__composite_gradient__` takes and makes the gradients. Seen in 2.12 and 2.21.
     """
+
+    __composite_gradient__ = _GradientOfShards()
+
+    @property
+    def handle(self) -> Any:
+        """Return what a tape differentiates by."""
+        return self
+
+    def whole_gradient(self, gradients: list[Any]) -> Any:
+        """Return the gradient of the whole variable from those of its shards."""
+        raise NotImplementedError
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self)}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+
+def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
+    """Make `tf.colocate_with` a variable in shards mean its first shard: an optimizer updates it there.
+
+    TensorFlow converts what operations are colocated with to a tensor `as_ref`. Seen in 2.12 and 2.21.
+    """
+
+    def converted(variable: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
+        if not as_ref:
+            return sharded_variable._var_to_tensor(variable, dtype, name)
+        handle = variable.variables[0].handle
+        graph = tf.compat.v1.get_default_graph()
+        return graph.capture(handle) if graph.building_function else handle
+
+    tf.register_tensor_conversion_function(kind, converted, priority=0)
 
 
 # A lookup table of which each worker has a copy. Seen in 2.12 and 2.21.

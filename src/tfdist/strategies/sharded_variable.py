@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import ShardedVariableSavedAsOne
+from tfdist._utils.tf_private import ShardedVariableSavedAsOne, colocates_with_first_shard
 
 __all__ = ["Partitioner", "Sharded"]
 
@@ -25,6 +25,33 @@ class Sharded(ShardedVariableSavedAsOne):
         """Read some rows, from the shards that hold them."""
         return tf.nn.embedding_lookup(list(self.variables), indices, name=name)
 
+    @property
+    def device(self) -> str:
+        """Return the device of the first shard, where an optimizer computes the update of the whole."""
+        return str(self.variables[0].device)
+
+    def whole_gradient(self, gradients: list[Any]) -> Any:
+        """Return the gradient of the whole variable from those of its shards; None if all are None."""
+        if all(gradient is None for gradient in gradients):
+            return None
+        pairs = list(zip(gradients, self.variables, strict=True))
+        if any(isinstance(gradient, tf.Tensor) for gradient in gradients):
+            return tf.concat([_dense(gradient, shard) for gradient, shard in pairs], axis=0)
+        begin, values, indices = 0, [], []
+        for gradient, shard in pairs:
+            if gradient is not None:
+                values.append(gradient.values)
+                indices.append(gradient.indices + tf.cast(begin, gradient.indices.dtype))
+            begin += shard.shape[0]
+        return tf.IndexedSlices(tf.concat(values, axis=0), tf.concat(indices, axis=0), self.shape)
+
+
+def _dense(gradient: Any, shard: Any) -> tf.Tensor:
+    return tf.zeros(shard.shape, shard.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+colocates_with_first_shard(Sharded)
+
 
 class Partitioner:
     """A creator for `tf.variable_creator_scope` that makes large variables in shards.
@@ -40,7 +67,11 @@ class Partitioner:
 
     def __call__(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Make a variable, in shards where it is large enough."""
-        # An optimizer's slot variable belongs to a shard already. A nested scope calls this creator again.
+        # In a loop of the user's own, an optimizer's slot variable belongs to a whole variable.
+        whole = kwargs.get("colocate_with")
+        if isinstance(whole, Sharded) and not self._is_cutting:
+            return self._beside(whole, next_creator, kwargs)
+        # Otherwise it belongs to a shard already. A nested scope calls this creator again.
         if self._is_cutting or "colocate_with" in kwargs or kwargs.get("initial_value") is None:
             return next_creator(**kwargs)
         initial = kwargs["initial_value"]
@@ -57,6 +88,23 @@ class Partitioner:
             )
         finally:
             self._is_cutting = False
+
+    def _beside(self, whole: Sharded, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Make a slot variable beside the shards of a variable; beside the first if it has another shape."""
+        initial = kwargs["initial_value"]
+        with tf.init_scope():
+            value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        is_alike = value.shape == whole.shape
+        values = tf.split(value, [shard.shape[0] for shard in whole.variables]) if is_alike else [value]
+        self._is_cutting = True
+        try:
+            parts = [
+                next_creator(**{**kwargs, "initial_value": part, "shape": part.shape, "colocate_with": shard})
+                for part, shard in zip(values, whole.variables, strict=False)
+            ]
+        finally:
+            self._is_cutting = False
+        return Sharded(parts, name=kwargs.get("name") or "Sharded") if is_alike else parts[0]
 
     @staticmethod
     def _parts(

@@ -16,6 +16,7 @@ from tfdist._utils.tf_private import (
     set_cluster_resolver,
 )
 from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError
 from tfdist.strategies.keras_methods import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
@@ -215,12 +216,20 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
         try:
             with tf.device(min(self._load, key=lambda device: self._load[device])):
                 made = next_creator(**kwargs)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise _made_in_a_step(kwargs.get("name") or "a variable") from error
         finally:
             self._is_placing = False
         for device in self._load:
             if device in made.device:  # a slot variable is where its variable is, perhaps elsewhere
                 self._load[device] += made.dtype.size * max(made.shape.num_elements() or 0, 1)
         return made
+
+
+def _made_in_a_step(name: str) -> ConfigError:
+    """Return the error for a variable that TensorFlow cannot make, since a graph would have to decide it."""
+    remedy = "Build the model before the first step: begin it with keras.Input, or call model.build(shape)"
+    return ConfigError(name, "is made inside a step, as an unbuilt layer does", remedy=remedy)
 
 
 _OF_CLUSTERS = (MultiWorkerMirrored, ParameterServer, SynchronousParameterServer)

@@ -126,12 +126,15 @@ def _print_own_errors_in_a_line() -> None:
     others = sys.excepthook
 
     def print_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, TfdistError):
+        own = error
+        while type(own).__name__ == "StagingError" and own.__context__ is not None:
+            own = own.__context__  # AutoGraph raised it in a step of the script
+        if not isinstance(own, TfdistError):
             others(kind, error, trace)
             return
         line = next(iter(traceback.extract_tb(trace, limit=1)), None)
         where = "" if line is None else f" ({line.filename}, line {line.lineno})"
-        print(f"tfdist: {error}{where}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code)  # Python ends the process with this status
+        print(f"tfdist: {own}{where}", file=sys.stderr, flush=True)
+        raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own

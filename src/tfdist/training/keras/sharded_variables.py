@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value
+from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value, updated_by
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
 
@@ -96,6 +96,9 @@ def check_parts(model: Any) -> None:
     if not cut or optimizer is None:
         return
     remedy = "Leave out min_shard_bytes and max_shards, or use something else"
+    if any(len(_parts(variable)) > 1 for variable in cut) and _is_of_wholes(optimizer):
+        problem = "has updated whole variables in a loop of your own, and fit updates their shards"
+        raise ConfigError(f"optimizer {type(optimizer).__name__}", problem, remedy="Compile with a new one")
     kinds = {base.__name__ for base in type(optimizer).__mro__}
     for what, is_used in (
         (f"the optimizer {type(optimizer).__name__}", bool(kinds & set(_OF_WHOLES))),
@@ -106,3 +109,8 @@ def check_parts(model: Any) -> None:
         if is_used:
             problem = f"has variables in shards, and {what} would compute something else for each shard"
             raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+
+
+def _is_of_wholes(optimizer: Any) -> bool:
+    """Return whether an optimizer of Keras 3 was built for variables in shards, and not for their parts."""
+    return any(len(_parts(variable)) > 1 for variable in updated_by(optimizer))

@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies.sharded_variable import Partitioner, Sharded  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.sharded_variables import read_by_rows  # noqa: E402
+from tfdist.training.keras.sharded_variables import check_parts, parts_of, read_by_rows  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
@@ -152,3 +152,42 @@ def test_refuses_what_would_be_another_thing_for_each_shard(strategy, optimizer,
         made = model(optimizer(), **options)
     with pytest.raises(ConfigError, match=words):
         fit(made, data(), strategy=strategy, verbose=0)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 lists the variables of a model part by part")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_loop_of_ones_own_trains_shards_as_the_whole(optimizer):
+    def trained(**scope):
+        keras.utils.set_random_seed(1)
+        with tf.variable_creator_scope(Partitioner(**scope)):
+            words, number = keras.Input((3,), dtype="int32"), keras.Input((40,))
+            embedded = keras.layers.Flatten()(keras.layers.Embedding(50, 8)(words))
+            joined = keras.layers.Concatenate()([embedded, keras.layers.Dense(30, "tanh")(number)])
+            model = keras.Model([words, number], keras.layers.Dense(1)(joined))
+            own = keras.optimizers.get(optimizer)
+            own.build(model.trainable_variables)
+        rng = np.random.default_rng(2)
+        x = rng.integers(0, 50, (16, 3)).astype("int32"), rng.normal(size=(16, 40)).astype("float32")
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - 1.0))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            own.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905  # AutoGraph
+            return loss
+
+        losses = [float(step()) for _ in range(4)]
+        return losses, model, own
+
+    (losses, model, own), (expected, whole, _) = (
+        trained(min_shard_bytes=least, max_shards=3) for least in (500, 1 << 20)
+    )
+
+    assert sum(len(parts_of([weight])) > 1 for weight in model.weights) == 2
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for ours, theirs in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    model.compile(own, "mse")
+    with pytest.raises(ConfigError, match="has updated whole variables in a loop of your own"):
+        check_parts(model)
