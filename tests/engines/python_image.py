@@ -11,6 +11,8 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import msgspec._core
+
 __all__ = ["make_python_image", "pack_wheel"]
 
 _PROGRAMS = ("/bin/sh", "/bin/mkdir", "/usr/sbin/useradd")
@@ -33,7 +35,7 @@ def make_python_image(environ: dict[str, str], name: str, wheels: Path) -> None:
     stem = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = Path(sys.base_prefix, "lib", stem)
     python = Path(sys.base_prefix, "bin", stem)
-    extensions = list((library / "lib-dynload").glob("*.so"))
+    extensions = [*(library / "lib-dynload").glob("*.so"), msgspec._core.__file__]
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
         archive.add(library, filter=lambda entry: None if Path(entry.name).name in _LEFT_OUT else entry)
