@@ -65,7 +65,10 @@ ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 
 
 class _GradientOfShards(composite_tensor_gradient.CompositeTensorGradient):  # type: ignore[misc]
-    """Differentiate by the shards, and put the gradient of the whole variable together."""
+    """Differentiate by the shards, and put the gradient of the whole variable together.
+
+    Seen in 2.12 and 2.21.
+    """
 
     def get_gradient_components(self, value: Any) -> list[Any]:
         return [shard.handle for shard in value.variables]

@@ -28,7 +28,7 @@ class _Phases:
     """The phases that earlier batches of a model have traced, as long as the model is compiled as it was.
 
     Attributes:
-        compiled: The metric of the loss, which each `compile` makes anew.
+        compiled: The metric of the loss, which each `compile` makes again.
         traced: A session and its phase by what is done and by the kind of data.
         methods: The methods that the phases have replaced.
     """
