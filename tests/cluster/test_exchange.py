@@ -10,7 +10,7 @@ from test_lost import begun, lose, says
 
 from conftest import LONGEST, Running, run_cluster
 from tfdist.cluster.config import ClusterConfig
-from tfdist.transport.secret import SECRET
+from tfdist.transport.authentication import SECRET
 
 WORKERS = 3
 

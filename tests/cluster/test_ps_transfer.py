@@ -8,7 +8,7 @@ from test_lost import begun, lose, says
 
 from conftest import LONGEST, Running, run_cluster, wait_for
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.transport.secret import SECRET
+from tfdist.transport.authentication import SECRET
 
 BY_LINE, BY_MEMORY = (
     {"communication": {"implementation": each}, "min_shard_bytes": 2000} for each in ("tcp", "auto")

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from commands import python, tfdist, tfdist_forked
 from tfdist.datasets.open_data import open_data
-from tfdist.export.saved_model import export
+from tfdist.export.write_export import export
 from tfdist.models.layers import Rescale
 
 keras = tf.keras

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterator
 from types import FrameType
 
-from tfdist._utils.stop_signals import stop_signals
+from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.errors import Preempted
 
 __all__ = ["Notice", "handling_stop_signals", "own_handler_restored"]

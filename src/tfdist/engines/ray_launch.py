@@ -75,7 +75,7 @@ def launch(
     needs_ray()
     import ray
 
-    from tfdist.engines.ray_cluster import RayCluster, Work
+    from tfdist.engines.ray_supervisor import RayCluster, Work
 
     what = _work_of(config_or_function, args, roles, alone, changes, run_dir)
     section: RaySection = what.pop("section")

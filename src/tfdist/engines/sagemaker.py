@@ -23,7 +23,7 @@ from tfdist.engines.cloud import (
     section_with,
     task_command,
 )
-from tfdist.engines.container import RESTARTS, config_variables
+from tfdist.engines.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job import Job
 from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import ConfigError, shown

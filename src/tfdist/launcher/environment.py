@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from tfdist._utils import stop_signals
+from tfdist._utils import stop_signal_names
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher import onednn
 from tfdist.launcher.resources import Cores
@@ -62,5 +62,5 @@ def inherited_variables(hosts: Iterable[str] = ()) -> dict[str, str]:
     # With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one
     # machine. If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
     direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1", *hosts]
-    signals = {stop_signals.VARIABLE: value} if (value := stop_signals.variable_for_tasks()) else {}
+    signals = {stop_signal_names.VARIABLE: value} if (value := stop_signal_names.variable_for_tasks()) else {}
     return {**kept, **signals, "no_grpc_proxy": ",".join(filter(None, direct))}

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TextIO
 
-from tfdist._utils.stop_signals import stop_signals
+from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.environments import ROLES

@@ -15,8 +15,8 @@ from tfdist.errors import ConfigError, TaskLost, shown
 from tfdist.remote.pool import Pool
 from tfdist.remote.reduction import Operation, Parts, reduced, size_of
 from tfdist.strategies.connect import connecting, is_connected
+from tfdist.strategies.devices_and_threads import check_device_name, configure_devices, threads_to_wait
 from tfdist.strategies.options import Device
-from tfdist.strategies.runtime import check_device_name, configure_devices, threads_to_wait
 
 __all__ = ["Remote", "connect"]
 

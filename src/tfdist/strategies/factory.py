@@ -16,7 +16,7 @@ from tfdist.coordination.chief_end import shut_servers_down_at_exit
 from tfdist.coordination.preemption import own_handler_restored
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.errors import ConfigError
-from tfdist.strategies.communication import (
+from tfdist.strategies.choose_transport import (
     collectives_of,
     exchange_over_ring,
     shared_secret,
@@ -25,6 +25,12 @@ from tfdist.strategies.communication import (
 from tfdist.strategies.connect import connecting, is_connected
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.current import remember
+from tfdist.strategies.devices_and_threads import (
+    check_device,
+    configure_devices,
+    device_kind,
+    threads_to_wait,
+)
 from tfdist.strategies.options import (
     Communication,
     CommunicationOptions,
@@ -36,7 +42,6 @@ from tfdist.strategies.options import (
     is_gpu_used,
     strategy_name,
 )
-from tfdist.strategies.runtime import check_device, configure_devices, device_kind, threads_to_wait
 from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.strategies.tf_strategies import (

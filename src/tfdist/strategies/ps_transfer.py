@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.grouping import places_by_key
+from tfdist._utils.group_by_key import places_by_key
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.grouping import places_by_key
+from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.ring import Ring, Whole

@@ -18,8 +18,8 @@ from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.strategies.cpu_malloc import keep_memory
+from tfdist.strategies.devices_and_threads import check_device, server_config
 from tfdist.strategies.options import Device
-from tfdist.strategies.runtime import check_device, server_config
 from tfdist.transport.handshake import ConnectError
 from tfdist.transport.open_ps_endpoint import open_endpoint
 

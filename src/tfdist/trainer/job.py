@@ -36,10 +36,10 @@ from tfdist.coordination.server_ending_notice import Departures
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
-from tfdist.export.saved_model import export, try_formats
+from tfdist.export.write_export import export, try_formats
 from tfdist.models.output_kind import Outputs
+from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy, make_strategy
-from tfdist.strategies.runtime import check_device
 from tfdist.strategies.server import serve
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.checkpoint import find_newest

@@ -16,7 +16,7 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import is_about_a_task, is_lost_worker, named, silent_tasks
-from tfdist.training.worker_index import worker_index
+from tfdist.training.worker_index_in_graph import worker_index
 
 __all__ = ["CoordinatedRunner"]
 

@@ -11,7 +11,7 @@ from tfdist.training.data_digest import check_same_data
 from tfdist.training.dataset_checks import check_order, check_size, copied_from_python
 from tfdist.training.no_autotune import untuned
 from tfdist.training.split_sparse_batches import contains_sparse, replica_batches
-from tfdist.training.worker_index import worker_index
+from tfdist.training.worker_index_in_graph import worker_index
 
 __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
 

@@ -22,7 +22,7 @@ from tfdist.training.early_stop import Stopping
 from tfdist.training.keras.arrays import made_data
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
-from tfdist.training.keras.patches import methods_restored
+from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches
 from tfdist.training.session import Phase, Session

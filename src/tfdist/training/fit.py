@@ -23,7 +23,7 @@ from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.arrays import epoch_hooks, made_data, split, validation_parts
 from tfdist.training.keras.callbacks import follow_chief, make_callbacks, reset_batch_count
-from tfdist.training.keras.patches import methods_restored
+from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches
 from tfdist.training.session import Phase, Session

@@ -13,7 +13,7 @@ from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
 from tfdist.training.keras.arrays import length, made_data
 from tfdist.training.keras.compat import in_order, keras_of
-from tfdist.training.keras.patches import methods_kept
+from tfdist.training.keras.temporary_patches import methods_kept
 from tfdist.training.logs import as_logs
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks

@@ -25,8 +25,8 @@ from tfdist.training.empty_replicas import if_any, with_an_example
 from tfdist.training.keras.arrays import length, made_data
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
-from tfdist.training.keras.patches import methods_restored
 from tfdist.training.keras.sharded_variables import read_by_rows
+from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.model_checks import has_own
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.grouping import places_by_key
+from tfdist._utils.group_by_key import places_by_key
 from tfdist.errors import DataError
 from tfdist.strategies.tf_strategies import ring_of
 from tfdist.training.gradient_arithmetic import scaled

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
-from tfdist.training.worker_index import worker_index
+from tfdist.training.worker_index_in_graph import worker_index
 
 __all__ = ["SECONDS", "STEPS", "Failure", "StepStats", "now", "only_after"]
 

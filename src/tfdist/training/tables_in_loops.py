@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist._utils.tf_private import DistributedTable
-from tfdist.training.worker_index import outermost_graph
+from tfdist.training.worker_index_in_graph import outermost_graph
 
 __all__ = ["tables_in_loops"]
 

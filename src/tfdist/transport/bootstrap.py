@@ -9,10 +9,10 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.coordination.silence import Silence
+from tfdist.transport.authentication import Proofs
 from tfdist.transport.handshake import ConnectError, Listener, call
 from tfdist.transport.ring import Ring
 from tfdist.transport.ring_links import Neighbour, make_neighbour
-from tfdist.transport.secret import Proofs
 
 __all__ = ["AddUp", "join_ring"]
 

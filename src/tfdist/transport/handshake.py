@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from tfdist.coordination.health import reason_of
-from tfdist.transport.secret import PROOF_BYTES, Proofs
+from tfdist.transport.authentication import PROOF_BYTES, Proofs
 
 __all__ = ["ConnectError", "ExchangeError", "Listener", "call", "read_exactly"]
 

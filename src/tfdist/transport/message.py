@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist._utils.grouping import places_by_key
+from tfdist._utils.group_by_key import places_by_key
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.handshake import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion

@@ -2,8 +2,8 @@
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import register
+from tfdist.transport.authentication import find_secret
 from tfdist.transport.ps_endpoints import Endpoint, ServerEndpoint, WorkerEndpoint
-from tfdist.transport.secret import find_secret
 
 __all__ = ["named", "open_endpoint"]
 

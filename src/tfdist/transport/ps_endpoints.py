@@ -21,10 +21,10 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.coordination.silence import Silence
+from tfdist.transport.authentication import Proofs
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
 from tfdist.transport.handshake import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.message import Manifest, read_manifest
-from tfdist.transport.secret import Proofs
 from tfdist.transport.shared_memory import share_memory
 from tfdist.transport.shared_messages import SharedBuffers
 

@@ -17,7 +17,7 @@ import tfdist
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ssh import Ssh, plan_of
 from tfdist.engines.ssh_check import FoundHost, check_hosts
-from tfdist.engines.ssh_client import cluster_on
+from tfdist.engines.ssh_launch import cluster_on
 from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.report_pipe import Progress, Silence, read_reports

@@ -14,10 +14,10 @@ from tfdist.coordination import silence
 from tfdist.coordination.silence import Silence
 from tfdist.errors import ConfigError
 from tfdist.transport import bootstrap as joining
+from tfdist.transport.authentication import find_secret
 from tfdist.transport.bootstrap import join_ring
 from tfdist.transport.handshake import ConnectError
 from tfdist.transport.ring import Whole
-from tfdist.transport.secret import find_secret
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
 SECONDS = 30

@@ -24,7 +24,7 @@ from tfdist.training.empty_replicas import with_an_example
 from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
-from tfdist.training.keras.custom_step_replica_state import OptimizerUse, ReplicaTrace, is_of_sum
+from tfdist.training.keras.custom_step_trace import OptimizerUse, ReplicaTrace, is_of_sum
 from tfdist.training.keras.loss_normalization import (
     losses_of_one_process,
     recorded_divisors,
@@ -32,15 +32,15 @@ from tfdist.training.keras.loss_normalization import (
 )
 from tfdist.training.keras.metrics import MetricState, are_sums
 from tfdist.training.keras.optimizer import Updating
-from tfdist.training.keras.patches import (
+from tfdist.training.keras.rng import GraphSeed, Randomness
+from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
+from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.keras.temporary_patches import (
     gradients_taken_by,
     methods_replaced,
     methods_restored_of,
     optimizers_applied_by,
 )
-from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
-from tfdist.training.keras.step_base import KerasStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean

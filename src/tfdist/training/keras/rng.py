@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of, seed_generators, unseeded_generator
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.worker_index import worker_index
+from tfdist.training.worker_index_in_graph import worker_index
 
 __all__ = ["GraphSeed", "Randomness"]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.export.layout import find_export
 from tfdist.export.model_loading import load
-from tfdist.export.saved_model import export, try_formats
+from tfdist.export.write_export import export, try_formats
 from tfdist.models.layers import Standardize
 
 keras = tf.keras
@@ -197,7 +197,7 @@ import tensorflow as tf
 from tfdist.errors import StorageError
 from tfdist.export.layout import find_export
 from tfdist.export.model_loading import load
-from tfdist.export.saved_model import export, try_formats
+from tfdist.export.write_export import export, try_formats
 
 place, whole, formats = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])
 model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(9000)])

@@ -13,7 +13,7 @@ from tensorflow.python.distribute import ps_values  # noqa: E402
 
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.patches import (  # noqa: E402
+from tfdist.training.keras.temporary_patches import (  # noqa: E402
     gradients_taken_by,
     methods_replaced,
     optimizers_applied_by,

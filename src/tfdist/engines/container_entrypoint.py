@@ -1,6 +1,6 @@
 """Run a command as one task, in a container of Vertex AI or SageMaker.
 
-    python -m tfdist.engines.container python -m tfdist.train --config {config}
+    python -m tfdist.engines.container_entrypoint python -m tfdist.train --config {config}
 
 It writes the config, which comes in environment variables, to a file, and passes its name for the word
 {config}. On SageMaker it also does what no part of the service does:
@@ -61,7 +61,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command until it has ended for good; return its exit status."""
     environ = {**_sagemaker_variables(environ), **environ}
     if not command:
-        raise ConfigError("tfdist.engines.container", "needs a command")
+        raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
     failure = failure_file(environ)
     if failure is not None:
         failure.unlink(missing_ok=True)

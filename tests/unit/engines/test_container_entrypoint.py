@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tfdist.engines.container import config_variables
+from tfdist.engines.container_entrypoint import config_variables
 
 HOSTS = {
     "current_host": "algo-2",
@@ -24,7 +24,7 @@ HOSTS = {
 
 
 def start(*words, **variables):
-    command = [sys.executable, "-m", "tfdist.engines.container", *words]
+    command = [sys.executable, "-m", "tfdist.engines.container_entrypoint", *words]
     environ = {**os.environ, **variables}
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -106,7 +106,7 @@ def test_a_command_that_was_told_to_end_is_not_started_again(tmp_path):
 
 
 def test_a_mistake_is_one_line():
-    assert run() == (2, "", "tfdist: tfdist.engines.container: needs a command\n")
+    assert run() == (2, "", "tfdist: tfdist.engines.container_entrypoint: needs a command\n")
     status, _, errors = run("no_such_command")
     assert status == 2
     assert errors == "tfdist: 'no_such_command': No such file or directory. Install it in the image\n"

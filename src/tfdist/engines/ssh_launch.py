@@ -1,6 +1,6 @@
 """Run a cluster on other machines: the launcher, each of whose tasks is a connection to a host.
 
-python -m tfdist.engines.ssh_client RUN_DIR < plan.json
+python -m tfdist.engines.ssh_launch RUN_DIR < plan.json
 """
 
 import sys
@@ -37,7 +37,7 @@ def main(run_dir: Path, plan: Plan) -> None:
     try:
         launch(
             cluster,
-            [sys.executable, "-m", "tfdist.engines.ssh_connection"],
+            [sys.executable, "-m", "tfdist.engines.ssh_task_proxy"],
             run_dir=run_dir,
             env={PLAN: str(path)},
             network_isolation="never",
