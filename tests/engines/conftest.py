@@ -58,15 +58,19 @@ def config():
 
 
 @pytest.fixture(scope="session")
-def local_loss(cache, tmp_path_factory):
+def local_loss(once, cache, tmp_path_factory):
     """Return the loss of the config after `tfdist train` on this machine: that of every engine, to the bit."""
-    folder = tmp_path_factory.mktemp("local")
-    (folder / "train.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "tfdist", "train", "--config", "train.yaml", "--run_dir", "run"]
-    environ = {**os.environ, "TFDIST_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "run" / "report.json").read_text())["test_loss"]
+
+    def loss():
+        folder = tmp_path_factory.mktemp("local")
+        (folder / "train.yaml").write_text(CONFIG)
+        command = [sys.executable, "-m", "tfdist", "train", "--config", "train.yaml", "--run_dir", "run"]
+        environ = {**os.environ, "TFDIST_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((folder / "run" / "report.json").read_text())["test_loss"]
+
+    return once("local_loss", loss)
 
 
 @pytest.fixture(scope="session")

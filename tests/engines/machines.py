@@ -1,6 +1,7 @@
 """Make several machines of one: network namespaces, joined by a bridge, each with a host name and /etc/hosts of its own."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ __all__ = ["Machines", "machines", "why_no_machines"]
 
 CONTROLLER = "ctl"
 SECONDS_TO_END = 20
+_NUMBERS = itertools.count(1)  # the sites of one test process, such as Slurm's and ssh's
 _RUN_THERE = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
 
 
@@ -37,7 +39,7 @@ class Machines:
         self.folder = folder
         self.nodes = tuple(f"node{i}" for i in range(1, count + 1))
         self.hosts = folder / "hosts"
-        self._prefix = f"tfd{os.getpid()}"
+        self._prefix = f"tfd{os.getpid()}-{next(_NUMBERS)}"
         self._processes: list[subprocess.Popen[Any]] = []
 
     def namespace(self, machine: str) -> str:

@@ -24,14 +24,6 @@ if "wait" in sys.argv:
     time.sleep(600)
 sys.exit(int(sys.argv[1]))
 """
-CONFIG = """
-cluster: {worker: 2, ps: 1}
-strategy: {name: parameter_server_sync}
-data: {name: digits, batch_size: 64}
-model: {name: mnist_cnn}
-train: {steps: 10, seed: 0}
-checkpoint: {every: 50}
-"""
 
 
 @pytest.fixture
@@ -70,10 +62,10 @@ def until(wanted, tfdist, handle):
 
 
 @pytest.fixture
-def train(tfdist, docker, tmp_path):
+def train(tfdist, docker, config, tmp_path):
     """Return a function that submits a config, and returns its handle."""
 
-    def submit(text=CONFIG, **keys):
+    def submit(text=config, **keys):
         compose = json.dumps({"image": docker.image, "volumes": docker.volumes, **keys})
         (tmp_path / "train.yaml").write_text(f"{text}engine: {{compose: {compose}}}\n")
         return tfdist("submit", "compose", "--config", "train.yaml").strip()
@@ -139,7 +131,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(docker, tfdist):
     assert json.loads(docker.run("docker", "compose", "ls", "--all", "--format=json")) == []
 
 
-def test_a_config_trains_to_the_export(tfdist, docker, train, tmp_path):
+def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(
+    tfdist, docker, train, tmp_path, local_loss
+):
     handle = train()
     followed = tfdist("logs", handle, "--follow", "--task", "chief:0")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
@@ -148,6 +142,7 @@ def test_a_config_trains_to_the_export(tfdist, docker, train, tmp_path):
     run = tmp_path / "runs" / handle.rpartition("/")[2]
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
+    assert report["test_loss"] == local_loss
     assert (run / "export" / "10" / "saved_model.pb").exists()
 
 
@@ -156,8 +151,8 @@ def _container_of(handle, service):
 
 
 @pytest.mark.again
-def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, train):
-    text = CONFIG.replace("parameter_server_sync", "parameter_server").replace("steps: 10", "steps: 1000")
+def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, train, config):
+    text = config.replace("parameter_server_sync", "parameter_server").replace("steps: 10", "steps: 1000")
     handle = train(text)
     until_logs("worker:1 serves at", tfdist, handle, "worker:1")
     docker.kill(_container_of(handle, "worker-1"))
@@ -170,8 +165,8 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, trai
 
 
 @pytest.mark.again
-def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, tmp_path):
-    handle = train(CONFIG.replace("steps: 10", "steps: 200").replace("every: 50", "every: 20"))
+def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, config, tmp_path):
+    handle = train(config.replace("steps: 10", "steps: 200") + "checkpoint: {every: 20}\n")
     run = tmp_path / "runs" / handle.rpartition("/")[2]
     deadline = time.monotonic() + SECONDS
     while not (run / "checkpoints" / "20").exists():
@@ -199,8 +194,8 @@ def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, tmp_path)
         ("one_device", "{}"),
     ],
 )
-def test_every_other_strategy_trains(tfdist, docker, train, tmp_path, strategy, cluster):
-    text = CONFIG.replace("parameter_server_sync", strategy).replace("{worker: 2, ps: 1}", cluster)
+def test_every_other_strategy_trains(tfdist, docker, train, config, tmp_path, strategy, cluster):
+    text = config.replace("parameter_server_sync", strategy).replace("{worker: 2, ps: 1}", cluster)
     handle = train(text)
     followed = tfdist("logs", handle, "--follow")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
