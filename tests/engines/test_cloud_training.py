@@ -78,6 +78,7 @@ def bucket(tmp_path):
         mounts.rmdir()
 
 
+@pytest.mark.again
 def test_a_custom_job_trains_to_aip_model_dir(tmp_path, environ, bucket):
     name, folder = bucket
     (tmp_path / "digits.yaml").write_text(TRAINING.replace("BUCKET", name))

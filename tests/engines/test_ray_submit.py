@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.again]
 SECONDS = 300
 
 SCRIPT = """
@@ -66,7 +66,6 @@ def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(tfdist, tmp
     assert handle in tfdist("list")
 
 
-@pytest.mark.again
 def test_a_script_is_every_task_of_the_cluster(tfdist):
     handle = submit(tfdist, "--option=working_dir=.", "--option=placement=SPREAD", "--option=ps:CPU=2")
     followed = tfdist("logs", handle, "--follow")
@@ -79,7 +78,6 @@ def test_a_script_is_every_task_of_the_cluster(tfdist):
     assert secret == "secret of 64 threads 2"
 
 
-@pytest.mark.again
 def test_a_job_that_fails_says_why(tfdist):
     handle = submit(tfdist, "--option=working_dir=.", words=("3",), sizes=("--workers", "1"))
     until("failed", tfdist, handle)
@@ -88,7 +86,6 @@ def test_a_job_that_fails_says_why(tfdist):
     assert "worker:0: secret of 64" in text
 
 
-@pytest.mark.again
 def test_a_cancelled_job_saves_its_work(tfdist, tmp_path, config):
     (tmp_path / "train.yaml").write_text(config)
     words = ["submit", "ray", "--config", "train.yaml", "--set", "train.steps=5000"]
