@@ -166,6 +166,7 @@ class ServerEndpoint(Endpoint):
         self._channels: dict[int, Channel] = {}  # by the lifetime of the worker's process
         self._workers: dict[int, int] = {}  # the current lifetime of each worker
         self._moved = 0  # by channels that are closed
+        self._is_closed = False
         self._changed = threading.Condition()
         self._listener = Listener(split_address(cluster.address(("ps", self._index)))[0])
         threading.Thread(target=self._accept_workers, daemon=True).start()
@@ -189,7 +190,10 @@ class ServerEndpoint(Endpoint):
     def close(self) -> None:
         """Accept no more connections, and close all channels."""
         self._listener.close()
-        for channel in list(self._channels.values()):
+        with self._changed:
+            self._is_closed = True
+            channels = list(self._channels.values())
+        for channel in channels:
             channel.cut("this task ends")
 
     def _accept_workers(self) -> None:
@@ -204,6 +208,9 @@ class ServerEndpoint(Endpoint):
                 connection.close()
                 continue
             with self._changed:
+                if self._is_closed:
+                    connection.close()
+                    return
                 for old in {self._workers.get(worker, lifetime), lifetime}:
                     if old in self._channels:
                         self._moved += self._channels[old].moved

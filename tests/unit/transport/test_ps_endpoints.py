@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -314,3 +315,25 @@ def test_gradients_in_8_bits_lose_nothing_in_the_long_run(ends):
     step = np.abs(gradient).max() / 127
 
     assert np.abs(total - 50 * gradient.astype("float64")).max() < 2 * step  # of 50 roundings
+
+
+def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
+    is_closed, share_memory = threading.Event(), ps_endpoints.share_memory
+
+    def share_slowly(connection):
+        memories = share_memory(connection)
+        if threading.current_thread() is not threading.main_thread():  # the server's end
+            is_closed.wait(20)
+        return memories
+
+    monkeypatch.setattr(ps_endpoints, "share_memory", share_slowly)
+    of_one = ClusterConfig.local(workers=1, ps=1)
+    server = ServerEndpoint(of_one.with_task("ps", 0), SECRET)
+    worker = WorkerEndpoint(of_one.with_task("worker", 0), SECRET)
+    ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.port()))}))
+    server.close()
+    is_closed.set()
+    form = Manifest("down", 0, ("float32",), ((3,),), "float32", True, False, False, None).written()
+    with pytest.raises(ExchangeError, match=r"ps:0 .* gone"):
+        worker.receive(form, ticket)
+    worker.close()
