@@ -25,7 +25,7 @@ from tfdist.engines.submission import Handle, State, Submission
 from tfdist.errors import ConfigError
 from tfdist.launcher.console import last_lines
 
-__all__ = ["cancel", "lines", "script", "state", "submit"]
+__all__ = ["BackgroundEngine", "script", "submit"]
 
 _SCRIPT = """\
 #!/bin/bash
@@ -87,36 +87,39 @@ def submit(engine: str, job: Job, script: str) -> Submission:
     return job.submission(handle)
 
 
-def state(submission: Submission) -> tuple[State, str]:
-    """Return the state of a job, with the last message of a failed one."""
-    is_running = _pid(submission) is not None
-    ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
-    if ended is None and is_running:
-        return State.RUNNING, f"on {submission.handle.place}"
-    if ended == (State.SUCCEEDED, "exit status 0"):
-        return ended
-    if _cancelled(submission).exists():
-        return State.CANCELLED, ended[1] if ended else "killed"
-    if ended is None:
-        return State.FAILED, "killed, or this machine was started again"
-    return State.FAILED, ": ".join(filter(None, [ended[1], _last_message(submission)]))
+class BackgroundEngine:
+    """Look after jobs whose script runs in the background of this machine."""
 
+    name: str
 
-def lines(submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name of a task and a line that it has printed, for each line."""
-    is_over = (lambda: state(submission)[0].is_final) if follow else None
-    return lines_of(submission, tasks, is_over, task_log_path)
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job, with the last message of a failed one."""
+        is_running = _pid(submission) is not None
+        ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
+        if ended is None and is_running:
+            return State.RUNNING, f"on {submission.handle.place}"
+        if ended == (State.SUCCEEDED, "exit status 0"):
+            return ended
+        if _cancelled(submission).exists():
+            return State.CANCELLED, ended[1] if ended else "killed"
+        if ended is None:
+            return State.FAILED, "killed, or this machine was started again"
+        return State.FAILED, ": ".join(filter(None, [ended[1], _last_message(submission)]))
 
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the files in the run's folder of this machine."""
+        is_over = (lambda: self.state(submission)[0].is_final) if follow else None
+        return lines_of(submission, tasks, is_over, task_log_path)
 
-def cancel(submission: Submission) -> None:
-    """Send SIGTERM to a job; the second time, its tasks are killed at once."""
-    pid = _pid(submission)
-    if pid is None:
-        return
-    with storage_errors(submission.run_dir):
-        _cancelled(submission).touch()
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        os.killpg(pid, signal.SIGTERM)
+    def cancel(self, submission: Submission) -> None:
+        """Send SIGTERM to the launcher, which passes it on to all tasks; the second time, kill them."""
+        pid = _pid(submission)
+        if pid is None:
+            return
+        with storage_errors(submission.run_dir):
+            _cancelled(submission).touch()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(pid, signal.SIGTERM)
 
 
 def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:

@@ -1,11 +1,11 @@
 """Run a cluster on this machine in the background: `tfdist train` or `tfdist launch`, detached."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from tfdist.engines import background
 from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
-from tfdist.engines.submission import State, Submission
+from tfdist.engines.submission import Submission
 from tfdist.errors import ConfigError, did_you_mean
 
 __all__ = ["Local"]
@@ -13,7 +13,7 @@ __all__ = ["Local"]
 _OPTIONS = ("restarts", "threads", "pin", "network_isolation")  # of `launch:`, and flags of `tfdist launch`
 
 
-class Local:
+class Local(background.BackgroundEngine):
     """The launcher of this machine, without a terminal."""
 
     name = "local"
@@ -25,18 +25,6 @@ class Local:
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the script in a session of its own."""
         return background.submit(self.name, job, self.render(job, options))
-
-    def state(self, submission: Submission) -> tuple[State, str]:
-        """Return the state of a job, with the last message of a failed one."""
-        return background.state(submission)
-
-    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
-        """Yield the lines of the files in the run's folder."""
-        return background.lines(submission, tasks, follow)
-
-    def cancel(self, submission: Submission) -> None:
-        """Send SIGTERM to the launcher, which gives its tasks 30 seconds; the second time, kill them."""
-        background.cancel(submission)
 
 
 def _command(job: Job, options: Mapping[str, str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from tfdist.engines import background
 from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
-from tfdist.engines.submission import State, Submission
+from tfdist.engines.submission import Submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.trainer.engine_sections import SshSection
 
@@ -30,7 +30,7 @@ _DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCo
 _SECONDS = 20.0  # for ssh to read its files
 
 
-class Ssh:
+class Ssh(background.BackgroundEngine):
     """OpenSSH's client."""
 
     name = "ssh"
@@ -48,18 +48,6 @@ class Ssh:
                 print(f"tfdist: {problem}", file=sys.stderr)
             raise last
         return background.submit(self.name, job, _script(job, plan))
-
-    def state(self, submission: Submission) -> tuple[State, str]:
-        """Return the state of a job, with the last message of a failed one."""
-        return background.state(submission)
-
-    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
-        """Yield the lines of the files in the run's folder of this machine."""
-        return background.lines(submission, tasks, follow)
-
-    def cancel(self, submission: Submission) -> None:
-        """Send SIGTERM to the client, which passes it on to all tasks; the second time, kill them."""
-        background.cancel(submission)
 
 
 def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
