@@ -7,6 +7,7 @@ import time
 
 import pytest
 from docker_site import find_compose
+from submitted import state
 
 pytestmark = pytest.mark.engines
 SECONDS = 900
@@ -48,17 +49,6 @@ def submit(tfdist, docker, *options, words=("0",)):
     with_image = [f"--option=image={docker.image}", f"--option=volumes={volumes}"]
     script = ["--", "python", "script.py", *words]
     return tfdist("submit", "compose", "--workers", "2", "--ps", "1", *with_image, *options, *script).strip()
-
-
-def state(tfdist, handle):
-    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
-
-
-def until(wanted, tfdist, handle):
-    deadline = time.monotonic() + SECONDS
-    while state(tfdist, handle) != wanted:
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
 
 
 @pytest.fixture

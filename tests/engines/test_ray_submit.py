@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from submitted import state, until
 
 pytestmark = [pytest.mark.engines, pytest.mark.again]
 SECONDS = 300
@@ -39,17 +40,6 @@ def submit(tfdist, *options, words=("0",), sizes=("--workers", "2", "--ps", "1")
     return tfdist("submit", "ray", *sizes, *options, *script).strip()
 
 
-def state(tfdist, handle):
-    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
-
-
-def until(wanted, tfdist, handle):
-    deadline = time.monotonic() + SECONDS
-    while state(tfdist, handle) != wanted:
-        assert time.monotonic() < deadline, tfdist("logs", handle)
-        time.sleep(1)
-
-
 def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(tfdist, tmp_path, config, local_loss):
     (tmp_path / "train.yaml").write_text(config)
     handle = tfdist("submit", "ray", "--config", "train.yaml", "--option=placement=SPREAD").strip()
@@ -80,7 +70,7 @@ def test_a_script_is_every_task_of_the_cluster(tfdist):
 
 def test_a_job_that_fails_says_why(tfdist):
     handle = submit(tfdist, "--option=working_dir=.", words=("3",), sizes=("--workers", "1"))
-    until("failed", tfdist, handle)
+    until("failed", tfdist, handle, seconds=SECONDS)
     assert "failed with exit code 1" in tfdist("status", handle)
     text = tfdist("logs", handle)
     assert "worker:0: secret of 64" in text
@@ -95,7 +85,7 @@ def test_a_cancelled_job_saves_its_work(tfdist, tmp_path, config):
         assert time.monotonic() < deadline, tfdist("logs", handle)
         time.sleep(1)
     tfdist("cancel", handle)
-    until("cancelled", tfdist, handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
     log = tmp_path / "runs" / "mine" / "logs" / "chief-0.log"
     while "a task was told to end; all is saved at step" not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()[-3000:]

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from submitted import state, until
 
 import proc
 
@@ -42,17 +43,6 @@ def tfdist(slurm, tmp_path):
 def submit(tfdist, *options, words=("0",)):
     script = ["--", sys.executable, "script.py", *words]
     return tfdist("submit", "slurm", "--workers", "2", "--ps", "1", *options, *script).strip()
-
-
-def state(tfdist, handle):
-    return tfdist("status", handle).split("  ")[1].partition(" ")[0]
-
-
-def until(wanted, tfdist, handle):
-    deadline = time.monotonic() + SECONDS
-    while state(tfdist, handle) != wanted:
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
 
 
 def test_a_script_is_every_task_of_the_cluster(tfdist, tmp_path):
@@ -91,27 +81,27 @@ def test_options_of_a_role_make_a_heterogeneous_job(tfdist):
 
 def test_a_job_that_fails_says_so_and_is_not_started_again(tfdist):
     handle = submit(tfdist, words=("3",))
-    until("failed", tfdist, handle)
+    until("failed", tfdist, handle, seconds=SECONDS)
     assert "NonZeroExitCode" in tfdist("status", handle)
 
 
 def test_a_job_that_ends_with_138_is_started_again_while_restarts_are_left(tfdist, slurm):
     handle = submit(tfdist, words=("138",))
-    until("pending", tfdist, handle)
+    until("pending", tfdist, handle, seconds=SECONDS)
     number = handle.rpartition("/")[2]
     deadline = time.monotonic() + SECONDS
     while "Restarts=1" not in (text := slurm.run("scontrol", "show", "job", number)):
         assert time.monotonic() < deadline, text
         time.sleep(0.3)
     tfdist("cancel", handle)
-    until("cancelled", tfdist, handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
 
 
 def test_a_job_that_runs_is_cancelled(tfdist):
     handle = submit(tfdist, words=("0", "wait"))
-    until("running", tfdist, handle)
+    until("running", tfdist, handle, seconds=SECONDS)
     tfdist("cancel", handle)
-    until("cancelled", tfdist, handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
 
 
 @pytest.fixture
