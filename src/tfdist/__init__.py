@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 if TYPE_CHECKING:
     from tfdist.coordination.traffic import Traffic
     from tfdist.launcher.notebook import notebook_launcher
-    from tfdist.remote.connection import connect
+    from tfdist.remote.connect_to_tasks import connect
     from tfdist.strategies.current import is_chief
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
@@ -47,7 +47,7 @@ _HOMES = {
     "LazyAdam": "tfdist.training.keras.lazy_adam",
     "Traffic": "tfdist.coordination.traffic",
     "barrier": "tfdist.training.barrier",
-    "connect": "tfdist.remote.connection",
+    "connect": "tfdist.remote.connect_to_tasks",
     "evaluate": "tfdist.training.evaluate",
     "fit": "tfdist.training.fit",
     "is_chief": "tfdist.strategies.current",

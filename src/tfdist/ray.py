@@ -7,6 +7,6 @@
 It needs Ray: pip install 'tfdist[ray]'.
 """
 
-from tfdist.engines.ray_launch import launch
+from tfdist.engines.launch_on_ray import launch
 
 __all__ = ["launch"]

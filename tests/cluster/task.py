@@ -22,7 +22,7 @@ def main(order: dict, result: Path) -> None:
 
 def _run(order: dict, result: Path) -> None:
     from tfdist.cluster.config import ClusterConfig
-    from tfdist.remote.connection import connect
+    from tfdist.remote.connect_to_tasks import connect
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
 

@@ -10,7 +10,7 @@ from kubernetes_api import api_server
 
 from tfdist.engines.records import find_submission
 from tfdist.engines.registry import find_engine
-from tfdist.engines.submission import Handle
+from tfdist.engines.submitted_job import Handle
 
 pytestmark = [
     pytest.mark.engines,

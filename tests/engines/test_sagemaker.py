@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.engines.job import Job
 from tfdist.engines.sagemaker import SageMaker
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError
 from tfdist.trainer.cloud_sections import SageMakerSection
 from tfdist.trainer.engine_sections import EngineSection

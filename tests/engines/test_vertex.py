@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.engines.job import Job
-from tfdist.engines.submission import State
+from tfdist.engines.submitted_job import State
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
 from tfdist.trainer.cloud_sections import VertexSection

@@ -31,7 +31,7 @@ LIGHT = [
     "tfdist.cli.plan",
     "tfdist.cli.predict",
     "tfdist.cli.schema",
-    "tfdist.cli._run",
+    "tfdist.cli._run_command",
     "tfdist.__main__",
 ]
 

@@ -18,12 +18,12 @@ from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
+from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
-from tfdist.strategies.tf_strategies import ring_of
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
-from tfdist.trainer.labels import has_one_hot_labels
+from tfdist.trainer.one_hot_labels import has_one_hot_labels
 from tfdist.trainer.throughput import computing_seconds
 from tfdist.training.consensus import Agreement, wait_for_all
 from tfdist.training.run_batches import steps_per_execution

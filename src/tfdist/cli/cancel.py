@@ -17,6 +17,6 @@ def main(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     run(main, takes_words=True)

@@ -72,7 +72,7 @@ def _counted(text: str) -> tuple[str, int]:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_integer("workers", None, "How many workers; 2 where no --job is given.")
     flags.DEFINE_integer("ps", 0, "How many parameter servers.")

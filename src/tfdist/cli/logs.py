@@ -28,7 +28,7 @@ def main(command: Sequence[str], task: str | None = None, follow: bool = False) 
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("task", None, "Only this task, e.g. worker:1.")
     flags.DEFINE_bool("follow", False, "Continue until the job has ended.")

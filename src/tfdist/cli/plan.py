@@ -61,7 +61,7 @@ def _entry(cluster: ClusterConfig, task: Task, settings: Settings) -> dict[str, 
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("config", None, "The YAML file whose cluster is planned.")
     flags.DEFINE_string("task", None, "Only this task, e.g. worker:1.")

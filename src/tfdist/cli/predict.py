@@ -96,7 +96,7 @@ def _print_summary(summary: "Summary", written: list[Path]) -> None:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("model", None, "A run's folder, an export in it, or a .keras or .tflite file there.")
     flags.DEFINE_string("input", None, "An image, a folder of images, an .npz file, or a data set's name.")

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     from absl import flags
 
     from tfdist.cli._jobs import define_flags
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     define_flags(flags)
     flags.DEFINE_string("output", None, "The file to write; standard output by default.", short_name="o")

@@ -18,6 +18,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     run(main)

@@ -111,7 +111,7 @@ def _counts(text: str) -> list[int]:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("config", None, "The YAML file that says what is simulated; see examples/simulate/.")
     flags.DEFINE_string(

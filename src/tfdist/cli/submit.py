@@ -27,7 +27,7 @@ if __name__ == "__main__":
     from absl import flags
 
     from tfdist.cli._jobs import define_flags
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     define_flags(flags)
     run(main, takes_words=True)

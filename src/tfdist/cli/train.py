@@ -159,7 +159,7 @@ def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")

@@ -145,7 +145,7 @@ def _show(differences: Sequence["Difference"], name: str) -> int:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run import run
+    from tfdist.cli._run_command import run
 
     flags.DEFINE_string("config", None, "The YAML file whose cluster is verified.")
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. data.name=digits; can be repeated.")

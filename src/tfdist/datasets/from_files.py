@@ -13,7 +13,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tfdist.datasets.cache import Batches, Contents
-from tfdist.datasets.decoding import READING_ERRORS, Part, contents_of, decode, gist, resize_images
+from tfdist.datasets.decode_and_check import READING_ERRORS, Part, contents_of, decode, gist, resize_images
 from tfdist.datasets.from_idx import idx_files, read_idx
 from tfdist.errors import DataError
 

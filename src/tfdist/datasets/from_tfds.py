@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdist.datasets.cache import Contents, lock
-from tfdist.datasets.decoding import Part, contents_of, resized
+from tfdist.datasets.decode_and_check import Part, contents_of, resized
 from tfdist.datasets.network_probe import Unavailable, why_unreachable
 from tfdist.errors import DataError, did_you_mean
 

@@ -27,7 +27,7 @@ from tfdist.engines.compose_file import (
 )
 from tfdist.engines.job import Job
 from tfdist.engines.log_files import progress_path
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["Compose"]

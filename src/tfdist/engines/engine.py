@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tfdist.engines.job import Job
-from tfdist.engines.submission import State, Submission
+from tfdist.engines.submitted_job import State, Submission
 
 __all__ = ["Engine"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tfdist.engines.kubernetes_engine import KubernetesEngine
 from tfdist.engines.kubernetes_objects import Application, Object
-from tfdist.engines.submission import Submission
+from tfdist.engines.submitted_job import Submission
 
 __all__ = ["Kubernetes"]
 

@@ -20,7 +20,7 @@ import yaml
 from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.engines.job import Job
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.kubernetes_sections import KubernetesSection
 

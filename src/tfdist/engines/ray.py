@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.ray_launch import check_resources, needs_ray
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.launch_on_ray import check_resources, needs_ray
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.trainer.ray_section import Placement, RaySection
 

@@ -25,7 +25,7 @@ from tfdist.engines.cloud import (
 )
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job import Job
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.cloud_sections import SageMakerSection
 

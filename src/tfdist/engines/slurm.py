@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.log_files import lines_of, state_of_exit_status
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 
 __all__ = ["Slurm"]

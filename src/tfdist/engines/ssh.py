@@ -18,7 +18,7 @@ from tfdist.engines import background
 from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
-from tfdist.engines.submission import Submission
+from tfdist.engines.submitted_job import Submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.trainer.engine_sections import SshSection
 

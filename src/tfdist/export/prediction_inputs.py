@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.files import local_path
-from tfdist.datasets.decoding import READING_ERRORS, decode, gist
+from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
 from tfdist.datasets.from_files import is_hidden
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data

@@ -6,7 +6,7 @@ from functools import partial
 
 from tfdist.simulation.events import Clock, Core, Queue, send
 from tfdist.simulation.setup import Setup
-from tfdist.simulation.steps import Draws, Record
+from tfdist.simulation.step_times_and_costs import Draws, Record
 
 __all__ = ["simulate_servers"]
 

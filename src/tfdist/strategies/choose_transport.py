@@ -7,9 +7,13 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.devices_and_threads import device_kind
+from tfdist.strategies.extended_tf_strategies import (
+    MultiWorkerMirrored,
+    ParameterServer,
+    SynchronousParameterServer,
+)
 from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
-from tfdist.strategies.tf_strategies import MultiWorkerMirrored, ParameterServer, SynchronousParameterServer
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.handshake import ConnectError
 

@@ -31,6 +31,12 @@ from tfdist.strategies.devices_and_threads import (
     device_kind,
     threads_to_wait,
 )
+from tfdist.strategies.extended_tf_strategies import (
+    Mirrored,
+    MultiWorkerMirrored,
+    ParameterServer,
+    SynchronousParameterServer,
+)
 from tfdist.strategies.options import (
     Communication,
     CommunicationOptions,
@@ -44,12 +50,6 @@ from tfdist.strategies.options import (
 )
 from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
-from tfdist.strategies.tf_strategies import (
-    Mirrored,
-    MultiWorkerMirrored,
-    ParameterServer,
-    SynchronousParameterServer,
-)
 
 __all__ = ["check_strategy", "make_strategy"]
 

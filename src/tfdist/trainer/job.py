@@ -44,7 +44,6 @@ from tfdist.strategies.server import serve
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.checkpoint import find_newest
 from tfdist.trainer.config import Config
-from tfdist.trainer.data_files_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
 from tfdist.trainer.factory import (
@@ -55,6 +54,7 @@ from tfdist.trainer.factory import (
     total_steps,
 )
 from tfdist.trainer.nan_recovery import check_on_nan
+from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run

@@ -19,9 +19,9 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.data import known_steps
 from tfdist.training.early_stop import Stopping
-from tfdist.training.keras.arrays import made_data
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
+from tfdist.training.keras.datasets_from_inputs import made_data
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches

@@ -21,8 +21,8 @@ from tfdist.training.arguments import (
 from tfdist.training.data import Data, known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.arrays import epoch_hooks, made_data, split, validation_parts
 from tfdist.training.keras.callbacks import follow_chief, make_callbacks, reset_batch_count
+from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches

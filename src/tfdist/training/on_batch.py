@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
-from tfdist.training.keras.arrays import length, made_data
 from tfdist.training.keras.compat import in_order, keras_of
+from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.temporary_patches import methods_kept
 from tfdist.training.logs import as_logs
 from tfdist.training.session import Phase, Session

@@ -22,9 +22,9 @@ from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.empty_replicas import if_any, with_an_example
-from tfdist.training.keras.arrays import length, made_data
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
+from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.model_checks import has_own

@@ -11,7 +11,7 @@ import yaml
 from tfdist.engines import compose
 from tfdist.engines.compose import Compose
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.submission import State
+from tfdist.engines.submitted_job import State
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import ComposeSection, EngineSection

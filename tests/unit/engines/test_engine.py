@@ -6,7 +6,7 @@ from tfdist.engines import records, registry
 from tfdist.engines.log_files import lines_of, log_path, state_of_exit_status
 from tfdist.engines.records import find_submission, record
 from tfdist.engines.registry import find_engine
-from tfdist.engines.submission import Handle, State, Submission
+from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import pytest
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.local import Local
 from tfdist.engines.records import find_submission
-from tfdist.engines.submission import Handle, State
+from tfdist.engines.submitted_job import Handle, State
 from tfdist.errors import ConfigError
 
 SECONDS = 300  # a busy machine is no failure

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import tfdist.ray
-from tfdist.engines import ray_launch
+from tfdist.engines import launch_on_ray
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ray import Ray, _address
-from tfdist.engines.submission import Handle
+from tfdist.engines.submitted_job import Handle
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection
@@ -112,7 +112,7 @@ def test_a_handle_has_the_address(address):
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(ray_launch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch_on_ray.importlib.util, "find_spec", lambda name: None)
     for call in (lambda: Ray().submit(job(), {}), lambda: tfdist.ray.launch("c.yaml")):
         with pytest.raises(ConfigError, match=r"^ray: is not installed\. pip install 'tfdist\[ray\]'$"):
             call()
@@ -139,7 +139,7 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
     defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run_dir": "run"}
     with pytest.raises(ConfigError, match=message):
-        ray_launch._work_of(what, **{**defaults, **arguments})
+        launch_on_ray._work_of(what, **{**defaults, **arguments})
 
 
 def test_importing_it_loads_no_ray():

@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 from training_helpers import Trace  # noqa: E402
 
 from commands import python  # noqa: E402
-from tfdist.strategies.tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.outputs import joined  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402

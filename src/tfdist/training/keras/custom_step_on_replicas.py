@@ -21,10 +21,11 @@ from tfdist._utils.keras_private import layers_of, optimizer_variables
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.training.empty_replicas import with_an_example
+from tfdist.training.exact_sparse_gradients import dense_where_rows_are_shared
 from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
-from tfdist.training.keras.custom_step_trace import OptimizerUse, ReplicaTrace, is_of_sum
+from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
 from tfdist.training.keras.loss_normalization import (
     losses_of_one_process,
     recorded_divisors,
@@ -45,7 +46,6 @@ from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean
 from tfdist.training.replicas_hidden import replicas_hidden, replicas_hideable
-from tfdist.training.sum_sparse_gradients import dense_where_rows_are_shared
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["SharedCustomStep"]

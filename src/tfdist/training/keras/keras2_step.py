@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.strategies.tf_strategies import ps_transfer_of
+from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
 from tfdist.training.keras.rng import GraphSeed

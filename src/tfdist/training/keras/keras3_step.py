@@ -15,8 +15,9 @@ import tensorflow as tf
 from tfdist._utils.keras_private import added_losses, call_model, compiled_loss, loss_trackers
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
-from tfdist.strategies.tf_strategies import ps_transfer_of
+from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
+from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared
 from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
@@ -30,7 +31,6 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch import FetchedVariables, PsVariables
 from tfdist.training.ps_test_cache import PsCache, read_whole
 from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
-from tfdist.training.sum_sparse_gradients import addends, dense_where_rows_are_shared
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["Keras3Step"]

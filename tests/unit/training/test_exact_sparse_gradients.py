@@ -4,7 +4,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.sum_sparse_gradients import Addend, addends, dense_where_rows_are_shared, summed  # noqa: E402
+from tfdist.training.exact_sparse_gradients import Addend, addends, dense_where_rows_are_shared, summed  # noqa: E402
 
 CONSTANT = tf.constant([0, 1, 2])
 SHARED = {

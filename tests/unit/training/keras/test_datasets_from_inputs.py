@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.evaluate import evaluate  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras import arrays  # noqa: E402
+from tfdist.training.keras import datasets_from_inputs  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 
 keras = tf.keras
@@ -137,13 +137,15 @@ def test_arguments_are_in_the_order_of_keras(function):
 
 
 def test_ragged_arrays_are_shuffled_where_several_processes_read_them(strategy, monkeypatch):
-    monkeypatch.setattr(arrays, "_is_read_apart", lambda strategy: True)
+    monkeypatch.setattr(datasets_from_inputs, "_is_read_apart", lambda strategy: True)
     model = made()
     tf.random.set_seed(None)  # without a seed, processes share one that `make_strategy` has spread
     lengths = np.arange(COUNT) % 3 + 1
     x = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum()), lengths)
 
-    made_of = list(arrays.made_data(model, strategy, x, lengths, batch_size=BATCH, shuffle=True))
+    made_of = list(
+        datasets_from_inputs.made_data(model, strategy, x, lengths, batch_size=BATCH, shuffle=True)
+    )
 
     assert [len(y) for _, y in made_of] == [8, 8, 8, 6]
     found = {tuple(row.numpy()) for rows, _ in made_of for row in rows}
