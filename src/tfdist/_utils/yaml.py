@@ -10,6 +10,7 @@ them, and through aliases a short file could expand into a large value.
 import json
 import math
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -70,9 +71,10 @@ class Document:
         """Return the document below one key of a mapping; a missing key is an empty mapping."""
         return Document(self.value.get(key, {}), self.source.inside(key))
 
-    def with_value(self, dotted: str, value: Any, place: str) -> "Document":
+    def with_value(self, key: str | tuple[str, ...], value: Any, place: str) -> "Document":
         """Return a copy of the document with one value set, and with the sections that it needs."""
-        *above, last = path = tuple(dotted.split("."))
+        path = tuple(key.split(".")) if isinstance(key, str) else key
+        *above, last = path
         changed: dict[str, Any] = dict(self.value)
         inner = changed
         for depth, key in enumerate(above):
@@ -171,16 +173,22 @@ def decode(document: Document, type_: type[T], renamed: Mapping[tuple[str, ...],
     try:
         return msgspec.convert(document.value, type_, strict=True)
     except msgspec.ValidationError as error:
-        problem, _, dotted = str(error).partition(" - at ")
-        path = tuple(_steps(dotted.strip("`")))
+        problem = str(error).partition(" - at ")[0]
+        path = _path_of(str(error), document.value, type_)
         unknown = re.match(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
         if unknown:
-            known = _keys_at(type_, path)
+            structs = filter(_is_struct, _types_at(type_, path))
+            known = sorted({f.encode_name for struct in structs for f in msgspec.structs.fields(struct)})
             where = document.source.at(*path, unknown[1])
             new = (renamed or {}).get((*map(str, path), unknown[1]))
             if new is not None:
                 raise ConfigError(where, "was renamed", remedy=f"Write {new}") from None
             raise ConfigError(where, "unknown key", remedy=did_you_mean(unknown[1], known)) from None
+        if problem.startswith("Invalid enum value"):
+            value = _value_at(document.value, path)
+            choices = [choice for t in _types_at(type_, path) for choice in typing.get_args(t)]
+            problem, remedy = f"there is no {shown(value)}", did_you_mean(value, choices)
+            raise ConfigError(document.source.at(*path), problem, remedy=remedy) from None
         if problem.startswith("Expected"):
             expected = _in_words(problem.removeprefix("Expected ").partition(", got ")[0])
             received = shown(_value_at(document.value, path))
@@ -277,13 +285,35 @@ def _dotted(path: Path) -> str:
     return "".join(words).removeprefix(".")
 
 
-def _steps(dotted: str) -> Iterator[str | int]:
-    # msgspec writes `$.data.classes[2]`, and `[...]` instead of a mapping's key.
-    for name, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", dotted):
-        yield name or int(index)
+def _path_of(error: str, value: Any, type_: Any) -> Path:
+    """Return the path in msgspec's error, such as `$.data.classes[2]`."""
+    steps = re.findall(r"\[(\.\.\.)\]|\.([^.\[]+)|\[(\d+)\]", error.partition(" - at ")[2].strip("`"))
+    path: Path = ()
+    for is_any_key, name, index in steps:
+        if not is_any_key:
+            path += (name or int(index),)
+            continue
+        # msgspec does not say which key of a mapping has the error: it is the one that has it alone too.
+        for key, inner in _value_at(value, path).items():
+            alone = _with_value_at(value, path, {key: inner})
+            try:
+                msgspec.convert(alone, type_, strict=True)
+            except msgspec.ValidationError as again:
+                if str(again) == error:
+                    path, value = (*path, key), alone
+                    break
+    return path
 
 
-def _in_words(types: str) -> str:
+def _with_value_at(value: Any, path: Path, new: Any) -> Any:
+    if not path:
+        return new
+    changed = value.copy()
+    changed[path[0]] = _with_value_at(value[path[0]], path[1:], new)
+    return changed
+
+
+def _in_words(names: str) -> str:
     """Return msgspec's names of types, such as `int | array | null`, in the words of a YAML file's reader."""
     words = {
         "int": "a whole number",
@@ -294,7 +324,7 @@ def _in_words(types: str) -> str:
         "object": "a mapping",
         "null": "nothing",
     }
-    names, _, bound = types.partition("` ")
+    names, _, bound = names.partition("` ")
     translated = [words.get(name, name) for name in names.strip("`").split(" | ") if name != "null"]
     return " ".join(filter(None, [" or ".join(translated or ["nothing"]), bound]))
 
@@ -305,23 +335,32 @@ def _value_at(value: Any, path: Path) -> Any:
     return value
 
 
-def _keys_at(type_: Any, path: Path) -> list[str]:
-    """Return the keys of the struct at a path."""
-    structs = _structs_in(type_)
+def _types_at(type_: Any, path: Path) -> list[Any]:
+    """Return the types that a value at a path may have."""
+    found = _alternatives(type_)
     for step in path:
-        if isinstance(step, str):
-            inner = [
-                s
-                for struct in structs
-                for f in msgspec.structs.fields(struct)
-                if f.encode_name == step
-                for s in _structs_in(f.type)
-            ]
-            structs = inner or structs
-    return sorted({f.encode_name for struct in structs for f in msgspec.structs.fields(struct)})
+        found = [inner for outer in found for inner in _types_below(outer, step)]
+    return found
 
 
-def _structs_in(type_: Any) -> list[Any]:
-    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-        return [type_]
-    return [struct for argument in typing.get_args(type_) for struct in _structs_in(argument)]
+def _types_below(type_: Any, step: str | int) -> list[Any]:
+    if _is_struct(type_):
+        return [
+            t for f in msgspec.structs.fields(type_) if f.encode_name == step for t in _alternatives(f.type)
+        ]
+    arguments = typing.get_args(type_)  # of a list or a mapping
+    return _alternatives(arguments[-1]) if arguments else []
+
+
+def _alternatives(type_: Any) -> list[Any]:
+    """Return the types of a union, without what annotates them."""
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
+    if origin is typing.Annotated:
+        return _alternatives(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for argument in arguments for inner in _alternatives(argument)]
+    return [type_]
+
+
+def _is_struct(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)

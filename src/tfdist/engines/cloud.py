@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tfdist._utils.yaml import read_yaml
 from tfdist.cluster.environments import ROLES
 from tfdist.engines.job import CONFIG, RUN_DIR, Job
+from tfdist.engines.section_options import with_options
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 __all__ = [
@@ -29,29 +29,19 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 Value = TypeVar("Value")
 
 
-def section_with(section: Section, options: Mapping[str, str], where: str) -> Section:
+def section_with(section: Section, options: Mapping[str, str]) -> Section:
     """Return the section of the config with the values of --option in place of its own.
 
-    `machine_type.worker=…` sets the value of one role, or one entry of any other mapping.
+    `machine_type.worker=…` sets the value of one role, also where the section has one value for all roles.
     """
-    values: dict[str, Any] = msgspec.structs.asdict(section)
-    for name, text in options.items():
+    for name in options:
         field, _, entry = name.partition(".")
-        place = f"--option {name}"
-        if field not in values or field == "request":
-            known = [known for known in values if known != "request"]
-            raise ConfigError(place, f"{where} has no such option", remedy=did_you_mean(field, known))
-        value = read_yaml(f"value: {text}".encode(), place).value["value"] if text else ""
-        if entry:
-            before = values[field]
-            everyone = dict.fromkeys(ROLES, before) if before and not isinstance(before, dict) else before
-            value = {**(everyone or {}), entry: value}
-        values[field] = value
-        try:
-            section = msgspec.convert(values, type(section), strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(place, str(error)) from None
-    return section
+        value = getattr(section, field, None)
+        if entry and value and not isinstance(value, dict):
+            section = msgspec.structs.replace(section, **{field: dict.fromkeys(ROLES, value)})
+        elif entry and value == "":
+            section = msgspec.structs.replace(section, **{field: {}})
+    return with_options(section, options)
 
 
 def required(value: str, name: str, *, starts_with: str = "") -> str:

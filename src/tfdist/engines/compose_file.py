@@ -15,12 +15,11 @@ import msgspec
 import yaml
 
 from tfdist._utils.files import default_cache_dir
-from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines import section_options
 from tfdist.engines.job import Job
 from tfdist.engines.log_files import progress_path
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.engine_sections import ComposeSection
 
 __all__ = [
     "compose_file",
@@ -125,12 +124,11 @@ def with_options(job: Job, options: Mapping[str, str]) -> Job:
     An option is a key of `engine.compose`, or of a service, or `worker:key` for services of one role.
     """
     section = job.section.compose
-    values = {name: _value(name, text) for name, text in options.items()}
-    ours = {name: value for name, value in values.items() if name in section.__struct_fields__}
-    service = {**section.service, **ours.get("service", {})}
-    service |= {name: value for name, value in values.items() if name not in ours}
-    document = Document({**msgspec.to_builtins(section), **ours, "service": service}, Source("--option"))
-    section = decode(document, ComposeSection)
+    changes: dict[section_options.Key, str] = {}
+    for name, text in options.items():
+        is_of_section = name.partition(".")[0] in section.__struct_fields__
+        changes[name if is_of_section else ("service", name)] = text
+    section = section_options.with_options(section, changes)
     return replace(job, section=msgspec.structs.replace(job.section, compose=section))
 
 
@@ -243,11 +241,6 @@ def _service_keys(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             raise ConfigError("engine.compose.service", f"{name} is set by tfdist", remedy=_OWN_KEYS[name])
         (own[role] if colon else common)[name] = value
     return common, own
-
-
-def _value(name: str, text: str) -> Any:
-    """Return the value of an option, which is written as in YAML."""
-    return read_yaml(f"value: {text}".encode("utf-8", "surrogateescape"), f"--option {name}").value["value"]
 
 
 def _mounts(job: Job) -> list[_Mount]:

@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
-from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.engines.job import Job
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.section_options import with_options
 from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError, shown
-from tfdist.trainer.kubernetes_sections import KubernetesSection
 
 __all__ = ["KubernetesEngine"]
 
@@ -116,7 +114,7 @@ class KubernetesEngine(abc.ABC):
             if not re.fullmatch(r"[a-z][a-z0-9-]*", role):
                 expected = "lower-case letters, digits and -, as Kubernetes wants names"
                 raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
-        return Application(job, _section(job, options), _name(job.name) + ending)
+        return Application(job, with_options(job.section.kubernetes, options), _name(job.name) + ending)
 
     def _read(
         self,
@@ -166,18 +164,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-
-def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
-    """Return the section of the config, with options such as `resources.worker.gpus=1`."""
-    document = Document(msgspec.to_builtins(job.section.kubernetes), Source("--option"))
-    for name, text in options.items():
-        place = f"--option {name}={text}"
-        value = read_yaml(f"value: {text}".encode("utf-8", "surrogateescape"), place).value
-        if set(value) != {"value"}:
-            raise ConfigError(place, expected="one value", received=str(len(value)))
-        document = document.with_value(name, value["value"], place)
-    return decode(document, KubernetesSection)
 
 
 def _name(text: str) -> str:

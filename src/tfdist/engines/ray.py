@@ -10,16 +10,15 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
-
-import msgspec
 
 from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
+from tfdist.engines.section_options import Key, with_options
 from tfdist.engines.submitted_job import Handle, State, Submission
-from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
-from tfdist.trainer.ray_section import Placement, RaySection
+from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.trainer.ray_section import RaySection
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -30,7 +29,6 @@ _NUMBER = "TFDIST_JOB_NUMBER"  # the variable with the submission's id, which na
 _SCRIPT = "TFDIST_JOB_SCRIPT"  # the variable with the script
 _MOST_BYTES = 120_000  # that Linux passes on as one variable
 _SECONDS_BETWEEN_READS = 1.0
-_OPTIONS = ("address", "submission_id", "working_dir", "placement", "max_failures")
 _STATES = {
     "PENDING": State.PENDING,
     "RUNNING": State.RUNNING,
@@ -179,33 +177,22 @@ def _literal(text: str) -> str:
 
 def _with_options(job: Job, options: Mapping[str, str]) -> RaySection:
     """Return the section of the config with the options of the command line in place of its own."""
-    values: dict[str, Any] = msgspec.structs.asdict(job.section.ray)
-    resources = {role: dict(amounts) for role, amounts in values["resources"].items()}
-    for key, value in options.items():
-        role, colon, name = key.partition(":")
+    changes: dict[Key, str] = {}
+    for name, text in options.items():
+        role, colon, resource = name.partition(":")
         if colon:
-            try:
-                resources.setdefault(role, {})[name] = float(value)
-            except ValueError:
-                expected = "a number, such as worker:GPU=1"
-                raise ConfigError(f"--option {key}", expected=expected, received=shown(value)) from None
-        elif key == "working_dir":
-            values["runtime_env"] = {**values["runtime_env"], "working_dir": value}
-        elif key == "submission_id" and not re.fullmatch("[A-Za-z0-9_.-]+", value):
-            expected = "letters, digits and any of _.-"
-            raise ConfigError("--option submission_id", expected=expected, received=shown(value))
-        elif key == "max_failures" and not re.fullmatch("[0-9]{1,9}", value):
-            raise ConfigError("--option max_failures", expected="a whole number", received=shown(value))
-        elif key == "placement" and value not in get_args(Placement):
-            remedy = did_you_mean(value, get_args(Placement))
-            raise ConfigError("--option placement", f"there is no {shown(value)}", remedy=remedy)
-        elif key not in _OPTIONS:
-            remedy = did_you_mean(key, (*_OPTIONS, "ROLE:RESOURCE"))
-            raise ConfigError("--option", f"there is no {shown(key)}", remedy=remedy)
-        elif key != "submission_id":
-            values[key] = int(value) if key == "max_failures" else value
-    check_resources(resources, job.counts, "engine.ray.resources")
-    return RaySection(**{**values, "resources": resources})
+            changes["resources", role, resource] = text
+        elif name == "working_dir":
+            changes["runtime_env", name] = text
+        elif name == "submission_id":
+            if not re.fullmatch("[A-Za-z0-9_.-]+", text):
+                expected = "letters, digits and any of _.-"
+                raise ConfigError(f"--option {name}", expected=expected, received=shown(text))
+        else:
+            changes[name] = text
+    section = with_options(job.section.ray, changes)
+    check_resources(section.resources, job.counts, "engine.ray.resources")
+    return section
 
 
 def _address(submission: Submission) -> str:

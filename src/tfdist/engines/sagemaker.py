@@ -63,12 +63,12 @@ class SageMaker:
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the request as JSON."""
-        section = section_with(job.section.sagemaker, options, "engine.sagemaker")
+        section = section_with(job.section.sagemaker, options)
         return json.dumps(_request(job, section, new_name(job)), indent=2) + "\n"
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Write the secret to the bucket, and create the training job."""
-        section = section_with(job.section.sagemaker, options, "engine.sagemaker")
+        section = section_with(job.section.sagemaker, options)
         name = new_name(job)
         request = _request(job, section, name)
         output = required(section.output, "engine.sagemaker.output", starts_with="s3://")

@@ -16,15 +16,15 @@ import msgspec
 
 from tfdist.engines import background
 from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.section_options import Key, with_options
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
 from tfdist.engines.submitted_job import Submission
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, shown
 from tfdist.trainer.engine_sections import SshSection
 
 __all__ = ["Ssh", "plan_of"]
 
-_OWN = ("hosts", "python", "folder", "setup", "restarts")
 _OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
 _DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
 _SECONDS = 20.0  # for ssh to read its files
@@ -92,33 +92,24 @@ def _script(job: Job, plan: Plan) -> str:
 def _section(job: Job, options: Mapping[str, str]) -> SshSection:
     """Return the section of the config with the options of the command line in it."""
     section = job.section.ssh
-    hosts = section.hosts
-    own: dict[str, object] = {}
-    passed: dict[str, str | int] = dict(section.options)
-    for name, value in options.items():
+    hosts, setup = section.hosts, section.setup
+    changes: dict[Key, str] = {}
+    for name, text in options.items():
         role, colon, word = name.rpartition(":")
         if word == "hosts":
-            names = [host for host in value.split(",") if host]
+            names = [host for host in text.split(",") if host]
             of_roles = dict(hosts) if isinstance(hosts, dict) else {}
             hosts = {**of_roles, role: names} if colon else names
         elif name == "setup":
-            own[name] = [*section.setup, value]
-        elif name == "restarts" and value.isdecimal():
-            own[name] = int(value)
-        elif name in ("python", "folder") and value:
-            own[name] = value
-        elif re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) and value:
-            passed[name] = value
-        elif name in _OWN:
-            raise ConfigError(f"--option {name}", expected="a value", received=shown(value))
+            setup = [*setup, text]
         else:
-            remedy = f"{did_you_mean(name, _OWN)} Options of ssh begin with a capital, such as Port=22"
-            raise ConfigError("--option", f"there is no {shown(name)}", remedy=remedy)
-    for name, text in passed.items():
-        if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(text).isprintable():
+            changes[("options", name) if name[:1].isupper() else name] = text
+    section = with_options(msgspec.structs.replace(section, hosts=hosts, setup=setup), changes)
+    for name, value in section.options.items():
+        if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(value).isprintable() or value == "":
             expected = "an option of ssh_config on one line, such as Port: 22"
-            raise ConfigError("engine.ssh.options", expected=expected, received=shown(f"{name}: {text}"))
-    return msgspec.structs.replace(section, hosts=hosts, options=passed, **own)
+            raise ConfigError("engine.ssh.options", expected=expected, received=shown(f"{name}: {value}"))
+    return section
 
 
 def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:

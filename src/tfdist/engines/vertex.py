@@ -54,12 +54,12 @@ class Vertex:
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the CustomJob as JSON."""
-        section = section_with(job.section.vertex, options, "engine.vertex")
+        section = section_with(job.section.vertex, options)
         return json.dumps(_request(job, section, new_name(job)), indent=2) + "\n"
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Write the secret to the bucket, and create the CustomJob."""
-        section = section_with(job.section.vertex, options, "engine.vertex")
+        section = section_with(job.section.vertex, options)
         project = required(section.project, "engine.vertex.project")
         region = required(section.region, "engine.vertex.region")
         name = new_name(job)

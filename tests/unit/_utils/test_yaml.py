@@ -1,3 +1,5 @@
+from typing import Annotated, Literal
+
 import msgspec
 import pytest
 
@@ -144,3 +146,27 @@ def test_decoding_is_strict_and_names_the_line(text, message):
 def test_decoding_gives_the_type():
     read = decode(read_yaml(b"steps: 5\ntrain: {rate: 1, names: [a]}", "x"), Outer)
     assert read == Outer(train=Inner(rate=1.0, names=["a"]), steps=5)
+
+
+class Deep(msgspec.Struct, forbid_unknown_fields=True):
+    amounts: dict[str, dict[str, float]] = {}  # msgspec copies it
+    kind: Literal["first", "second"] | None = None
+
+
+class Around(msgspec.Struct, forbid_unknown_fields=True):
+    inner: Annotated[Deep, msgspec.Meta(description="x")] = msgspec.field(default_factory=Deep)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inner: {amounts: {a: {x: 1}, b: {x: 1, y: one}}}", "f:1: inner.amounts.b.y: expected a number, received 'one'"),
+        ("inner: {amounts: {a: {x: 1}, b: 3}}", "f:1: inner.amounts.b: expected a mapping, received 3"),
+        ("inner: {kind: secnd}", "f:1: inner.kind: there is no 'secnd'. Did you mean 'second'?"),
+        ("inner: {knd: second}", "f:1: inner.knd: unknown key. Did you mean 'kind'?"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_by_its_path(text, message):
+    with pytest.raises(ConfigError) as caught:
+        decode(read_yaml(text.encode(), "f"), Around)
+    assert str(caught.value) == message

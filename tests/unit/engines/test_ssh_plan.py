@@ -85,8 +85,8 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
         (["-oProxyCommand=x"], {}, "engine.ssh.hosts: expected a name that ssh takes"),
         ({"boss": ["node1"]}, {}, "engine.ssh.hosts: expected roles of the job (chief, worker, ps), received 'boss'"),
         (HOSTS, {"folder": "~/x"}, "engine.ssh.folder: expected an absolute path on the hosts, received '~/x'"),
-        (HOSTS, {"host": "a"}, "--option: there is no 'host'. Did you mean 'hosts'?"),
-        (HOSTS, {"restarts": "many"}, "--option restarts: expected a value, received 'many'"),
+        (HOSTS, {"host": "a"}, "--option host=a: host: unknown key. Did you mean 'hosts'?"),
+        (HOSTS, {"restarts": "many"}, "--option restarts=many: restarts: expected a whole number, received 'many'"),
         (HOSTS, {"Porrt": "1"}, "ssh node1: command-line: line 0: Bad configuration option: porrt"),
     ],
 )  # fmt: skip

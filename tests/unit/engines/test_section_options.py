@@ -1,0 +1,46 @@
+"""Options of the command line replace values of a section, or name the mistake in one line."""
+
+import pytest
+
+from tfdist.engines.section_options import with_options
+from tfdist.errors import ConfigError
+from tfdist.trainer.engine_sections import ComposeSection
+from tfdist.trainer.ray_section import RaySection
+
+
+def test_values_are_written_as_in_yaml():
+    section = with_options(
+        ComposeSection(), {"restarts": "5", "internal": "false", "volumes": "[a:/a, b:/b]"}
+    )
+    assert (section.restarts, section.internal, section.volumes) == (5, False, ["a:/a", "b:/b"])
+
+
+@pytest.mark.parametrize("text", ["1.0", "007", "true", "null", "", "[1", "a: b", "x\ny: 1"])
+def test_a_key_of_texts_takes_any_text(text):
+    expected = None if text == "null" else text
+    assert with_options(ComposeSection(), {"runs": text}).runs == expected
+    assert with_options(ComposeSection(), {"image": text}).image == text
+
+
+def test_a_path_reaches_keys_with_dots_and_keeps_the_others():
+    section = RaySection(resources={"worker": {"CPU": 2}, "ps": {"CPU": 1}})
+    changed = with_options(
+        section, {("resources", "worker", "node:10.0.0.1"): "0.1", "resources.ps.CPU": "3"}
+    )
+    assert changed.resources == {"worker": {"CPU": 2, "node:10.0.0.1": 0.1}, "ps": {"CPU": 3}}
+    assert section.resources == {"worker": {"CPU": 2}, "ps": {"CPU": 1}}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("restart", "1", r"^--option restart=1: restart: unknown key\. Did you mean 'restarts'\?$"),
+        ("restarts", "often", r"restarts: expected a whole number, received 'often'$"),
+        ("code", "moun", r"code: there is no 'moun'\. Did you mean 'mount'\?$"),
+        ("gpus.worker", "x", r"gpus\.worker: expected a whole number, received 'x'$"),
+        ("image.tag", "1", r"image is not a section\. It is 'tfdist'$"),
+    ],
+)
+def test_a_mistake_is_one_line(key, text, message):
+    with pytest.raises(ConfigError, match=message):
+        with_options(ComposeSection(), {key: text})
