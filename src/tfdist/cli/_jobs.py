@@ -72,7 +72,12 @@ def _job_of(
         problem = "are for a script, but --config is given"
         remedy = "Change its sections `cluster` and `strategy`"
         raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
-    settings = read_config(config, set)
+    return engine, _job_of_config(config, set, folder)
+
+
+def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
+    """Return the job that trains as a config file and the changes to it say."""
+    settings = read_config(config, changes)
     cluster = settings.find_cluster(environ={})
     settings.check_elastic(cluster)
     settings.check_evaluator()
@@ -80,9 +85,9 @@ def _job_of(
         problem = "gives addresses, but a scheduler chooses the machines"
         raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
     train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
-    return engine, Job(
+    return Job(
         name=_name_of(config),
-        command=(*train, *(f"--set={change}" for change in set)),
+        command=(*train, *(f"--set={change}" for change in changes)),
         counts=_counted(cluster.tasks()) or {"worker": 1},
         folder=folder,
         made_by=made_by(),
