@@ -15,7 +15,7 @@ from machines import machines, why_no_machines
 import proc
 from commands import SECONDS
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.vertex import Vertex
 from tfdist.trainer.config import read_config

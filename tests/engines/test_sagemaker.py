@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import Job
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.sagemaker import SageMaker
-from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError
 from tfdist.trainer.cloud_sections import SageMakerSection
 from tfdist.trainer.engine_sections import EngineSection

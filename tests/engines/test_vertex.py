@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import Job
-from tfdist.engines.submitted_job import State
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import State
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
 from tfdist.trainer.cloud_sections import VertexSection

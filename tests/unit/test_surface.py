@@ -27,7 +27,7 @@ LIGHT = [
     "tfdist.ray",
     "tfdist.trainer.config",
     "tfdist.cluster.config",
-    "tfdist.export.layout",
+    "tfdist.export.find_exports",
     "tfdist.cli.plan",
     "tfdist.cli.predict",
     "tfdist.cli.schema",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tfdist.benchmark.breakdown import Parts, parts_of
 from tfdist.benchmark.records import Sample
-from tfdist.benchmark.scenario import Bench, Scenario, alone, of_workers, run, whole_machine
+from tfdist.benchmark.run_scenario import Bench, Scenario, alone, of_workers, run, whole_machine
 from tfdist.launcher.resources import own_cores, own_gpus
 from tfdist.strategies.options import CommunicationOptions, is_gpu_used
 

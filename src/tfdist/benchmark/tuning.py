@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from tfdist.benchmark.levers import Lever
+from tfdist.benchmark.options_to_try import Lever
 from tfdist.benchmark.records import Sample
-from tfdist.benchmark.scenario import Bench, Scenario, of_workers, run
+from tfdist.benchmark.run_scenario import Bench, Scenario, of_workers, run
 from tfdist.errors import TfdistError
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.resources import own_cores

@@ -23,7 +23,7 @@ from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
-from tfdist.trainer.one_hot_labels import has_one_hot_labels
+from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.throughput import computing_seconds
 from tfdist.training.consensus import Agreement, wait_for_all
 from tfdist.training.run_batches import steps_per_execution

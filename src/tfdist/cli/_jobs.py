@@ -11,10 +11,10 @@ from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.environments import DEFAULT_PORT
 from tfdist.engines.engine import Engine
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.records import find_submission
 from tfdist.engines.registry import engine_names, find_engine
-from tfdist.engines.submitted_job import Handle, Submission
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config

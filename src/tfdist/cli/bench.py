@@ -19,7 +19,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import Settings, read_config
 
 if TYPE_CHECKING:
-    from tfdist.benchmark.scenario import Bench
+    from tfdist.benchmark.run_scenario import Bench
 
 __all__ = ["main"]
 
@@ -49,7 +49,7 @@ def main(
     if record:
         _record(settings, Path(record), steps, warmup)
         return
-    from tfdist.benchmark.scenario import Bench
+    from tfdist.benchmark.run_scenario import Bench
 
     bench = Bench(settings, settings.find_cluster(), tuple(set), steps, warmup, rounds, weak)
     if weak and (bench.is_one_process or bench.strategy == "parameter_server"):
@@ -81,7 +81,7 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
 
 
 def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
-    from tfdist.benchmark.levers import levers
+    from tfdist.benchmark.options_to_try import levers
     from tfdist.benchmark.report import as_values, show_tuning
     from tfdist.benchmark.tuning import tune
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tfdist._utils.files import local_path
 from tfdist.errors import ConfigError, StorageError
-from tfdist.export.layout import find_export
+from tfdist.export.find_exports import find_export
 
 if TYPE_CHECKING:
     from tfdist.export.write_answers import Summary

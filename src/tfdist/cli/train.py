@@ -74,7 +74,7 @@ def _main(
 
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
-    from tfdist.trainer.config_printing import config_text, plan_text
+    from tfdist.trainer.config_and_plan_text import config_text, plan_text
     from tfdist.trainer.job import rehearse
 
     print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")

@@ -25,9 +25,9 @@ from tfdist.engines.compose_file import (
     service_name,
     with_options,
 )
-from tfdist.engines.job import Job
-from tfdist.engines.log_files import progress_path
-from tfdist.engines.submitted_job import Handle, State, Submission
+from tfdist.engines.files_of_job import progress_path
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["Compose"]

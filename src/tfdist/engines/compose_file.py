@@ -17,8 +17,8 @@ import yaml
 from tfdist._utils.files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines import section_options
-from tfdist.engines.job import Job
-from tfdist.engines.log_files import progress_path
+from tfdist.engines.files_of_job import progress_path
+from tfdist.engines.job_description import Job
 from tfdist.errors import ConfigError, shown
 
 __all__ = [

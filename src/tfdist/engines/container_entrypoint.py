@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.job import CONFIG
+from tfdist.engines.job_description import CONFIG
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 from tfdist.trainer.run_folder import failure_file
 

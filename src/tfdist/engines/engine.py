@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tfdist.engines.job import Job
-from tfdist.engines.submitted_job import State, Submission
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import State, Submission
 
 __all__ = ["Engine"]
 

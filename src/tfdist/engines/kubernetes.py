@@ -6,9 +6,9 @@ other by the names of their pods. Those that serve the chief end with 0 when it 
 
 from collections.abc import Mapping
 
+from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.kubernetes_engine import KubernetesEngine
 from tfdist.engines.kubernetes_objects import Application, Object
-from tfdist.engines.submitted_job import Submission
 
 __all__ = ["Kubernetes"]
 

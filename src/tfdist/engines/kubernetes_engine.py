@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from tfdist.engines.job import Job
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
 from tfdist.engines.section_options import with_options
-from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError, shown
 
 __all__ = ["KubernetesEngine"]

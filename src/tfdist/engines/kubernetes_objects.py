@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tfdist.engines.job import Job
+from tfdist.engines.job_description import Job
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.trainer.kubernetes_sections import KubernetesSection
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.job import PYTHON
+from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.notebook_task import EVERY_TASK
 from tfdist.strategies.options import roles_started_alone, strategy_name

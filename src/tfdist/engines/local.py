@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from tfdist.engines import background
-from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
-from tfdist.engines.submitted_job import Submission
+from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.job_handle_and_state import Submission
 from tfdist.errors import ConfigError, did_you_mean
 
 __all__ = ["Local"]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
 from tfdist.engines.section_options import Key, with_options
-from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.ray_section import RaySection
 

@@ -16,7 +16,7 @@ import ray
 
 from tfdist.cluster.addresses import LocalPorts, is_free
 from tfdist.engines import task_process
-from tfdist.engines.job import PYTHON
+from tfdist.engines.job_description import PYTHON
 from tfdist.launcher.environment import inherited_variables
 from tfdist.launcher.resources import Cores
 

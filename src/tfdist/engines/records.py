@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tfdist._utils.files import write_json
-from tfdist.engines.submitted_job import Handle, Submission
+from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError
 
 __all__ = ["find_submission", "record", "state_folder", "submissions"]

@@ -24,8 +24,8 @@ from tfdist.engines.cloud import (
     task_command,
 )
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
-from tfdist.engines.job import Job
-from tfdist.engines.submitted_job import Handle, State, Submission
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.cloud_sections import SageMakerSection
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from tfdist.engines import background
-from tfdist.engines.job import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.section_options import Key, with_options
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
-from tfdist.engines.submitted_job import Submission
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.engine_sections import SshSection
 

@@ -23,7 +23,7 @@ import msgspec
 import tfdist
 from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh_plan import Order, write_private
 from tfdist.errors import LOST
 from tfdist.launcher import report_pipe

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
 from tfdist.errors import ConfigError
-from tfdist.export.layout import Exported
+from tfdist.export.find_exports import Exported
 
 __all__ = ["Scores", "load"]
 

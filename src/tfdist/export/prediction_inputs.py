@@ -15,7 +15,7 @@ from tfdist.datasets.from_files import is_hidden
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError, did_you_mean
-from tfdist.export.layout import Exported
+from tfdist.export.find_exports import Exported
 
 __all__ = ["ImageBatch", "read_images"]
 

@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.console import LogTail, Screen, last_lines
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.report_pipe import Joined, Silence, read_reports
-from tfdist.launcher.supervisor.process_queries import is_stopped, with_variable
+from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
 __all__ = ["LAUNCH", "Job", "TaskLog"]
 

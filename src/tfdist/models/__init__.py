@@ -1,6 +1,6 @@
 """Build Keras models by name: `build("mnist_cnn", image_shape=(28, 28, 1), classes=10)`."""
 
-from tfdist.models.layers import (
+from tfdist.models.preprocessing_and_normalization import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tfdist.simulation.random_step_times import Draws, Record
 from tfdist.simulation.setup import BYTES, Machine, Setup
-from tfdist.simulation.step_times_and_costs import Draws, Record
 
 __all__ = ["simulate_ring"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tfdist.simulation.events import Clock, Core, Queue, send
+from tfdist.simulation.random_step_times import Draws, Record
 from tfdist.simulation.setup import Setup
-from tfdist.simulation.step_times_and_costs import Draws, Record
 
 __all__ = ["simulate_servers"]
 

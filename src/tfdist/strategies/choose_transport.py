@@ -15,7 +15,7 @@ from tfdist.strategies.extended_tf_strategies import (
 from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
-from tfdist.transport.handshake import ConnectError
+from tfdist.transport.listen_and_call import ConnectError
 
 __all__ = ["collectives_of", "exchange_over_ring", "shared_secret", "transfer_over_tcp"]
 

@@ -17,9 +17,9 @@ from tfdist._utils.group_by_key import places_by_key
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token
-from tfdist.transport.handshake import ConnectError
+from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
-from tfdist.transport.open_ps_endpoint import named
+from tfdist.transport.open_endpoint import named
 from tfdist.transport.ps_endpoints import written_addresses
 
 __all__ = ["PsTransfer", "StepTransfer"]

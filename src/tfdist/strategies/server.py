@@ -20,8 +20,8 @@ from tfdist.errors import ConfigError, TaskLost
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
 from tfdist.strategies.options import Device
-from tfdist.transport.handshake import ConnectError
-from tfdist.transport.open_ps_endpoint import open_endpoint
+from tfdist.transport.listen_and_call import ConnectError
+from tfdist.transport.open_endpoint import open_endpoint
 
 __all__ = ["serve"]
 

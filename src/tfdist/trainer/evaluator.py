@@ -14,7 +14,7 @@ from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
-from tfdist.trainer.one_hot_labels import has_one_hot_labels
+from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.evaluate import run_tests

@@ -8,7 +8,7 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.report_pipe import report_progress
 from tfdist.trainer.stragglers import Stragglers
-from tfdist.training.step_stats import SECONDS, STEPS
+from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 
 __all__ = ["Throughput", "computing_seconds"]
 

@@ -11,8 +11,8 @@ from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
 from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
+from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
-from tfdist.trainer.one_hot_labels import has_one_hot_labels
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput

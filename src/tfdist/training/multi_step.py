@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.training.ps_test_cache import PsCache
-from tfdist.training.step_stats import now, only_after
+from tfdist.training.replica_seconds_and_failures import now, only_after
 
 __all__ = ["Totals", "make_execution"]
 

@@ -18,7 +18,7 @@ from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.model_checks import check_model, has_own
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.step_stats import Failure
+from tfdist.training.replica_seconds_and_failures import Failure
 from tfdist.training.synchronous_runner import SynchronousRunner
 
 __all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "replica_spec"]

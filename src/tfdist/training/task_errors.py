@@ -10,7 +10,7 @@ from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.errors import TaskLost
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 
 __all__ = ["is_about_a_task", "is_lost_worker", "named", "naming_lost_tasks", "silent_tasks"]
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.coordination.silence import Silence
+from tfdist.coordination.silent_ring_neighbour import Silence
 from tfdist.transport.authentication import Proofs
-from tfdist.transport.handshake import ConnectError, Listener, call
+from tfdist.transport.listen_and_call import ConnectError, Listener, call
 from tfdist.transport.ring import Ring
 from tfdist.transport.ring_links import Neighbour, make_neighbour
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
 from tfdist.transport.shared_messages import SharedBuffers
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist._utils.group_by_key import places_by_key
 from tfdist.transport.compression import Narrowing
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion
 
 __all__ = ["IN_SHARED_MEMORY", "Manifest", "MessageCodec", "Room", "read_manifest"]

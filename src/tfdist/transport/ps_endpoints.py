@@ -20,10 +20,10 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import reason_of
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.coordination.silence import Silence
+from tfdist.coordination.silent_ring_neighbour import Silence
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
-from tfdist.transport.handshake import ConnectError, ExchangeError, Listener, call, read_exactly
+from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.message import Manifest, read_manifest
 from tfdist.transport.shared_memory import share_memory
 from tfdist.transport.shared_messages import SharedBuffers

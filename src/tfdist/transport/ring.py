@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import Neighbour
 
 __all__ = ["Payload", "Ring", "Taken", "Whole"]

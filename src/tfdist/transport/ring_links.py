@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdist.coordination.bytes_sent import count_as_sent
 from tfdist.coordination.health import reason_of
-from tfdist.transport.handshake import ConnectError, ExchangeError
+from tfdist.transport.listen_and_call import ConnectError, ExchangeError
 from tfdist.transport.shared_memory import Shared, share_memory
 
 __all__ = ["Neighbour", "make_neighbour"]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.transport.handshake import ExchangeError, read_exactly
+from tfdist.transport.listen_and_call import ExchangeError, read_exactly
 
 __all__ = ["Shared", "share_memory"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError

@@ -10,8 +10,8 @@ import yaml
 
 from tfdist.engines import compose
 from tfdist.engines.compose import Compose
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.submitted_job import State
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import State
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import ComposeSection, EngineSection

@@ -3,10 +3,10 @@
 import pytest
 
 from tfdist.engines import records, registry
-from tfdist.engines.log_files import lines_of, log_path, state_of_exit_status
+from tfdist.engines.files_of_job import lines_of, log_path, state_of_exit_status
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.records import find_submission, record
 from tfdist.engines.registry import find_engine
-from tfdist.engines.submitted_job import Handle, State, Submission
 from tfdist.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config

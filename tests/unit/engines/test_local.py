@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.local import Local
 from tfdist.engines.records import find_submission
-from tfdist.engines.submitted_job import Handle, State
 from tfdist.errors import ConfigError
 
 SECONDS = 300  # a busy machine is no failure

@@ -10,9 +10,9 @@ import pytest
 
 import tfdist.ray
 from tfdist.engines import launch_on_ray
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.ray import Ray, _address
-from tfdist.engines.submitted_job import Handle
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job import PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import PYTHON, RUN_DIR, Job
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config

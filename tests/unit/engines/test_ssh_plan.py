@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tfdist
-from tfdist.engines.job import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ssh import Ssh, plan_of
 from tfdist.engines.ssh_check import FoundHost, check_hosts
 from tfdist.engines.ssh_launch import cluster_on

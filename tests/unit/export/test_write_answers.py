@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.export.find_exports import Exported
 from tfdist.export.image_grid import Caption, draw_grid
-from tfdist.export.layout import Exported
 from tfdist.export.prediction_inputs import read_images
 
 MODEL = Exported(Path("unused"), "saved_model", (8, 6, 3), ("cat", "dog"), {})

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.export.layout import find_export
+from tfdist.export.find_exports import find_export
 from tfdist.export.model_loading import load
 from tfdist.export.write_export import export, try_formats
-from tfdist.models.layers import Standardize
+from tfdist.models.preprocessing_and_normalization import Standardize
 
 keras = tf.keras
 SHAPE = (8, 6, 3)
@@ -195,7 +195,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfdist.errors import StorageError
-from tfdist.export.layout import find_export
+from tfdist.export.find_exports import find_export
 from tfdist.export.model_loading import load
 from tfdist.export.write_export import export, try_formats
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.models.layers import (
+from tfdist.models.preprocessing_and_normalization import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,

@@ -10,9 +10,9 @@ from tfdist.cli.simulate import _counts
 from tfdist.errors import ConfigError
 from tfdist.simulation import advise, check_published, forecast
 from tfdist.simulation.events import Clock, Core, Queue, send
+from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.ring import _sharers, _sharing
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
-from tfdist.simulation.step_times_and_costs import Draws
 
 ALONE = 0.1  # seconds of a step
 

@@ -5,7 +5,7 @@ import pytest
 
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import json_schema, read_config
-from tfdist.trainer.config_printing import config_text
+from tfdist.trainer.config_and_plan_text import config_text
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdist.errors import TaskLost
 from tfdist.training.task_errors import naming_lost_tasks
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 
 
 def exchange(number):

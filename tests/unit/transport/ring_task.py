@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tfdist.transport.compression import Narrowing
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.ring_links import make_neighbour
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport import ps_endpoints
 from tfdist.transport import shared_memory as shared
-from tfdist.transport.handshake import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
 

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from .process_queries import die_with_parent
+from .query_and_bind_processes import die_with_parent
 
 __all__ = ["STOP_SIGNALS", "as_bytes", "become", "start"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from .fork_server import ForkServer
 from .log_writer import LogWriter
 from .private_network import enter_private_network, why_no_private_network
-from .process_queries import adopt_orphans, children_of, die_with_parent, in_session, with_variable
+from .query_and_bind_processes import adopt_orphans, children_of, die_with_parent, in_session, with_variable
 from .restart_pause import Patience
 from .start_child import STOP_SIGNALS, start
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import flat_logs, is_keras_2
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.step_stats import Failure
+from tfdist.training.replica_seconds_and_failures import Failure
 
 __all__ = ["OwnStep"]
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.multi_step import Totals
-from tfdist.training.step_stats import Failure, StepStats
+from tfdist.training.replica_seconds_and_failures import Failure, StepStats
 
 __all__ = ["KerasStep", "value_of"]
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfdist.benchmark.scenario import Bench, Scenario
+from tfdist.benchmark.run_scenario import Bench, Scenario
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.resources import own_cores, own_gpus
 from tfdist.trainer.config import CommunicationSection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfdist.cluster.config import Task
 from tfdist.cluster.environments import DEFAULT_PORT
-from tfdist.engines.submitted_job import Handle, Submission
+from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.trainer.engine_sections import EngineSection
 
 __all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from glob import escape
 from pathlib import Path
 
-from tfdist.engines.submitted_job import State, Submission
+from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.report_pipe import Progress, read_reports
 
