@@ -69,6 +69,11 @@ class Slurm:
         with open(self.folder / f"{node}.log", "a") as log:
             self.machines.start(node, ["slurmd", "-D"], env=self.environ, stdout=log, stderr=log)
 
+    def start_node_again(self, node: str) -> None:
+        """Start the slurmd of a node that was killed, as a machine's own init does: as no child of this process."""
+        log = str(self.folder / f"{node}.log")
+        assert self.machines.run(node, ["slurmd", "-L", log], env=self.environ).returncode == 0
+
     def run(self, *command: str | Path, timeout: float = 120, **variables: str) -> str:
         """Run a command such as srun; return its standard output."""
         done = self.machines.run(CONTROLLER, command, timeout=timeout, env={**self.environ, **variables})

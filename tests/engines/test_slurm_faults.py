@@ -98,7 +98,7 @@ def test_a_node_that_dies_costs_the_steps_after_the_last_checkpoint(job, loss):
     job.wait_for(lambda: job.has_checkpoint(50))
     job.slurm.machines.kill("node3")
     job.wait_for(lambda: job.restarts() != "0")
-    job.slurm.start_node("node3")
+    job.slurm.start_node_again("node3")
     job.wait_for(lambda: job.state() == "succeeded")
     report = job.report()
     assert (report["steps"], report["starts"]) == (STEPS, 2)
