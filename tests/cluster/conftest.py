@@ -148,6 +148,7 @@ ANYWHERE = [
     "ported_cases.ported",
     "custom_step_cases.trained",
     "batch_cases.one_at_a_time",
+    "chief_data_cases.read_once",
     "traffic_cases.trained",
 ]
 IN_STEP_ONLY = [

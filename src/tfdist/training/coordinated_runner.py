@@ -121,8 +121,7 @@ class CoordinatedRunner:
                     wanted = (
                         steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
                     )
-                    self._schedule(wanted)
-                    promised += wanted
+                    promised += self._schedule(wanted)
                 if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
                     if steps is None or not self._since_begun or self._is_winding_up:
                         return
@@ -179,9 +178,11 @@ class CoordinatedRunner:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
         return not (is_full or self._is_winding_up) and (steps is None or promised < steps)
 
-    def _schedule(self, wanted: int) -> None:
+    def _schedule(self, wanted: int) -> int:
+        """Schedule an execution of up to a number of steps, and return how many."""
         closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))
         self._scheduled.append((wanted, closure))
+        return wanted
 
     def _first_ready(self) -> int | None:
         """Wait for an answer, and return its place in the queue; return None after a very long wait."""

@@ -8,7 +8,8 @@ import tensorflow as tf
 from tfdist._utils.tf_private import serialized, worker_count
 from tfdist.errors import DataError
 from tfdist.training.data_digest import check_same_data
-from tfdist.training.dataset_checks import check_order, check_size, copied_from_python
+from tfdist.training.data_read_by_chief import ChiefData, chief_must_read
+from tfdist.training.dataset_checks import check_order, copied_from_python
 from tfdist.training.no_autotune import untuned
 from tfdist.training.split_sparse_batches import contains_sparse, replica_batches
 from tfdist.training.worker_index_in_graph import worker_index
@@ -57,8 +58,16 @@ def distribute_to_workers(
     """Distribute a data set over asynchronous workers; return it and its element spec.
 
     TensorFlow gives all workers the same data set and the same input context. tfdist gives each worker its
-    own part, which the worker's index selects inside the graph.
+    own part, which the worker's index selects inside the graph. What workers cannot read is `ChiefData`.
     """
+    if isinstance(data, tf.data.Dataset) and chief_must_read(data):
+        data = ChiefData.of(data)
+    if isinstance(data, ChiefData):
+        if strategy.num_replicas_in_sync > 1:
+            problem = "must be read by the chief, but workers have several devices, and would need one each"
+            remedy = "Pass a function of a tf.distribute.InputContext that makes a data set on each worker"
+            raise DataError("the data set", problem, remedy=remedy)
+        return data, data.dataset.element_spec
     make_own, spec = (_rebuilt if isinstance(data, tf.data.Dataset) else _chosen)(data, workers)
     if strategy.num_replicas_in_sync == 1:  # the call for several replicas adds threads and buffers
         return coordinator.create_per_worker_dataset(make_own), spec
@@ -90,7 +99,6 @@ def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.da
     """Return a function that rebuilds a data set on a worker and takes the worker's batches, and a spec."""
     if workers > 1:
         check_order(dataset)
-    check_size(dataset)
     dataset = untuned(dataset)
     spec, options = dataset.element_spec, dataset.options()
     # A data set exists only in the process that made it, but its graph can be sent. The workers get the graph

@@ -18,7 +18,15 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.errors import DataError
 
-__all__ = ["chain_of", "check_order", "check_size", "copied_from_python", "definitions_of"]
+__all__ = [
+    "MOST_BYTES",
+    "chain_of",
+    "check_order",
+    "contains_python",
+    "copied_from_python",
+    "definitions_of",
+    "is_too_large_to_send",
+]
 
 # The places of an operation's two seeds among its inputs. If both are 0, each process draws its own seeds.
 _SEED_INPUTS = {
@@ -33,7 +41,7 @@ _SEED_INPUTS = {
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _HANDLES = (tf.resource, tf.variant)
 # A protocol buffer holds 2 GiB. TensorFlow serializes a larger data set as an empty string, without an error.
-_MOST_BYTES = 2**31 - 2**20
+MOST_BYTES = 2**31 - 2**20
 
 
 def check_order(dataset: tf.data.Dataset) -> None:
@@ -57,13 +65,18 @@ def check_order(dataset: tf.data.Dataset) -> None:
             raise DataError("the data set", problem, remedy=remedy)
 
 
+def contains_python(dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set calls Python code, such as a generator."""
+    nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
+    return any(op in _OF_PYTHON for op in nodes)
+
+
 def copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a data set that copies the elements that Python code in it yields, if there is such code.
 
     TensorFlow uses NumPy's memory as its own: a step may write to an array that a generator has yielded.
     """
-    nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
-    if not any(op in _OF_PYTHON for op in nodes):
+    if not contains_python(dataset):
         return dataset
 
     def copied(*element: Any) -> Any:
@@ -78,13 +91,9 @@ def _copied(part: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.raw_ops.DeepCopy(x=part), part.shape) if is_number else part
 
 
-def check_size(dataset: tf.data.Dataset) -> None:
-    """Refuse a data set that holds more in memory than TensorFlow can send."""
-    size = sum(_nbytes(part) for part in chain_of(dataset))
-    if size > _MOST_BYTES:
-        problem = f"holds {size / 1e9:.1f} GB in memory, and at most 2 GB can be sent to the workers"
-        remedy = "Pass a function of the input context, which opens the files on each worker"
-        raise DataError("the data set", problem, remedy=remedy)
+def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set holds more in memory than TensorFlow can send."""
+    return sum(_nbytes(part) for part in chain_of(dataset)) > MOST_BYTES
 
 
 def _nbytes(dataset: Any) -> int:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
+from tfdist.training.data_read_by_chief import ChiefData
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.temporary_patches import methods_kept
@@ -121,7 +122,9 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
         is_training = what == "train_on_batch"
         key = (what, strategy, _kinds(batch))
         if key not in phases.traced:
-            session = Session(model, strategy, _as_dataset(batch), trains=is_training, tests=not is_training)
+            session = Session(
+                model, strategy, _data(batch, strategy), trains=is_training, tests=not is_training
+            )
             phases.traced[key] = session, session.training() if is_training else session.testing()
         session, (step, runner) = phases.traced[key]
         runner.rewind(_distributed(batch, session))
@@ -169,9 +172,14 @@ def _kinds(batch: Any) -> str:
     return str(tf.nest.map_structure(lambda part: (type(part).__name__, part.dtype, part.shape.rank), batch))
 
 
-def _as_dataset(batch: Any) -> tf.data.Dataset:
+def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Return a data set of one batch."""
     examples = tf.data.Dataset.from_tensor_slices(batch)
-    return examples.batch(max(int(examples.cardinality()), 1))
+    dataset = examples.batch(max(int(examples.cardinality()), 1))
+    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if is_coordinated and strategy.num_replicas_in_sync == 1:  # otherwise each worker makes the data set
+        return ChiefData(dataset)
+    return dataset
 
 
 def _distributed(batch: Any, session: Session) -> Any:
@@ -179,7 +187,7 @@ def _distributed(batch: Any, session: Session) -> Any:
     strategy = session.strategy
     is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if is_coordinated or not all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
-        return session.distribute(_as_dataset(batch))
+        return session.distribute(_data(batch, strategy))
     size = max(len(part) for part in tf.nest.flatten(batch))
     most = -(-size // strategy.num_replicas_in_sync)
 

@@ -18,7 +18,6 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.empty_replicas import if_any, with_an_example
@@ -202,7 +201,7 @@ def _predicted_by_workers(cluster: Cluster, dataset: Any, outputs: Any) -> Gener
         values = if_any(lambda: cluster.strategy.run(outputs, args=(batch.get_value(),)), has_value)
         return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
-    runner = CoordinatedRunner(execution, dataset, cluster.coordinator, cluster.workers)
+    runner = cluster.coordinated_runner(execution, dataset)
     with contextlib.closing(runner.parts(None, 1)) as parts:
         for _, (numbers, values) in parts:
             yield np.asarray(numbers), decoded(values)

@@ -10,6 +10,7 @@ from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import Data, distribute, distribute_to_workers
+from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
@@ -103,6 +104,16 @@ class Cluster:
             return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
         dataset = distribute(data, self.strategy)
         return dataset, dataset.element_spec
+
+    def coordinated_runner(
+        self,
+        execution: Callable[[Any, tf.Tensor], Any],
+        dataset: Any,
+        merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
+    ) -> CoordinatedRunner:
+        """Return a runner of an execution on the coordinator's workers, over distributed data."""
+        kind = ChiefDataRunner if isinstance(dataset, ChiefData) else CoordinatedRunner
+        return kind(execution, dataset, self.coordinator, self.workers, merge=merge)
 
 
 class Session:
@@ -203,12 +214,8 @@ class Session:
     def _runner(self, execution: Callable[..., Any], dataset: Any, step: Step) -> Runner:
         if self._cluster.coordinator is None:
             return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly)
-        return CoordinatedRunner(
-            lambda iterator, steps: execution(iterator, steps, step.empty_totals()),
-            dataset,
-            self._cluster.coordinator,
-            self._cluster.workers,
-            merge=step.merged,
+        return self._cluster.coordinated_runner(
+            lambda iterator, steps: execution(iterator, steps, step.empty_totals()), dataset, step.merged
         )
 
 

@@ -10,7 +10,7 @@ from tfdist.errors import DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.dataset_checks import check_order, check_size  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.dataset_checks import check_order, is_too_large_to_send  # noqa: E402  # after the check that TensorFlow is there
 
 numbers = tf.data.Dataset.range
 ANY_ORDER = tf.data.Options()
@@ -63,10 +63,9 @@ def test_refuses_what_each_worker_would_find_in_another_order(make, words):
         check_order(make())
 
 
-def test_refuses_arrays_too_large_to_be_sent():
+def test_arrays_may_be_too_large_to_send():
     # Nothing is written to these pages, so that the system need not find them.
     large = tf.raw_ops.Empty(shape=[2**29, 4], dtype=tf.uint8)
-    check_size(tf.data.Dataset.from_tensors(large[:10]))
+    assert not is_too_large_to_send(tf.data.Dataset.from_tensors(large[:10]))
     for dataset in (tf.data.Dataset.from_tensors(large), numbers(3).map(lambda index: large[index])):
-        with pytest.raises(DataError, match=r"holds 2\.1 GB in memory"):
-            check_size(dataset.batch(1))
+        assert is_too_large_to_send(dataset.batch(1))

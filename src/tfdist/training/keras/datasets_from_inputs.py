@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
+from tfdist.training.dataset_checks import MOST_BYTES
 from tfdist.training.keras.compat import (
     adapted,
     array_split,
@@ -59,16 +60,12 @@ def made_data(
             problem = "is not supported with a function that makes a data set"
             raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
         return weighted_by_class(model, x, class_weight)
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy) and _is_of_python(model, x):
-        problem = f"is a {type(x).__name__}, which cannot be sent to the workers"
-        remedy = "Pass a function of a tf.distribute.InputContext that makes a tf.data.Dataset on each worker"
-        raise DataError("x", problem, remedy=remedy)
     adapt = functools.partial(
         adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
     )
     try:
         # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
-        is_apart = _is_read_apart(strategy) and not _is_seeded()
+        is_apart = _is_read_apart(strategy, (x, y, sample_weight)) and not _is_seeded()
         if shuffle and not _is_of_python(model, x) and (is_apart or is_keras_2(model)):
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
@@ -115,11 +112,12 @@ def _is_of_python(model: Any, x: Any) -> bool:
     return hasattr(x, "__next__") or has_hooks(model, x)
 
 
-def _is_read_apart(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether several processes read the data, each for itself."""
+def _is_read_apart(strategy: tf.distribute.Strategy, arrays: Any) -> bool:
+    """Return whether several processes read the arrays, each for itself."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return worker_count(strategy) > 1
-    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    size = sum(getattr(part, "nbytes", 0) for part in tf.nest.flatten(arrays))
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy) and size <= MOST_BYTES
 
 
 def _is_seeded() -> bool:

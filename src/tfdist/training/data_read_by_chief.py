@@ -1,0 +1,100 @@
+"""Read data on the chief, and send each batch to the asynchronous worker that computes on it.
+
+Workers cannot read some data themselves: Python code exists in one process only, and a graph with more than
+2 GB of arrays cannot be sent.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.coordinated_runner import CoordinatedRunner
+from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
+from tfdist.training.no_autotune import untuned
+from tfdist.training.tables_in_loops import tables_in_loops
+from tfdist.training.worker_index_in_graph import worker_index
+
+__all__ = ["ChiefData", "ChiefDataRunner", "chief_must_read"]
+
+_END = object()
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class ChiefData:
+    """A data set that the chief reads."""
+
+    dataset: tf.data.Dataset
+
+    @classmethod
+    def of(cls, dataset: tf.data.Dataset) -> "ChiefData":
+        """Return the data set, prepared for reading."""
+        return cls(untuned(copied_from_python(dataset)))
+
+
+def chief_must_read(dataset: tf.data.Dataset) -> bool:
+    """Return whether workers cannot read a data set, and say so in the log."""
+    if is_too_large_to_send(dataset):
+        reason = "more than 2 GB of arrays"
+    elif contains_python(dataset):
+        reason = "Python code"
+    else:
+        return False
+    _log.info("the chief reads the data, which contain %s, and sends each batch to a worker", reason)
+    return True
+
+
+class ChiefDataRunner(CoordinatedRunner):
+    """A runner that gives each execution its batches.
+
+    If a worker is lost, TensorFlow gives its execution to another worker, with the same batches.
+    """
+
+    def __init__(
+        self, execution: Callable[[Any, tf.Tensor], Any], dataset: ChiefData, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(execution, dataset, *args, **kwargs)
+        self._execution = execution
+        self._of_count: dict[int, Any] = {}
+        self._next: Any = _END
+
+    def _begin_data(self) -> None:
+        self._iterator, self._since_begun = iter(self._dataset.dataset), 0
+        self._next = next(self._iterator, _END)
+
+    def _has_room(self, steps: int | None, promised: int) -> bool:
+        return self._next is not _END and super()._has_room(steps, promised)
+
+    def _schedule(self, wanted: int) -> int:
+        batches: list[Any] = []
+        while len(batches) < wanted and self._next is not _END:
+            batches.append(tf.nest.flatten(self._next, expand_composites=True))
+            self._next = next(self._iterator, _END)
+        count = len(batches)
+        if count not in self._of_count:
+            self._of_count[count] = self._function(count)
+        self._scheduled.append(
+            (count, self._coordinator.schedule(self._of_count[count], args=(batches, tf.constant(count))))
+        )
+        return count
+
+    def _function(self, count: int) -> Any:
+        """Return the graph of an execution on a number of batches."""
+        spec = self._dataset.dataset.element_spec
+        parts = tf.nest.flatten(spec, expand_composites=True)
+
+        def execute(batches: Any, steps: tf.Tensor) -> Any:
+            data: list[Any] = [
+                tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
+                for batch in batches
+            ]
+            joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
+            with tables_in_loops():
+                return worker_index(), *self._execution(iter(joined), steps)
+
+        signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
+        return tf.function(execute, autograph=False, input_signature=signature)

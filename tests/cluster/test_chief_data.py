@@ -1,0 +1,20 @@
+"""Every example of data that only one process can read is seen once, under every strategy."""
+
+import pytest
+from chief_data_cases import x, y
+
+from conftest import SETUPS
+
+CASE = "chief_data_cases.read_once"
+CASES = [CASE]
+
+
+@pytest.mark.parametrize("strategy", SETUPS)
+def test_generators_and_large_arrays_are_read_once(strategy, finished):
+    found = finished(strategy).chief[CASE]
+
+    for losses in found["losses"].values():
+        assert losses == pytest.approx([float(y.mean())] * len(losses), rel=1e-6)
+    assert [len(losses) for losses in found["losses"].values()] == [1, 2, 2, 2]
+    assert found["evaluated"] == pytest.approx(float(y.mean()), rel=1e-6)
+    assert found["predicted"] == found["predicted_of_python"] == x.tolist()
