@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "fresh_folder",
     "fresh_path",
     "local_path",
+    "new_run_folder",
     "remove_folder",
     "remove_partial",
     "storage_errors",
@@ -50,6 +52,22 @@ def local_path(text: str, where: str) -> Path:
         remedy = "Mount the bucket, or copy from and to it before and after the run"
         raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
     return Path(text)
+
+
+def new_run_folder(name: str) -> Path:
+    """Make a folder for a run that nobody else has, and return it: runs/NAME-DATE-TIME."""
+    stem, more = time.strftime(f"runs/{name}-%Y%m%d-%H%M%S"), 1
+    while True:
+        folder = Path(stem if more == 1 else f"{stem}-{more}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            more += 1  # another run began in this second
+        except OSError as error:
+            problem, remedy = f"{folder} cannot be made: {error.strerror}", "Choose one that you may write to"
+            raise ConfigError("run_dir", problem, remedy=remedy) from None
+        else:
+            return folder
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -10,11 +10,10 @@ examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by 
 
 import re
 import sys
-import time
 from collections.abc import Sequence
 from typing import get_args
 
-from tfdist._utils.files import local_path
+from tfdist._utils.files import local_path, new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch import NetworkIsolation, launch
@@ -43,10 +42,10 @@ def main(
     """Run a command as every task of a local cluster."""
     if not command:
         raise ConfigError("command line", "names no command", remedy="Write it last: -- python my_script.py")
-    folder = local_path(run_dir or time.strftime("runs/launch-%Y%m%d-%H%M%S"), "--run_dir")
     jobs = dict(map(_counted, job))
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
+    folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
     report = launch(
         cluster,
         command,

@@ -2,12 +2,12 @@
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher.launch import NetworkIsolation, launch
@@ -53,7 +53,6 @@ def notebook_launcher(
     """
     cloudpickle = _cloudpickle()
     cluster = ClusterConfig.local(workers=workers, ps=ps)
-    folder = Path(run_dir or time.strftime("runs/notebook-%Y%m%d-%H%M%S"))
     try:
         pickled = cloudpickle.dumps((function, tuple(args)))
     except Exception as error:
@@ -61,6 +60,7 @@ def notebook_launcher(
         raise ConfigError(
             "notebook_launcher", f"the function cannot be sent: {error}", remedy=remedy
         ) from error
+    folder = Path(run_dir) if run_dir else new_run_folder("notebook")
     with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         call, result = Path(scratch, "call"), Path(scratch, "result")
         call.write_bytes(pickled)

@@ -2,14 +2,13 @@
 
 import logging
 import sys
-import time
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.tasks_beside_chief import start_servers
@@ -102,7 +101,7 @@ def _cluster_beside(given: ClusterConfig, workers: int, ps: int) -> ClusterConfi
         remedy = "For mirrored workers, use tfdist launch, or tfdist.notebook_launcher in a notebook"
         expected = "at least one worker and one ps"
         raise ConfigError("start", expected=expected, received=f"workers={workers}, ps={ps}", remedy=remedy)
-    folder = Path(time.strftime("runs/start-%Y%m%d-%H%M%S"))
+    folder = new_run_folder("start")
     cluster = start_servers(workers, ps, folder)
     _log.warning("%d tasks on this machine serve this process; logs: %s", workers + ps, folder / "logs")
     return cluster

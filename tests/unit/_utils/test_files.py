@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tfdist._utils.files import fresh_folder, remove_folder, remove_partial, write_json, write_whole
-from tfdist.errors import StorageError
+from tfdist._utils.files import (
+    fresh_folder,
+    new_run_folder,
+    remove_folder,
+    remove_partial,
+    write_json,
+    write_whole,
+)
+from tfdist.errors import ConfigError, StorageError
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -101,7 +108,7 @@ import sys
 import time
 from pathlib import Path
 from pathlib import Path
-from tfdist.errors import StorageError
+from tfdist.errors import ConfigError, StorageError
 from tfdist._utils.files import fresh_folder
 folder = Path(sys.argv[1])
 try:
@@ -157,3 +164,22 @@ def _renaming_no_folders(rename):
         return rename(path, target)
 
     return renamed
+
+
+def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: form.replace("%Y%m%d-%H%M%S", "20260101-120000"))
+    folders = [new_run_folder("launch") for _ in range(3)]
+    assert [str(folder) for folder in folders] == [
+        f"runs/launch-20260101-120000{end}" for end in ("", "-2", "-3")
+    ]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(
+        ConfigError, match=r"^run_dir: runs/launch-\S+ cannot be made: Not a directory\. Choose one"
+    ):
+        new_run_folder("launch")
