@@ -51,7 +51,8 @@ def writing(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     history = fit(model, data, strategy=strategy, epochs=9, validation_data=data, callbacks=given, verbose=0)
     return {
         "epochs": len(history.epoch),
-        "rate": float(tf.convert_to_tensor(model.optimizer.learning_rate)),
+        "rate": float(model.optimizer.learning_rate),
+        "steps": int(model.optimizer.iterations),
         "csv": (own / "log.csv").read_text().splitlines() if (own / "log.csv").exists() else [],
         "written": sorted(str(each.relative_to(own)) for each in own.rglob("*") if each.is_file()),
         "weights": [each.tolist() for each in model.get_weights()],

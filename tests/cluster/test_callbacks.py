@@ -24,6 +24,7 @@ def test_callbacks_decide_and_write(strategy, finished):
     writing = finished(strategy).chief[WRITING]
 
     assert writing["epochs"] == 2  # EarlyStopping
+    assert writing["steps"] == 2 * STEPS_PER_EPOCH
     assert writing["rate"] == pytest.approx(0.1 * 0.5 * 0.5 * 0.5)  # two halvings, and one on the plateau
     rows = list(csv.DictReader(writing["csv"]))
     assert [row["epoch"] for row in rows] == ["0", "1"]

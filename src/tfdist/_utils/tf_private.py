@@ -42,6 +42,7 @@ __all__ = [
     "has_failed",
     "is_deterministic",
     "is_shard",
+    "let_variables_be_numbers",
     "local_value",
     "mirrored",
     "own_executor",
@@ -304,6 +305,17 @@ def local_value(mirrored_variable: Any) -> Any:
     Seen in 2.12 and 2.21.
     """
     return mirrored_variable._get()
+
+
+def let_variables_be_numbers() -> None:
+    """Make int() and float() take a variable with several copies, as they take any other one.
+
+    Scripts write float(optimizer.learning_rate) and int(optimizer.iterations). Seen in 2.12 and 2.21.
+    """
+    for kind in (int, float):
+        name = f"__{kind.__name__}__"
+        if not hasattr(values.DistributedVariable, name):
+            setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
 # -- data sets --

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import are_devices_fixed
+from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.environments import ROLES
 from tfdist.coordination.chief_end import shut_servers_down_at_exit
@@ -125,6 +125,7 @@ def make_strategy(
         inter_op_threads=inter_op_threads,
     )
     keep_memory()
+    let_variables_be_numbers()
     if precision is not None:
         tf.keras.mixed_precision.set_global_policy(precision)
     secret = shared_secret(cluster, name, options.communication)
