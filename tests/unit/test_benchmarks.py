@@ -1,5 +1,6 @@
 """What the benchmarks write into docs/results.md."""
 
+import importlib
 import os
 import platform
 import re
@@ -89,6 +90,11 @@ def test_every_mark_of_the_page_has_its_end_and_a_benchmark_that_writes_it() -> 
         r"""put\(\s*f?"([^"{]+)""", "".join(path.read_text() for path in BENCHMARKS.glob("*.py"))
     )
     assert {name for name in begins if not any(name.startswith(each) for each in written)} == set()
+
+
+def test_all_of_them_have_a_quick_form() -> None:
+    runner = importlib.import_module("all")
+    assert set(runner.scripts()) == set(runner.QUICK)
 
 
 @pytest.mark.parametrize("cores", [2, 8])
