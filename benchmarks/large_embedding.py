@@ -25,7 +25,7 @@ WIDTH, WORDS, BATCH, STEPS = 16, 20, 256, 16
 MB = 2**20
 
 
-def train(strategy_name: str, optimizer: str, rows: int) -> dict[str, float]:
+def train(strategy_name: Any, optimizer: str, rows: int) -> dict[str, float]:
     """Train two epochs in this process, which is the chief, and return the seconds and MB of the second."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import keras

@@ -143,6 +143,7 @@ ANYWHERE = [
     "random_cases.draws",
     "model_cases.looked_up",
     "model_cases.on_sequences",
+    "model_cases.with_options",
     "model_cases.shuffled",
     "metric_cases.counted",
     "ported_cases.ported",

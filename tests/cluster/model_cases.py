@@ -229,3 +229,17 @@ def by_rows(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         found[kind.__name__] = [weights.tolist() for weights in model.get_weights()]
     compute_in("float32")
     return found
+
+
+def with_options(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Options of compile that change how a step runs, and not what comes out of it."""
+    found = {}
+    x = np.random.default_rng(7).normal(size=(24, 3)).astype("float32")
+    for option in ("", "jit_compile", "run_eagerly"):
+        keras.utils.set_random_seed(7)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", **({option: True} if option else {}))
+        history = fit(model, x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0, strategy=strategy)
+        found[option] = {"losses": history.history["loss"], "steps": int(model.optimizer.iterations)}
+    return found

@@ -8,7 +8,16 @@ from conftest import IN_STEP, SETUPS, run_cluster
 ALL = list(SETUPS)
 CASES = [
     f"model_cases.{name}"
-    for name in ("trained", "on_sequences", "recovered", "looked_up", "shuffled", "summed", "by_rows")
+    for name in (
+        "trained",
+        "on_sequences",
+        "recovered",
+        "looked_up",
+        "shuffled",
+        "summed",
+        "by_rows",
+        "with_options",
+    )
 ]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
 
@@ -129,3 +138,13 @@ def test_optimizers_that_update_rows_do_what_they_do_in_one_process(strategy, fi
     for name, weights in alone.items():
         for mine, its in zip(ours[name], weights, strict=True):
             np.testing.assert_allclose(mine, its, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_how_a_step_is_compiled_changes_no_result(strategy, finished):
+    found = finished(strategy).chief["model_cases.with_options"]
+
+    for result in found.values():
+        assert result["steps"] == 6
+        if strategy in IN_STEP:
+            assert result["losses"] == pytest.approx(found[""]["losses"], rel=1e-5)

@@ -1,5 +1,6 @@
 """Check, before anything runs, that a model can be trained in the way that it asks for."""
 
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +10,9 @@ from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 
-__all__ = ["check_model", "check_optimizer", "has_own", "reductions"]
+__all__ = ["check_model", "check_optimizer", "has_own", "reductions", "uses_xla"]
+
+_log = logging.getLogger("tfdist")
 
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -27,11 +30,9 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     if strategy.num_replicas_in_sync > 1 and not has_own(model, "train_step"):
         _check_loss(model)
     if is_coordinated and model.run_eagerly:
-        raise ConfigError(
-            "run_eagerly",
-            "is not supported with parameter_server: remote workers run graphs",
-            remedy="Leave it out of compile",
-        )
+        _log.warning("run_eagerly has no effect under parameter_server: remote workers run graphs")
+    if model.jit_compile and (reason := _why_without_xla(model, strategy)):
+        _log.warning("jit_compile has no effect: %s", reason)
     _check_scope(model, strategy)
 
 
@@ -54,6 +55,22 @@ def has_own(model: Any, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras_of(model).Model, method)
 
 
+def uses_xla(model: Any, strategy: tf.distribute.Strategy) -> bool:
+    """Return whether XLA compiles what a replica computes: the model asks for it, and XLA can."""
+    return bool(model.jit_compile) and not _why_without_xla(model, strategy)
+
+
+def _why_without_xla(model: Any, strategy: tf.distribute.Strategy) -> str:
+    """Return why XLA cannot compile a replica's computation; an empty text if it can."""
+    if isinstance(strategy, _ON_SERVERS):
+        return "XLA cannot reach variables on parameter servers"
+    own = has_own(model, "train_step") or has_own(model, "test_step")
+    if isinstance(strategy, _MIRRORED) and (own or is_keras_2(model)):
+        what = "Keras 2" if is_keras_2(model) else "a custom step"
+        return f"with {what} it would compile the exchange between replicas too, which XLA cannot do"
+    return ""
+
+
 def reductions(model: Any) -> set[str]:
     """Return the reductions over a batch of the losses that a model is compiled with."""
     names = {
@@ -63,7 +80,7 @@ def reductions(model: Any) -> set[str]:
 
 
 def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Refuse a custom step where its results would be wrong, and a model that XLA cannot compile."""
+    """Refuse a custom step where its results would be wrong."""
     for name in ("make_train_function", "make_test_function"):
         if has_own(model, name):
             problem = f"overrides {name}, which tfdist does not call"
@@ -73,16 +90,6 @@ def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
         problem = f"overrides {own[0]}, in which workers would overwrite each other's counts on the ps"
         remedy = "Take Keras 3, or mirrored or multi_worker_mirrored"
         raise ConfigError(f"model {model.name}", problem, remedy=remedy)
-    if model.jit_compile and isinstance(strategy, _ON_SERVERS):
-        problem = "is not supported with parameter servers: XLA cannot reach variables on other tasks"
-        raise ConfigError("jit_compile", problem, remedy="Leave it out of compile")
-    if model.jit_compile and isinstance(strategy, _MIRRORED) and (own or is_keras_2(model)):
-        what = "Keras 2" if is_keras_2(model) else f"an overridden {own[0]}"
-        problem = (
-            f"with {what} compiles the update of variables, and XLA cannot reach those of other replicas"
-        )
-        remedy = "Leave it out of compile, or take one_device"
-        raise ConfigError("jit_compile", problem, remedy=remedy)
 
 
 def _check_loss(model: Any) -> None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import flat_logs, is_keras_2
+from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.replica_seconds_and_failures import Failure
 
@@ -134,7 +135,7 @@ class OwnStep:
 
     def _run(self, batch: Any) -> Totals:
         step = getattr(self._model, self._name)
-        if self._model.jit_compile:
+        if uses_xla(self._model, self._strategy):
             result = self._strategy.run(tf.function(step, jit_compile=True, autograph=False), args=(batch,))
         else:
             result = self._strategy.run(self._call, args=(step, batch))

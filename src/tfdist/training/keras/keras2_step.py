@@ -10,7 +10,7 @@ from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.model_checks import reductions
+from tfdist.training.model_checks import reductions, uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean, unpacked
 
@@ -86,7 +86,7 @@ class Keras2Step(KerasStep):
     def _train_on_part(self, data: Any) -> tf.Tensor:
         model, optimizer = self._model, self._model.optimizer
         # XLA does not support reading a clock.
-        begun, data = (None, data) if model.jit_compile else self._step_stats.begun(data)
+        begun, data = (None, data) if uses_xla(model, self._strategy) else self._step_stats.begun(data)
         x, y, sample_weight = unpacked(data)
         scales = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape, GraphSeed(self._strategy).of_this_replica():

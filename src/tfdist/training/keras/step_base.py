@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.replica_seconds_and_failures import Failure, StepStats
 
@@ -38,7 +39,7 @@ class KerasStep:
 
     def _compiled(self, compute: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
         """Return what a replica computes, compiled by XLA where the model asks for it."""
-        if not self._model.jit_compile:
+        if not uses_xla(self._model, self._strategy):
             return compute
         compiled: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
         return compiled
