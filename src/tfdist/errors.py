@@ -5,6 +5,7 @@ The exceptions, and the exit status of the command line for each:
     TfdistError                           1
     ├── ConfigError  (ValueError)         2  a setting, a file, a variable or a flag of the user's is wrong
     ├── DataError    (ValueError)         2  the data are missing or malformed
+    │   └── Unavailable                   2  the data are not on this machine, and their download fails
     ├── StorageError (OSError)            2  tfdist cannot read or write a folder: permissions, a full disk
     ├── TaskLost     (RuntimeError)     138  a task of the cluster has ended or is silent: start this again
     ├── Preempted    (RuntimeError)     138  this task received SIGTERM: start it again
@@ -25,6 +26,7 @@ __all__ = [
     "StorageError",
     "TaskLost",
     "TfdistError",
+    "Unavailable",
     "did_you_mean",
     "is_near",
     "shown",
@@ -69,6 +71,10 @@ class DataError(TfdistError, ValueError):
     """The data are missing or malformed."""
 
     exit_code = 2
+
+
+class Unavailable(DataError):
+    """A data set is not on this machine, and its download fails."""
 
 
 class StorageError(TfdistError, OSError):

@@ -19,6 +19,7 @@ __all__ = [
     "fresh_path",
     "local_path",
     "new_run_folder",
+    "path_or_address",
     "remove_folder",
     "remove_partial",
     "storage_errors",
@@ -40,18 +41,34 @@ def default_cache_dir() -> Path:
 def local_path(text: str, where: str) -> Path:
     """Return the path that a user has given, which must be one of this machine.
 
+    Raises:
+        ConfigError: It is an address of an object store, of which pathlib would make a local folder.
+    """
+    place = path_or_address(text, where)
+    if isinstance(place, Path):
+        return place
+    remedy = "Mount the bucket, or copy from and to it before and after the run"
+    raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
+
+
+def path_or_address(text: str, where: str) -> Path | str:
+    """Return the path that a user has given, or the address of an object store as text, without a last slash.
+
     gs://bucket/folder is /gcs/bucket/folder if the bucket is mounted there, as Vertex AI does.
 
     Raises:
-        ConfigError: It is another address, of which pathlib would make a local folder.
+        ConfigError: It is an address without a bucket.
     """
-    bucket, _, folder = text.removeprefix("gs://").partition("/")
-    if text.startswith("gs://") and bucket.strip(".") and (_BUCKETS / bucket).is_dir():
+    scheme, is_address, rest = text.partition("://")
+    if not is_address:
+        return Path(text)
+    bucket, _, folder = rest.partition("/")
+    if not bucket.strip("."):
+        expected = "an address such as gs://bucket/folder"
+        raise ConfigError(where, expected=expected, received=shown(text))
+    if scheme == "gs" and (_BUCKETS / bucket).is_dir():
         return _BUCKETS / bucket / folder.strip("/")
-    if "://" in text:
-        remedy = "Mount the bucket, or copy from and to it before and after the run"
-        raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
-    return Path(text)
+    return text.rstrip("/")
 
 
 def new_run_folder(name: str) -> Path:

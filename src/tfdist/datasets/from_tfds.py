@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from tfdist._utils.network_probe import why_unreachable
 from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
-from tfdist.datasets.network_probe import Unavailable, why_unreachable
-from tfdist.errors import DataError, did_you_mean
+from tfdist.errors import DataError, Unavailable, did_you_mean
 
 __all__ = ["fetch_tfds", "read_tfds"]
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import default_cache_dir, local_path
+from tfdist._utils.files import default_cache_dir, local_path, path_or_address
 from tfdist.datasets.cache import Contents, Prepared, prepare
 from tfdist.datasets.from_idx import idx_files
-from tfdist.datasets.network_probe import Unavailable
 from tfdist.datasets.synthetic_digits import draw_digits
 from tfdist.datasets.synthetic_shapes import draw_shapes
-from tfdist.errors import ConfigError, DataError, did_you_mean
+from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean
 
 __all__ = ["Data", "open_data"]
 
@@ -136,9 +135,10 @@ def open_data(
 
     Args:
         name: `digits` or `shapes`, which tfdist draws; a path to a folder of images by class, a folder of
-            TFRecord or idx files or an `.npz` file; or else a name of tensorflow-datasets, such as `mnist` or
-            `cifar10`. A name without a slash is a path if tensorflow-datasets has no such data set on disk,
-            and the current folder or `data_dir` has a folder of that name.
+            TFRecord or idx files or an `.npz` file, or its address in an object store, such as
+            `gs://bucket/photos`; or else a name of tensorflow-datasets, such as `mnist` or `cifar10`. A name
+            without a slash is a path if tensorflow-datasets has no such data set on disk, and the current
+            folder or `data_dir` has a folder of that name.
         data_dir: the folder of tensorflow-datasets; else TFDS_DATA_DIR, else its own default.
         cache_dir: the folder of the decoded data; else TFDIST_CACHE_DIR, else the user's cache folder. On a
             parameter-server cluster of several machines it must be the same path on all of them.
@@ -191,6 +191,8 @@ def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -
 def _read(
     name: str, data_dir: str | os.PathLike[str] | None, cache: Path, image_size: tuple[int, int] | None
 ) -> Prepared:
+    if isinstance(address := path_or_address(name, "data set"), str):
+        return _read_address(address, cache, image_size)
     if (path := _path_of(name)) is not None:
         if not path.exists():
             remedy = "Write the name of a data set of tensorflow-datasets without a slash before it"
@@ -218,6 +220,18 @@ def _path_of(name: str) -> Path | None:
 def _read_path(path: Path, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
     request = ["path", str(path), image_size, _stamp(path)]
     return prepare(path.stem, request, lambda: _from_path(path, image_size), cache)
+
+
+def _read_address(address: str, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
+    from tfdist.datasets.from_address import copy_to_cache, list_address
+
+    listing = list_address(address)
+    request = ["address", address, image_size, listing]
+
+    def read() -> Contents:
+        return _from_path(copy_to_cache(address, listing, cache), image_size)
+
+    return prepare(Path(address).stem, request, read, cache)
 
 
 # These functions import TensorFlow only to read a source; a prepared data set is found without it.

@@ -225,14 +225,8 @@ def test_refuses_what_makes_no_sense(digits, arguments, message):
             {"name": "mnist", "data_dir": "gs://tfds-data"},
             "data_dir: expected a path of this machine, received 'gs://tfds-data'",
         ),
-        (
-            {"name": "s3://bucket/x.npz"},
-            "data set: expected a path of this machine, received 's3://bucket/x.npz'",
-        ),
-        (
-            {"name": "gs://bucket/images"},
-            "data set: expected a path of this machine, received 'gs://bucket/images'",
-        ),
+        ({"name": "s3://bucket/x.npz"}, "s3://bucket/x.npz: TensorFlow 2."),
+        ({"name": "gs:///images"}, "data set: expected an address such as gs://bucket/folder, received"),
     ],
 )
 def test_refuses_settings_that_say_nothing(cache, arguments, message):

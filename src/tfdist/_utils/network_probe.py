@@ -5,15 +5,9 @@ import socket
 import threading
 from urllib.parse import urlsplit
 
-from tfdist.errors import DataError
-
-__all__ = ["Unavailable", "why_unreachable"]
+__all__ = ["why_unreachable"]
 
 _PROBE_SECONDS = 5.0
-
-
-class Unavailable(DataError):
-    """A data set is not on this machine, and its download fails."""
 
 
 def why_unreachable(host: str) -> str:
