@@ -13,12 +13,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tfdist._utils.files import path_or_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
+
+if TYPE_CHECKING:
+    from tfdist.launcher.launch import NetworkIsolation
 
 __all__ = ["main"]
 
@@ -94,13 +99,14 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             "is for tasks on several machines: here a lost one is started again, as launch.restarts says"
         )
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
+    section = settings.config.launch
+    isolation = _network_isolation(settings, folder)
     # Before any task starts: in a private network, tasks cannot download.
     open_data(**settings.config.data.wanted())
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path]
     if folder.is_one_folder:  # otherwise the tasks find the same folders in their environment
-        words += ["--run_dir", str(folder.root)]
+        words += ["--run_dir", folder.place]
     words += [f"--set={change}" for change in changes]
-    section = settings.config.launch
     name = strategy_name(settings.config.strategy.name, cluster)
     try:
         launch(
@@ -109,7 +115,7 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             run_dir=folder.root,
             threads=section.threads,
             pin=section.pin,
-            network_isolation=section.network_isolation,
+            network_isolation=isolation,
             linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=section.restarts,
             alone=roles_started_alone(name),
@@ -120,7 +126,22 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
         if error.may_pass:
             error.exit_code = LOST  # all is saved: start the same command again
         raise
-    _print_report(folder.root)
+    _print_report(folder)
+
+
+def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolation":
+    """Return the network isolation, with which tasks must reach an object store; check the run's address."""
+    wanted = settings.config.launch.network_isolation
+    if not folder.copies and isinstance(path_or_address(settings.config.data.name, "data.name"), Path):
+        return wanted
+    from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
+
+    if wanted == "always":
+        problem = "is 'always', but the tasks must reach the object store of the run or of its data"
+        remedy = "Set it to 'never', or use folders of this machine"
+        raise ConfigError(f"{settings.path}: launch.network_isolation", problem, remedy=remedy)
+    check_address(folder)
+    return "never"
 
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
@@ -129,14 +150,15 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> Non
 
     is_alone = not cluster
     if train(settings.config, cluster, folder) is not None and is_alone:
-        _print_report(folder.root)
+        _print_report(folder)
 
 
-def _print_report(folder: Path) -> None:
+def _print_report(folder: RunFolder) -> None:
     """Print the results of the run and the places of its files."""
     from rich.console import Console
 
-    report = json.loads((folder / "report.json").read_text())
+    path = folder.root / "report.json"
+    report = json.loads(path.read_text())
     say = Console(highlight=False, markup=False, soft_wrap=True).print
     if report["substitute_for"]:
         text = f"ATTENTION: '{report['data']}' was used in place of '{report['substitute_for']}'"
@@ -146,8 +168,8 @@ def _print_report(folder: Path) -> None:
         style="bold",
     )
     say(f"SavedModel     {report['export']}")
-    say(f"report         {folder / 'report.json'}")
-    say(f"curves         tensorboard --logdir {shlex.quote(str(folder))}")
+    say(f"report         {folder.shown(path)}")
+    say(f"curves         tensorboard --logdir {shlex.quote(folder.place)}")
 
 
 def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:

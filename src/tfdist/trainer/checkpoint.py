@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,17 @@ import tensorflow as tf
 from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
 from tfdist.errors import ConfigError, StorageError, shown
 
-__all__ = ["Checkpoint", "check_variables", "find_newest", "list_steps", "open_checkpoint", "prune", "save"]
+__all__ = [
+    "Checkpoint",
+    "check_variables",
+    "find_newest",
+    "list_steps",
+    "obsolete",
+    "open_checkpoint",
+    "prune",
+    "save",
+    "steps_in",
+]
 
 _FORMAT = 1
 _VARIABLES = "variables"
@@ -98,6 +108,11 @@ def list_steps(folder: Path) -> list[int]:
         names = [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return steps_in(names)
+
+
+def steps_in(names: Iterable[str]) -> list[int]:
+    """Return the steps of the checkpoints among the names in a folder."""
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
@@ -141,10 +156,14 @@ def check_variables(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
 
 def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
     """Remove all checkpoints but the newest `keep`, and those of the steps in `also`."""
-    for step in list_steps(folder)[:-keep]:
-        if step not in also:
-            with storage_errors(folder):
-                remove_folder(folder / str(step))
+    for step in obsolete(list_steps(folder), keep, also):
+        with storage_errors(folder):
+            remove_folder(folder / str(step))
+
+
+def obsolete(steps: Sequence[int], keep: int, also: Sequence[int] = ()) -> list[int]:
+    """Return all steps but the newest `keep`, and those in `also`."""
+    return [step for step in steps[:-keep] if step not in also]
 
 
 def _differs(checkpoint: Checkpoint, theirs: str, mine: str) -> ConfigError:

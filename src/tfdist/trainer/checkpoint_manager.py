@@ -40,6 +40,7 @@ class CheckpointManager:
     def __init__(self, context: RunContext) -> None:
         config, data = context.config, context.data
         self._folder, self._config = context.folder.checkpoints, config
+        self._place, self._remote = context.folder.shown(self._folder), context.remote
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self._found: checkpoint.Checkpoint | None = None
         self.kept: int | None = None  # the step of the newest checkpoint
@@ -70,7 +71,7 @@ class CheckpointManager:
             if self._config.checkpoint.resume == "never" and self.kept is None:
                 problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
                 remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
-                raise ConfigError(str(self._folder), problem, remedy=remedy)
+                raise ConfigError(self._place, problem, remedy=remedy)
             _check_same(newest, self._trained)
         step, skipped = (-1, []) if newest is None else (newest.step, newest.facts.get("skipped_batches", []))
         is_enough = newest is not None and self._is_over(newest)
@@ -104,7 +105,7 @@ class CheckpointManager:
             checkpoint.check_variables(self._found, mine)
             values, self._best = self._found.read(), self._found.facts["best"]
         state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
-        _log.info("resuming at step %d of %d, from %s", self.kept, total, self._folder)
+        _log.info("resuming at step %d of %d, from %s", self.kept, total, self._place)
 
     def note(self, step: int, results: Mapping[str, float]) -> None:
         """Record an evaluation if it is the best so far: its checkpoint is kept."""
@@ -134,6 +135,8 @@ class CheckpointManager:
             # place, which works on a full disk too. The count is only for the report, so no error is raised.
             with contextlib.suppress(OSError):
                 os.pwrite(self._reached, b"%20d\n" % step, 0)
+            if self._remote is not None:
+                self._remote.put_count()
 
     def _note_start(self, step: int) -> None:
         """Add this start to the history of the run."""
@@ -147,6 +150,8 @@ class CheckpointManager:
         self.history = (*(Start(**start) for start in earlier), Start(step, lost))
         write_json(file, [asdict(start) for start in self.history])
         self.reached(step)
+        if self._remote is not None:
+            self._remote.put_history()
 
     def save(
         self,
@@ -176,7 +181,10 @@ class CheckpointManager:
             "is_stopped": is_stopped,
         }
         checkpoint.save(self._folder, step, values, facts)
-        checkpoint.prune(self._folder, self._config.checkpoint.keep, also=[self._best.get("step", 0)])
+        keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
+        checkpoint.prune(self._folder, keep, also)
+        if self._remote is not None:
+            self._remote.put_checkpoint(step, keep, also)
 
     def _agreed(self, numbers: list[int]) -> list[int]:
         """Return the chief's numbers; all tasks must call this with the same count of numbers."""

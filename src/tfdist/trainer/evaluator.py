@@ -15,6 +15,7 @@ from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, o
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.evaluate import run_tests
@@ -25,6 +26,7 @@ from tfdist.training.variables import State
 __all__ = ["evaluate_checkpoints"]
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each
 _PATIENCE_SECONDS = 600
 _log = logging.getLogger("tfdist")
 
@@ -35,8 +37,12 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     Args:
         config: The config of the run.
         cluster: The cluster and this process's task.
-        folder: The run's folders, on a disk that the chief writes to.
+        folder: The run's folders, on a disk that the chief writes to, or in an object store.
     """
+    folder = folder.with_copy_for("evaluator")
+    remote = RemoteRunFolder(folder) if folder.copies else None
+    if remote is not None:
+        remote.clear()
     strategy = make_strategy(cluster, **_own_options(config))
     data = open_data(**config.data.wanted())
     outputs = find_outputs(config, data)
@@ -51,7 +57,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     mine = state.values()
     summaries = Summaries(folder.summaries, ("evaluator",))
     chief = cluster.address(cluster.lead)
-    for checkpoint in _new_checkpoints(folder.checkpoints, total_steps(config, data), chief):
+    for checkpoint in _new_checkpoints(folder.checkpoints, total_steps(config, data), chief, remote):
         check_variables(checkpoint, mine)
         try:
             state.assign(checkpoint.read())
@@ -62,14 +68,20 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
             continue
         results = as_scalars(run_tests(testing, model, config.evaluation.batches))
         summaries.add("evaluator", checkpoint.step, results)
+        if remote is not None:
+            remote.put_summaries()
         _log.info("step %d: %s", checkpoint.step, as_text(results))
     summaries.close()
 
 
-def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoint]:
+def _new_checkpoints(
+    folder: Path, total: int, chief: str, remote: RemoteRunFolder | None = None
+) -> Iterator[Checkpoint]:
     """Yield the checkpoints in their order, when they appear, up to that of the last step."""
     seen, damaged, sign_of_life = -1, set[int](), time.monotonic()
     while seen < total:
+        if remote is not None:
+            remote.fetch_after(seen)
         checkpoint = _next_whole(folder, seen, damaged)
         if checkpoint is not None:
             seen = checkpoint.step
@@ -81,7 +93,7 @@ def _new_checkpoints(folder: Path, total: int, chief: str) -> Iterator[Checkpoin
             remedy = f"Start it again, or see its log; is {folder} on a disk that both can see?"
             raise TaskLost(f"chief at {chief}", problem, remedy=remedy)
         if checkpoint is None:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_SECONDS_BETWEEN_LOOKS if remote is None else _SECONDS_BETWEEN_LISTINGS)
 
 
 def _next_whole(folder: Path, seen: int, damaged: set[int]) -> Checkpoint | None:

@@ -8,7 +8,8 @@ The chief writes the files of a run; the launcher, if there is one, writes its l
     RUN/summaries/          curves and images for TensorBoard
     RUN/logs/               the output of each task
 
-On Vertex AI and SageMaker, run_folder.py finds other places for some of these.
+On Vertex AI and SageMaker, run_folder.py finds other places for some of these. In an object store,
+remote_run_folder.py uploads all of them but the logs.
 """
 
 import contextlib
@@ -55,6 +56,7 @@ from tfdist.trainer.factory import (
 )
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
+from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, newest_step
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
@@ -103,6 +105,8 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
         stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
         return None
+    if cluster.is_chief:
+        check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":
             evaluate_checkpoints(config, cluster, folder)
@@ -145,7 +149,8 @@ def _connected(
     with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
         data = open_data(**config.data.wanted())
         prepare_data_on_workers(cluster, data)
-        yield RunContext(config, cluster, strategy, data, folder, notice, departures, elastic)
+        remote = RemoteRunFolder(folder) if cluster.is_chief and folder.copies else None
+        yield RunContext(config, cluster, strategy, data, folder, notice, departures, elastic, remote)
 
 
 def _train(context: RunContext) -> Report | None:
@@ -156,6 +161,8 @@ def _train(context: RunContext) -> Report | None:
     outputs = find_outputs(config, data)
     if context.is_chief and config.export.formats:
         try_formats(build_model(config, data), data.image_shape, config.export.formats, outputs)
+    if context.remote is not None:
+        context.remote.fetch()
     if context.is_chief:
         for place in (folder.root, folder.checkpoints, folder.export):
             remove_partial(place)
@@ -171,6 +178,8 @@ def _train(context: RunContext) -> Report | None:
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
         write_json(folder.root / "report.json", asdict(report))
         run.close()
+        if context.remote is not None:
+            context.remote.put_results(run.step)
     wait_for_all(strategy)  # a worker that ends while the chief still writes would count as lost
     return report
 
@@ -201,7 +210,7 @@ def _report(
         begun_at_step=run.begun_at,
         starts=len(run.history),
         steps_lost=sum(start.lost for start in run.history),
-        export=str(_export(context, local, outputs, results, run.step)),
+        export=context.folder.shown(_export(context, local, outputs, results, run.step)),
         seconds=time.monotonic() - started,
         bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()},
         config=msgspec.to_builtins(config),
@@ -223,11 +232,12 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
         try_formats(model, data.image_shape, config.export.formats, outputs)
     named_callbacks(config)  # raises if there is no such callback
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
+    check_address(folder)
     place = _existing(folder.root)
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free
     size = 4 * model.count_params()
-    begun = find_newest(folder.checkpoints)
+    begun = _step_to_resume_from(folder)
     instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
     shape = "x".join(map(str, data.image_shape))
     return [
@@ -235,10 +245,18 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
         f" test on, {shape}, {len(data.classes)} classes",
         f"model     {config.model.name}: {model.count_params()} parameters, {size / 1e6:.1f} MB",
         f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
-        f"goes to   {folder.root}: {free / 1e9:.1f} GB free"
-        + (f"; continues from its step {begun.step}" if begun else ""),
+        f"goes to   {folder.place}: {free / 1e9:.1f} GB free"
+        + (f"; continues from its step {begun}" if begun is not None else ""),
         "Nothing was trained.",
     ]
+
+
+def _step_to_resume_from(folder: RunFolder) -> int | None:
+    """Return the step of the newest checkpoint; leave the copies alone, which a run may be using."""
+    if (address := folder.address_of(folder.checkpoints)) is not None:
+        return newest_step(address)
+    newest = find_newest(folder.checkpoints)
+    return None if newest is None else newest.step
 
 
 def _existing(folder: Path) -> Path:

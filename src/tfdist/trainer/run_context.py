@@ -10,6 +10,7 @@ from tfdist.coordination.server_ending_notice import Departures
 from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic
+from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 
 __all__ = ["RunContext"]
@@ -28,6 +29,7 @@ class RunContext:
         notice: Whether this task was told to end.
         departures: Whether a server was told to end.
         elastic: The tasks that take part, if they may change.
+        remote: The folders that are in an object store, for the chief, which writes them.
     """
 
     config: Config
@@ -38,6 +40,7 @@ class RunContext:
     notice: Notice
     departures: Departures
     elastic: Elastic | None = None
+    remote: RemoteRunFolder | None = None
 
     @property
     def is_chief(self) -> bool:

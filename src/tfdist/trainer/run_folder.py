@@ -1,12 +1,17 @@
-"""Find the folders of a run: one folder, or those that Vertex AI or SageMaker upload and keep."""
+"""Find the folders of a run: one folder, or those that Vertex AI or SageMaker upload and keep.
+
+A folder in an object store, such as gs://bucket/runs/x, has a copy below the cache folder, in which the run
+works. remote_run_folder.py keeps the two the same.
+"""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfdist._utils.files import local_path, storage_errors
-from tfdist.errors import TfdistError
+from tfdist._utils.files import default_cache_dir, path_or_address, storage_errors
+from tfdist.errors import ConfigError, TfdistError, shown
 
 __all__ = ["RunFolder", "failure_file", "failure_written", "find_run_folder"]
 
@@ -23,6 +28,7 @@ class RunFolder:
         summaries: The folder of the curves for TensorBoard.
         export: The folder of the exports, one folder a step.
         has_one_export: Whether `export` itself is the exported model, in place of a folder for each step.
+        copies: The folders that are copies, each with its address in an object store.
     """
 
     root: Path
@@ -30,16 +36,58 @@ class RunFolder:
     summaries: Path
     export: Path
     has_one_export: bool = False
+    copies: tuple[tuple[Path, str], ...] = ()
 
     @classmethod
-    def at(cls, root: Path) -> "RunFolder":
-        """Return the folders of a run that is all in one folder."""
-        return cls(root, root / "checkpoints", root / "summaries", root / "export")
+    def at(cls, place: Path | str) -> "RunFolder":
+        """Return the folders of a run that is all in one folder: a path, or an address of an object store."""
+        root = _copy_of(place) if isinstance(place, str) else place
+        copies = ((root, place),) if isinstance(place, str) else ()
+        return cls(root, root / "checkpoints", root / "summaries", root / "export", copies=copies)
+
+    @property
+    def place(self) -> str:
+        """Return the path or the address of `root`."""
+        return self.shown(self.root)
 
     @property
     def is_one_folder(self) -> bool:
         """Return whether the whole run is in `root`, under the usual names."""
-        return self == RunFolder.at(self.root)
+        return self == RunFolder.at(self.address_of(self.root) or self.root)
+
+    def export_of(self, step: int) -> Path:
+        """Return the folder of the model that is exported after a step."""
+        return self.export if self.has_one_export else self.export / str(step)
+
+    def address_of(self, path: Path) -> str | None:
+        """Return the address of a file or folder of the run; None if it is only on this machine."""
+        for copy, address in self.copies:
+            if path.is_relative_to(copy):
+                return "/".join((address, *path.relative_to(copy).parts))
+        return None
+
+    def shown(self, path: Path) -> str:
+        """Return a file's or folder's address, or else its path, as a user knows it."""
+        return self.address_of(path) or str(path)
+
+    def with_copy_for(self, reader: str) -> "RunFolder":
+        """Return the same folders with copies of their own, for a second process that reads the run."""
+        moved = {copy: copy.with_name(f"{copy.name}-{reader}") for copy, _ in self.copies}
+
+        def own(path: Path) -> Path:
+            for copy, other in moved.items():
+                if path.is_relative_to(copy):
+                    return other / path.relative_to(copy)
+            return path
+
+        return replace(
+            self,
+            root=own(self.root),
+            checkpoints=own(self.checkpoints),
+            summaries=own(self.summaries),
+            export=own(self.export),
+            copies=tuple((moved[copy], address) for copy, address in self.copies),
+        )
 
 
 def find_run_folder(run_dir: str | None, default: str, environ: Mapping[str, str]) -> RunFolder:
@@ -53,10 +101,10 @@ def find_run_folder(run_dir: str | None, default: str, environ: Mapping[str, str
         environ: The environment variables.
 
     Raises:
-        ConfigError: A folder is an address that is not mounted on this machine.
+        ConfigError: An address has no bucket.
     """
     if run_dir is not None:
-        return RunFolder.at(local_path(run_dir, "--run_dir").absolute())
+        return RunFolder.at(_place(run_dir, "--run_dir"))
     fallback = RunFolder.at(Path(default).absolute())
     return _of_vertex(fallback, environ) or _of_sagemaker(environ) or fallback
 
@@ -64,18 +112,52 @@ def find_run_folder(run_dir: str | None, default: str, environ: Mapping[str, str
 def _of_vertex(fallback: RunFolder, environ: Mapping[str, str]) -> RunFolder | None:
     """Return the folders by the AIP_* variables, of which some may be missing."""
     names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
-    places = {name: local_path(environ[name], name) for name in names if environ.get(name)}
+    places = {name: _place(environ[name], name) for name in names if environ.get(name)}
     if not places:
         return None
     folder = fallback
     if model := places.get("AIP_MODEL_DIR"):
         # Vertex AI's model registry expects the SavedModel there, and not in a folder of the step's number.
-        folder = replace(RunFolder.at(model.parent), export=model, has_one_export=True)
-    return replace(
-        folder,
-        checkpoints=places.get("AIP_CHECKPOINT_DIR", folder.checkpoints),
-        summaries=places.get("AIP_TENSORBOARD_LOG_DIR", folder.summaries),
-    )
+        folder = RunFolder.at(_parent(model, "AIP_MODEL_DIR"))
+        export = folder.root / (model.rpartition("/")[2] if isinstance(model, str) else model.name)
+        folder = replace(folder, export=export, has_one_export=True)
+    if checkpoints := places.get("AIP_CHECKPOINT_DIR"):
+        path, copies = _path_and_copies(checkpoints)
+        folder = replace(folder, checkpoints=path, copies=(*folder.copies, *copies))
+    if summaries := places.get("AIP_TENSORBOARD_LOG_DIR"):
+        path, copies = _path_and_copies(summaries)
+        folder = replace(folder, summaries=path, copies=(*folder.copies, *copies))
+    return folder
+
+
+def _place(text: str, where: str) -> Path | str:
+    """Return an absolute path, or an address."""
+    place = path_or_address(text, where)
+    return place.absolute() if isinstance(place, Path) else place
+
+
+def _parent(place: Path | str, where: str) -> Path | str:
+    if isinstance(place, Path):
+        return place.parent
+    parent = place.rpartition("/")[0]
+    if parent.endswith("/"):
+        expected = "a folder in a bucket, such as gs://bucket/job/model"
+        raise ConfigError(where, expected=expected, received=shown(place))
+    return parent
+
+
+def _path_and_copies(place: Path | str) -> tuple[Path, tuple[tuple[Path, str], ...]]:
+    """Return the path of a folder, and its address if the path is a copy."""
+    if isinstance(place, Path):
+        return place, ()
+    copy = _copy_of(place)
+    return copy, ((copy, place),)
+
+
+def _copy_of(address: str) -> Path:
+    """Return the folder on this machine that is the copy of an address."""
+    key = hashlib.sha256(address.encode()).hexdigest()[:12]
+    return (default_cache_dir() / "runs" / f"{address.rpartition('/')[2]}-{key}").absolute()
 
 
 def _of_sagemaker(environ: Mapping[str, str]) -> RunFolder | None:

@@ -56,16 +56,54 @@ def test_run_dir_comes_before_the_variables(environ):
     assert find_run_folder("/a", "runs/x", environ) == RunFolder.at(Path("/a"))
 
 
-def test_a_bucket_that_is_not_mounted_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"AIP_MODEL_DIR: expected a path of this machine, received 'gs://"):
-        find_run_folder(None, "runs/x", VERTEX)
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """Return the folder of the copies of addresses."""
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "runs"
 
 
 def test_run_dir_may_be_an_address_of_a_mounted_bucket(bucket):
     assert find_run_folder("gs://bucket/a", "x", {}) == RunFolder.at(bucket / "a")
-    for address in ("gs://other/a", "s3://bucket/a", "gs://../a", "gs:///a"):
-        with pytest.raises(ConfigError, match="--run_dir: expected a path of this machine"):
-            find_run_folder(address, "x", {})
+
+
+@pytest.mark.parametrize("address", ["gs://../a", "gs:///a", "s3://"])
+def test_an_address_needs_a_bucket(bucket, address):
+    with pytest.raises(ConfigError, match="--run_dir: expected an address such as gs://bucket/folder"):
+        find_run_folder(address, "x", {})
+
+
+def test_an_address_has_a_copy_of_its_own(copies):
+    folder = find_run_folder("s3://bucket/runs/a/", "x", {})
+    assert folder.root.parent == copies
+    assert folder.root.name.startswith("a-")
+    assert folder.place == "s3://bucket/runs/a"
+    assert folder.is_one_folder
+    assert folder.shown(folder.export_of(7)) == "s3://bucket/runs/a/export/7"
+    assert folder == find_run_folder("s3://bucket/runs/a", "y", {})
+    assert folder.root != find_run_folder("s3://bucket/other/a", "x", {}).root
+
+
+def test_a_second_reader_has_other_copies_of_the_same_addresses(copies):
+    folder = find_run_folder("s3://bucket/a", "x", {})
+    other = folder.with_copy_for("evaluator")
+    assert other.root == folder.root.with_name(f"{folder.root.name}-evaluator")
+    assert other.shown(other.checkpoints) == folder.shown(folder.checkpoints)
+    assert other.summaries == other.root / "summaries"
+    local = RunFolder.at(Path("/a"))
+    assert local.with_copy_for("evaluator") == local
+
+
+def test_vertex_ai_variables_may_be_addresses_that_are_not_mounted(copies):
+    folder = find_run_folder(None, "runs/x", VERTEX)
+    assert folder.place == "gs://bucket/jobs/7"
+    assert folder.shown(folder.export_of(7)) == "gs://bucket/jobs/7/model"
+    assert folder.shown(folder.checkpoints) == "gs://bucket/jobs/7/checkpoints"
+    assert folder.shown(folder.summaries) == "gs://bucket/jobs/7/logs"
+    assert len({folder.root, folder.export, folder.checkpoints, folder.summaries}) == 4
+    assert not folder.is_one_folder
+    with pytest.raises(ConfigError, match=r"AIP_MODEL_DIR: expected a folder in a bucket"):
+        find_run_folder(None, "runs/x", {"AIP_MODEL_DIR": "gs://bucket"})
 
 
 def test_sagemaker_reads_the_error_of_a_run_that_fails(tmp_path):
