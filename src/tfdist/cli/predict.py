@@ -5,7 +5,8 @@
 
 The model is a run's folder, an export in it, or a .keras or .tflite file there. The input is an image, a
 folder of images (in folders named after their classes, where these are known), an .npz file with x and
-perhaps y and key, a folder of TFRecord files, or the name of a data set, whose test images are taken.
+perhaps y and key, a folder of TFRecord files, or the name of a data set, whose test images are taken. Both
+may be addresses such as gs://bucket/runs/ps2w.
 """
 
 import os
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from tfdist._utils.files import local_path
+from tfdist._utils.files import local_path, path_or_address
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.find_exports import find_export
 
@@ -36,7 +37,7 @@ def main(
         raise ConfigError("--model", "is missing", remedy="Name a run's folder: --model runs/ps2w")
     if not input:
         raise ConfigError("--input", "is missing", remedy="Name images or a data set: --input digits")
-    exported = find_export(model)
+    exported = find_export(_local_model(model))
     _check_input(input)
     target = None if output == "-" else _writable(output, "--output")
     grid_path = None if grid is None else _writable(grid, "--grid")
@@ -59,10 +60,20 @@ def main(
     _print_summary(summary, [path for path in (target, grid_path) if path is not None])
 
 
+def _local_model(model: str) -> str | Path:
+    """Return the path of a model; a model in an object store is copied."""
+    place = path_or_address(model, "--model")
+    if isinstance(place, Path):
+        return model
+    from tfdist.export.from_address import fetch_export  # loads TensorFlow, whose file systems it uses
+
+    return fetch_export(place)
+
+
 def _check_input(source: str) -> None:
     """Raise at a path that does not exist; a name without a slash or a suffix may be a data set."""
-    path = local_path(source, "--input").expanduser()
-    if path.exists():
+    path = path_or_address(source, "--input")
+    if isinstance(path, str) or path.expanduser().exists():
         return
     is_path = source.startswith(("/", "./", "../", "~")) or "." in path.name
     # tensorflow-datasets has names with a slash, such as imagenet_resized/32x32, and versions after a colon.

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import local_path
+from tfdist._utils.files import default_cache_dir, path_or_address
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
+from tfdist.datasets.from_address import copy_to_cache, list_address
 from tfdist.datasets.from_files import is_hidden
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data
@@ -34,11 +35,15 @@ def read_images(source: str, exported: Exported, batch: int) -> Iterator[ImageBa
     """Read images in batches; raise a DataError at an image that does not fit the model.
 
     Args:
-        source: The path of a file or a folder that exists, else the name of a data set.
+        source: The path of a file or a folder that exists, its address in an object store, or else the name
+            of a data set.
         exported: The model.
         batch: The number of images in a batch.
     """
-    path = local_path(source, "input").expanduser()
+    place = path_or_address(source, "input")
+    if isinstance(place, str):
+        place = copy_to_cache(place, list_address(place), default_cache_dir())
+    path = place.expanduser()
     if not path.exists():
         return _from_data(source, exported, batch)
     if path.is_file():
