@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import tfdist
 
@@ -67,3 +68,13 @@ def test_the_modules_can_be_imported_together():
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    # pytest imports them by name alone, and stops where it collects both.
+    names = [
+        path.name
+        for path in Path(__file__).parents[1].rglob("*.py")
+        if path.name not in ("conftest.py", "__init__.py")
+    ]
+    assert sorted(names) == sorted(set(names))
