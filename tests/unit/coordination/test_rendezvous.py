@@ -131,6 +131,7 @@ def test_strangers_are_in_nobodys_way(cluster, meeting):
             b"\x16\x03\x01\n",
             b"{}\n",
             b'{"type": "call"}\n',
+            b'{"type": "call", "cluster": "\xff"}\n',
         ]:
             stranger = stack.enter_context(socket.create_connection(address, timeout=SECONDS))
             stranger.sendall(words)
@@ -148,6 +149,7 @@ def test_a_stranger_where_a_task_should_be_is_not_taken_for_it(cluster, meeting)
         for words in (
             b"SSH-2.0-OpenSSH_9.6\r\n",
             b"[" * 100_000,
+            b'{"type": "answer", "cluster": "\xff", "task": "x"}\n',
             b'{"type": "answer", "cluster": "", "task": "x"}\n',
         ):
             line, _ = stranger.accept()

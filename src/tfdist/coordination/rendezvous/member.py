@@ -10,7 +10,7 @@ import msgspec
 from tfdist.cluster.addresses import port_taken, split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SILENCE_LIMIT, why_silent
-from tfdist.coordination.rendezvous.messages import MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call
+from tfdist.coordination.rendezvous.messages import MALFORMED, MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call
 from tfdist.coordination.waiting import Awaiting
 
 __all__ = ["Member"]
@@ -98,7 +98,7 @@ class Member:
             call = msgspec.json.decode(message, type=Call)
             # An answer is short: it fits into the socket's buffer.
             connection.send(msgspec.json.encode(self._answer) + b"\n")
-        except (msgspec.MsgspecError, OSError):
+        except (*MALFORMED, OSError):
             self._disconnect(connection)
             return
         if (call.cluster, call.task) == (self._answer.cluster, self._answer.task):

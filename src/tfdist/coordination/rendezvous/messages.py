@@ -7,10 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["MOST_BYTES", "SECONDS_TO_SPEAK", "Answer", "Call", "Refused", "exchange"]
+__all__ = ["MALFORMED", "MOST_BYTES", "SECONDS_TO_SPEAK", "Answer", "Call", "Refused", "exchange"]
 
 MOST_BYTES = 1 << 16  # the longest line
 SECONDS_TO_SPEAK = 5.0
+# What msgspec raises for a line that is no such message; its MsgspecError does not cover invalid UTF-8.
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _Name = Annotated[str, Meta(max_length=64)]
 
@@ -43,7 +45,7 @@ def exchange(connection: socket.socket, call: Call) -> None:
         raise Refused("closes the connection")
     try:
         answer = msgspec.json.decode(reply, type=Answer)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         # The reply begins as an HTTP/2 server's does: with the header of a SETTINGS frame.
         is_grpc = reply[3:9] == b"\x04\x00\x00\x00\x00\x00"
         problem = (
