@@ -7,25 +7,20 @@ else.
 """
 
 import contextlib
-import logging
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
 from tfdist.coordination.health import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Proofs
+from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
 
 __all__ = ["ConnectError", "ExchangeError", "Listener", "call", "read_exactly"]
 
-_GREETING = b"tfdist exchange 1\n"
-_NONCE_BYTES = 32
-_HANDSHAKE_TIMEOUT = 5.0
-_MAX_UNPROVEN_CALLERS = 64  # at a time
 _SECONDS_BETWEEN_POLLS = 0.1
-_log = logging.getLogger("tfdist")
+_MAX_HANDSHAKES = 3  # of one call: the other task may have closed the connection in favour of other callers
+_SECONDS_BETWEEN_HANDSHAKES = 0.2
 
 
 class ExchangeError(ConnectionError):
@@ -52,7 +47,7 @@ class Listener:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             self._listener = socket.create_server(address[:2], family=family)
-            self._listener.settimeout(_SECONDS_BETWEEN_POLLS)
+            self._listener.setblocking(False)
         except OSError as error:
             raise ConnectError(f"cannot listen on {host}: {reason_of(error)}") from error
         self.port: int = self._listener.getsockname()[1]
@@ -81,55 +76,14 @@ class Listener:
 
     def callers(self, ranks: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[socket.socket]:
         """Yield each connection that comes in time, and is proven to be between these ranks."""
-        proven: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        slots = threading.Semaphore(_MAX_UNPROVEN_CALLERS)
         deadline = time.monotonic() + seconds
         try:
+            unproven = UnprovenCallers(self._listener, ranks, proofs)
+        except ValueError:  # `close` came first
+            return
+        with contextlib.closing(unproven):
             while self._is_open and time.monotonic() < deadline:
-                with contextlib.suppress(queue.Empty):
-                    yield proven.get_nowait()
-                try:
-                    connection, _ = self._listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError:
-                    if not self._is_open:
-                        return
-                    raise
-                # One thread per caller: a caller that sends nothing delays nobody else.
-                if slots.acquire(blocking=False):
-                    arguments = (connection, ranks, proofs, proven, slots)
-                    threading.Thread(target=_authenticate, args=arguments, daemon=True).start()
-                else:
-                    connection.close()
-        finally:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    proven.get_nowait().close()
-
-
-def _authenticate(
-    connection: socket.socket,
-    ranks: bytes,
-    proofs: Proofs,
-    proven: "queue.SimpleQueue[socket.socket]",
-    slots: threading.Semaphore,
-) -> None:
-    """Check that a caller knows the secret; disconnect it otherwise."""
-    ours = os.urandom(_NONCE_BYTES)
-    try:
-        connection.settimeout(_HANDSHAKE_TIMEOUT)
-        connection.sendall(_GREETING + ours)
-        challenge = (ranks, ours, read_exactly(connection, _NONCE_BYTES))
-        if not proofs.is_proven(read_exactly(connection, PROOF_BYTES), b"caller", *challenge):
-            raise ConnectionRefusedError("does not know the secret")
-        connection.sendall(proofs.prove(b"called", *challenge))
-        proven.put(connection)
-    except OSError as error:
-        _log.info("closed the connection %s: %s", connection, error)
-        connection.close()
-    finally:
-        slots.release()
+                yield from unproven.proven(_SECONDS_BETWEEN_POLLS)
 
 
 def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
@@ -139,36 +93,53 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
         ConnectError: The task cannot be reached, or the two do not know the same secret.
     """
     where = f"{address[0]}:{address[1]}"
-    try:
-        connection = socket.create_connection(address, timeout=seconds)
-    except OSError as error:
-        raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
-    try:
-        connection.settimeout(_HANDSHAKE_TIMEOUT)
-        if read_exactly(connection, len(_GREETING)) != _GREETING:
-            raise ConnectError(f"{where} is not a task of this version of tfdist")
-        theirs, ours = read_exactly(connection, _NONCE_BYTES), os.urandom(_NONCE_BYTES)
-        challenge = (ranks, theirs, ours)
-        connection.sendall(ours + proofs.prove(b"caller", *challenge))
-        if not proofs.is_proven(read_exactly(connection, PROOF_BYTES), b"called", *challenge):
-            raise ConnectError(f"{where} does not know the secret")
-    except OSError as error:
-        connection.close()
-        raise ConnectError(f"{where} closes the connection: is its secret the same?") from error
-    except ConnectError:
-        connection.close()
-        raise
-    return connection
+    for _ in range(_MAX_HANDSHAKES):
+        try:
+            connection = socket.create_connection(address, timeout=seconds)
+        except OSError as error:
+            raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
+        try:
+            _prove_both(connection, where, ranks, proofs)
+        except TimeoutError as error:
+            connection.close()
+            raise ConnectError(f"{where} does not answer") from error
+        except OSError as error:
+            connection.close()
+            problem = error
+        except ConnectError:
+            connection.close()
+            raise
+        else:
+            return connection
+        time.sleep(_SECONDS_BETWEEN_HANDSHAKES)
+    raise ConnectError(f"{where} closes the connection: is its secret the same?") from problem
 
 
-def read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read this many bytes; raise TimeoutError if they take longer than a handshake may."""
-    received, deadline = b"", time.monotonic() + _HANDSHAKE_TIMEOUT
-    while len(received) < count:
-        data = connection.recv(count - len(received))
-        if not data:
-            raise ConnectionError("closes the connection")
-        if time.monotonic() > deadline:
-            raise TimeoutError("sends too slowly")
-        received += data
+def _prove_both(connection: socket.socket, where: str, ranks: bytes, proofs: Proofs) -> None:
+    """Prove to the called task that this one knows the secret, and check its own proof."""
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+    if read_exactly(connection, len(GREETING), deadline) != GREETING:
+        raise ConnectError(f"{where} is not a task of this version of tfdist")
+    challenge = (ranks, read_exactly(connection, NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
+    connection.sendall(challenge[-1] + proofs.prove(b"caller", *challenge))
+    if not proofs.is_proven(read_exactly(connection, PROOF_BYTES, deadline), b"called", *challenge):
+        raise ConnectError(f"{where} does not know the secret")
+    connection.settimeout(HANDSHAKE_TIMEOUT)
+
+
+def read_exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Read this many bytes; raise TimeoutError if they come after the deadline, or take too long."""
+    received, timeout = b"", connection.gettimeout()
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT if deadline is None else deadline
+    try:
+        while len(received) < count:
+            if (seconds := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("sends too slowly")
+            connection.settimeout(seconds)
+            data = connection.recv(count - len(received))
+            if not data:
+                raise ConnectionError("closes the connection")
+            received += data
+    finally:
+        connection.settimeout(timeout)
     return received

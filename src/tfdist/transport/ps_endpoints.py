@@ -10,6 +10,7 @@ import abc
 import json
 import logging
 import os
+import socket
 import struct
 import threading
 from typing import Any
@@ -21,6 +22,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.coordination.silent_ring_neighbour import Silence
+from tfdist.errors import ConfigError
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
@@ -197,30 +199,33 @@ class ServerEndpoint(Endpoint):
             channel.cut("this task ends")
 
     def _accept_workers(self) -> None:
-        for connection in self._listener.callers(
-            _pack_server(self._index), self._proofs(self._listener.port)
-        ):
-            try:
-                worker, lifetime = _HELLO.unpack(read_exactly(connection, _HELLO.size))
-                memories = share_memory(connection)
-            except OSError as error:
-                _log.info("closed the connection %s: %s", connection, error)
+        proofs = self._proofs(self._listener.port)
+        for connection in self._listener.callers(_pack_server(self._index), proofs):
+            # A thread each: a worker that is stopped in between delays no other one.
+            threading.Thread(target=self._accept_worker, args=(connection,), daemon=True).start()
+
+    def _accept_worker(self, connection: socket.socket) -> None:
+        """Open the channel of a worker that has proven that it knows the secret."""
+        try:
+            worker, lifetime = _HELLO.unpack(read_exactly(connection, _HELLO.size))
+            name = self._describe("worker", worker)
+            memories = share_memory(connection)
+        except (OSError, ConfigError) as error:  # ConfigError: the cluster has no such worker
+            _log.warning("closed the connection of a worker: %s", error)
+            connection.close()
+            return
+        with self._changed:
+            if self._is_closed:
                 connection.close()
-                continue
-            with self._changed:
-                if self._is_closed:
-                    connection.close()
-                    return
-                for old in {self._workers.get(worker, lifetime), lifetime}:
-                    if old in self._channels:
-                        self._moved += self._channels[old].moved
-                        self._channels.pop(old).cut(f"worker:{worker} has connected again")
-                self._workers[worker] = lifetime
-                shared_buffers = SharedBuffers(*memories) if memories else None
-                self._channels[lifetime] = Channel(
-                    self._describe("worker", worker), connection, shared_buffers
-                )
-                self._changed.notify_all()
+                return
+            for old in {self._workers.get(worker, lifetime), lifetime}:
+                if old in self._channels:
+                    self._moved += self._channels[old].moved
+                    self._channels.pop(old).cut(f"worker:{worker} has connected again")
+            self._workers[worker] = lifetime
+            shared_buffers = SharedBuffers(*memories) if memories else None
+            self._channels[lifetime] = Channel(name, connection, shared_buffers)
+            self._changed.notify_all()
 
     def _channel_for(self, manifest: Manifest, ticket: Array) -> tuple[Channel, WhyLost]:
         worker, lifetime, _ = (int(number) for number in ticket)

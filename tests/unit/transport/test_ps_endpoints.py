@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport import ps_endpoints
 from tfdist.transport import shared_memory as shared
-from tfdist.transport.listen_and_call import ExchangeError
+from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
 
@@ -190,6 +190,19 @@ def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
         assert server.moved() == 0
     finally:
         later.close()
+
+
+@pytest.mark.parametrize(
+    "hello", [ps_endpoints._HELLO.pack(99, 1), b"x"], ids=["no such worker", "too short"]
+)
+def test_a_worker_that_the_cluster_does_not_have_is_in_nobodys_way(ends, hello):
+    server, worker, _, addresses = ends
+    port = int(server.port())
+    with call(("127.0.0.1", port), ps_endpoints._pack_server(0), server._proofs(port), 5) as connection:
+        connection.sendall(hello)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+        assert worker.connect(addresses) == b""
 
 
 def test_a_worker_that_comes_back_gets_a_new_line_and_the_old_one_is_cut(ends, cluster, pool):

@@ -1,0 +1,133 @@
+"""Let each caller of a listener prove that it knows the secret; one that does not delays nobody else.
+
+A caller has one deadline for all that it must send, and there is a limited number of places for callers that
+have not answered yet. A new caller always gets a place: the oldest caller of the address that has the most
+loses its own. So a flood from one address takes no place from the others. Callers that have answered are
+served before new ones are accepted.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfdist.transport.authentication import PROOF_BYTES, Proofs
+
+__all__ = ["GREETING", "HANDSHAKE_TIMEOUT", "NONCE_BYTES", "UnprovenCallers"]
+
+GREETING = b"tfdist exchange 1\n"
+NONCE_BYTES = 32
+HANDSHAKE_TIMEOUT = 5.0  # seconds for the whole handshake
+_MAX_CALLERS = 64
+_SECONDS_AFTER_FAILED_ACCEPT = 0.1
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(eq=False)
+class _Caller:
+    connection: socket.socket
+    host: str
+    nonce: bytes
+    deadline: float
+    received: bytes = b""
+
+
+class UnprovenCallers:
+    """The callers of one listener whose handshakes are not over."""
+
+    def __init__(self, listener: socket.socket, ranks: bytes, proofs: Proofs) -> None:
+        """Accept the callers of a listener that never blocks.
+
+        Raises:
+            ValueError: The listener is closed.
+        """
+        self._listener, self._ranks, self._proofs = listener, ranks, proofs
+        self._callers: list[_Caller] = []  # in the order of arrival
+        self._is_failure_reported = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def proven(self, seconds: float) -> Iterator[socket.socket]:
+        """Wait for what callers send, at most so many seconds; yield each connection that is proven."""
+        ready = [key.data for key, _ in self._selector.select(seconds)]
+        for caller in ready:
+            if caller is not None and self._is_proven(caller):
+                self._forget(caller)
+                yield caller.connection
+        if None in ready:
+            self._accept()
+        now = time.monotonic()
+        for caller in [late for late in self._callers if late.deadline < now]:
+            self._disconnect(caller, "sends too slowly")
+
+    def close(self) -> None:
+        """Disconnect all callers."""
+        for caller in list(self._callers):
+            self._disconnect(caller, "the listener is closed")
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except BlockingIOError:  # the caller has left again
+            return
+        except OSError as error:  # such as too many open files: a caller less makes room
+            if not self._is_failure_reported:
+                _log.warning("cannot accept a connection, trying again: %s", error.strerror)
+            self._is_failure_reported = True
+            self._free_place()
+            time.sleep(_SECONDS_AFTER_FAILED_ACCEPT)
+            return
+        self._is_failure_reported = False
+        if len(self._callers) >= _MAX_CALLERS:
+            self._free_place()
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+        caller = _Caller(connection, str(address[0]), os.urandom(NONCE_BYTES), deadline)
+        connection.setblocking(False)
+        self._callers.append(caller)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        try:
+            connection.sendall(GREETING + caller.nonce)  # it fits into the socket's buffer
+        except OSError as error:
+            self._disconnect(caller, str(error))
+
+    def _is_proven(self, caller: _Caller) -> bool:
+        """Read what a caller has sent; return whether it knows the secret, else disconnect it."""
+        try:
+            # No byte more than the proof: what follows is for whoever gets the connection.
+            data = caller.connection.recv(NONCE_BYTES + PROOF_BYTES - len(caller.received))
+            if not data:
+                raise ConnectionError("closes the connection")
+            caller.received += data
+            if len(caller.received) < NONCE_BYTES + PROOF_BYTES:
+                return False
+            challenge = (self._ranks, caller.nonce, caller.received[:NONCE_BYTES])
+            if not self._proofs.is_proven(caller.received[NONCE_BYTES:], b"caller", *challenge):
+                raise ConnectionRefusedError("does not know the secret")
+            caller.connection.sendall(self._proofs.prove(b"called", *challenge))
+            caller.connection.settimeout(HANDSHAKE_TIMEOUT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._disconnect(caller, str(error))
+            return False
+        return True
+
+    def _free_place(self) -> None:
+        """Disconnect the oldest caller of the address that has the most."""
+        for host, _ in Counter(caller.host for caller in self._callers).most_common(1):
+            oldest = next(caller for caller in self._callers if caller.host == host)
+            self._disconnect(oldest, "another caller needs its place")
+
+    def _disconnect(self, caller: _Caller, why: str) -> None:
+        _log.info("closed the connection from %s: %s", caller.host, why)
+        self._forget(caller)
+        caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._callers.remove(caller)
+        self._selector.unregister(caller.connection)

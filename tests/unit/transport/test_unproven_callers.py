@@ -1,0 +1,164 @@
+"""A listener lets in those who know the secret, whoever else calls it and however often."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfdist.transport import unproven_callers
+from tfdist.transport.authentication import PROOF_BYTES, Proofs
+from tfdist.transport.listen_and_call import Listener, call, read_exactly
+from tfdist.transport.unproven_callers import GREETING, NONCE_BYTES
+
+PROOFS, RANKS = Proofs(b"a secret of these tests", b"mark"), b"0123"
+SECONDS = 30
+
+
+@pytest.fixture
+def listener():
+    """Yield a listener whose proven callers are closed, after they have been sent one byte."""
+
+    def welcome():
+        for connection in listener.callers(RANKS, PROOFS, SECONDS):
+            connection.sendall(b"+")
+            connection.close()
+
+    with Listener("127.0.0.1") as listener:
+        thread = threading.Thread(target=welcome)
+        thread.start()
+        yield listener
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def idle(listener):
+    """Yield a function that makes connections which send nothing, and that returns them."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(count, source="127.0.0.1"):
+            made = [
+                socket.create_connection(("127.0.0.1", listener.port), SECONDS, (source, 0))
+                for _ in range(count)
+            ]
+            return [stack.enter_context(each) for each in made]
+
+        yield connect
+
+
+def is_let_in(listener):
+    with call(("127.0.0.1", listener.port), RANKS, PROOFS, SECONDS) as connection:
+        return read_exactly(connection, 1) == b"+"
+
+
+def greeted(connection):
+    assert read_exactly(connection, len(GREETING)) == GREETING
+    return read_exactly(connection, NONCE_BYTES)
+
+
+def test_idle_connections_keep_nobody_out(listener, idle):
+    for count in (64, 1, 200):
+        idle(count)
+        assert is_let_in(listener)
+
+
+def test_a_flood_that_goes_on_keeps_nobody_out(listener, idle):
+    is_over = threading.Event()
+
+    def flood():
+        while not is_over.wait(0.002):
+            idle(1)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        idle(64)
+        assert all(is_let_in(listener) for _ in range(10))
+    finally:
+        is_over.set()
+        thread.join(SECONDS)
+
+
+def test_a_flood_of_one_address_takes_no_place_of_another_one(listener, idle):
+    [slow] = idle(1)
+    theirs, ours = greeted(slow), bytes(NONCE_BYTES)
+    for connection in (flood := idle(200, "127.0.0.2"))[-64:]:
+        greeted(connection)
+    slow.sendall(ours + PROOFS.prove(b"caller", RANKS, theirs, ours))
+    answer = read_exactly(slow, PROOF_BYTES)
+    assert PROOFS.is_proven(answer, b"called", RANKS, theirs, ours)
+    assert read_exactly(flood[0], len(GREETING)) == GREETING
+    with pytest.raises(ConnectionError):  # the oldest of that address had to go
+        read_exactly(flood[0], NONCE_BYTES + 1)
+
+
+def test_a_caller_that_drips_has_one_deadline_for_all(monkeypatch, listener, idle):
+    monkeypatch.setattr(unproven_callers, "HANDSHAKE_TIMEOUT", 0.5)
+    [slow] = idle(1)
+    greeted(slow)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < NONCE_BYTES + PROOF_BYTES - 1:
+            slow.sendall(b"x")
+            sent += 1
+            time.sleep(0.1)
+    assert sent < NONCE_BYTES + PROOF_BYTES - 1
+    assert is_let_in(listener)
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"", b"x" * (NONCE_BYTES + PROOF_BYTES)])
+def test_who_does_not_know_the_secret_is_disconnected(listener, idle, words):
+    [stranger] = idle(1)
+    greeted(stranger)
+    with contextlib.suppress(OSError):  # it is disconnected already
+        stranger.sendall(words)
+        stranger.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
+    assert is_let_in(listener)
+
+
+# A task that has no file left, and has some again when the other task has called.
+_WITHOUT_FILES = """
+import contextlib, os, resource, sys, threading, time
+from tfdist.transport.authentication import Proofs
+from tfdist.transport.listen_and_call import Listener
+listener = Listener("127.0.0.1")
+proofs = Proofs(b"a secret of these tests", b"mark")
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+def free():
+    sys.stdin.readline()
+    time.sleep(0.5)
+    for file in files: os.close(file)
+callers, files = listener.callers(b"0123", proofs, 30), []
+threading.Thread(target=free).start()
+def take():
+    with contextlib.suppress(OSError):
+        while True: files.append(os.open(os.devnull, os.O_RDONLY))
+    print(listener.port, flush=True)
+threading.Timer(0.5, take).start()  # when the listener is at work
+next(callers).sendall(b"+")
+"""
+
+
+def test_a_task_without_files_listens_again_when_it_has_some():
+    command = [sys.executable, "-c", _WITHOUT_FILES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        port = int(process.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port), SECONDS) as stranger:
+            stranger.settimeout(0.2)
+            with pytest.raises(TimeoutError):  # the task cannot accept it
+                stranger.recv(1)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            with call(("127.0.0.1", port), RANKS, PROOFS, SECONDS) as connection:
+                assert read_exactly(connection, 1) == b"+"
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert b"cannot accept a connection, trying again: Too many open files" in errors
