@@ -24,6 +24,7 @@ _HEADER = struct.Struct("!4s8sQBQQQ")
 _MARK = b"tfdi"
 _SECONDS_BETWEEN_CHECKS = 1
 _MAX_PIECES = 256  # of one system call, which takes 1024
+_SKIPPED_AT_ONCE = 1 << 20
 _log = logging.getLogger("tfdist")
 
 Array = np.ndarray[Any, Any]
@@ -153,17 +154,26 @@ class Channel:
         raise GivenUp(f"step {step} was given up")
 
     def _read_arrays(self, header: _Header, codec: MessageCodec | None, why_lost: WhyLost) -> list[Array]:
-        if codec is not None and header.manifest != codec.mark:
+        if codec is not None and (header.manifest != codec.mark or not codec.may_have(header.form)):
             raise ExchangeError(self._mismatch)
         if header.form == IN_SHARED_MEMORY:
             return self._read_shared_buffer(header, codec)
-        room = None if codec is None else codec.room(header.form)
-        buffers = [np.empty(header.size, np.uint8)] if room is None else room.buffers
-        if header.size != sum(map(len, buffers)):
+        if codec is None:
+            self._skip(header.size, why_lost)
+            return []
+        room = codec.room(header.form)
+        if header.size != sum(map(len, room.buffers)):
             raise ExchangeError(self._mismatch)
-        for buffer in buffers:
+        for buffer in room.buffers:
             self._read_into(buffer, why_lost)
-        return [] if room is None else room.arrays()
+        return room.arrays()
+
+    def _skip(self, size: int, why_lost: WhyLost) -> None:
+        """Read bytes that nobody needs, in pieces: the other end may name any size."""
+        piece = np.empty(min(size, _SKIPPED_AT_ONCE), np.uint8)
+        while size:
+            self._read_into(piece[: min(size, len(piece))], why_lost)
+            size -= min(size, len(piece))
 
     def _read_shared_buffer(self, header: _Header, codec: MessageCodec | None) -> list[Array]:
         memory = self._shared_buffers.view(header.begin, header.size) if self._shared_buffers else None

@@ -120,6 +120,10 @@ class MessageCodec:
             self._peer_values += difference
         return _COMPRESSED, [_bytes(payload.wire), *others]
 
+    def may_have(self, form: int) -> bool:
+        """Return whether the other end may send the arrays in this form."""
+        return form in (_PLAIN, IN_SHARED_MEMORY) or (form == _COMPRESSED and self._narrowing is not None)
+
     def room(self, form: int, memory: Array | None = None) -> "Room":
         """Return buffers for a message in this form, or the views of it in shared memory."""
         return Room(self, form, memory)
@@ -170,18 +174,22 @@ class Room:
     def arrays(self) -> list[Array]:
         """Return the arrays, once all buffers are filled."""
         codec = self._codec
-        if self._form == _COMPRESSED:
-            self._payload.unload()
-        if codec._sends_differences:
-            whole = self._wholes[np.dtype(np.float32)]
-            if self._form == _PLAIN:
-                codec._peer_values = whole.copy()
-            elif codec._peer_values is None:
-                raise ExchangeError("received a difference before the values that it refers to")
-            else:
-                codec._peer_values += whole
-                np.copyto(whole, codec._peer_values)
+        with np.errstate(all="ignore"):  # the training reports NaN
+            if self._form == _COMPRESSED:
+                self._payload.unload()
+            if codec._sends_differences:
+                self._add_difference(codec)
         return self._arrays
+
+    def _add_difference(self, codec: MessageCodec) -> None:
+        whole = self._wholes[np.dtype(np.float32)]
+        if self._form == _PLAIN:
+            codec._peer_values = whole.copy()
+        elif codec._peer_values is None:
+            raise ExchangeError("received a difference before the values that it refers to")
+        else:
+            codec._peer_values += whole
+            np.copyto(whole, codec._peer_values)
 
 
 def _bytes(array: Array) -> Array:

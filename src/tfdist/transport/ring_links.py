@@ -146,6 +146,8 @@ class _SharedMemoryNeighbour(Neighbour):
         received = self._partial_message + buffer[:size]
         complete = len(received) // _MESSAGE.size * _MESSAGE.size
         self._partial_message = bytes(received[complete:])
-        for self._their_count, is_full in _MESSAGE.iter_unpack(received[:complete]):
-            self._is_full_reported = self._is_full_reported or is_full
+        for count, is_full in _MESSAGE.iter_unpack(received[:complete]):
+            if count < self._their_count or abs(count - self._count) > _CAPACITY:
+                raise ExchangeError(f"{self.name} reports a count that is not possible: {count} bytes")
+            self._their_count, self._is_full_reported = count, self._is_full_reported or is_full
         return complete > 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.coordination.bytes_sent import count_as_sent
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.shared_memory import Shared
 
 __all__ = ["SharedBuffers"]
@@ -50,7 +51,13 @@ class SharedBuffers:
         return begin, self._own.part(begin, size)
 
     def note(self, given_back: int) -> None:
-        """Record how many messages the other end has given back."""
+        """Record how many messages the other end has given back.
+
+        Raises:
+            ExchangeError: This end has not written so many.
+        """
+        if given_back > self._written:
+            raise ExchangeError(f"the other task gave {given_back} messages back, of {self._written}")
         self._returned = max(self._returned, given_back)
 
     def view(self, begin: int, size: int) -> Array:

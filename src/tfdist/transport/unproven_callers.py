@@ -1,4 +1,4 @@
-"""Let each caller of a listener prove that it knows the secret; one that does not delays nobody else.
+"""Check the callers of a listener all at once: one that proves nothing delays nobody else.
 
 A caller has one deadline for all that it must send, and there is a limited number of places for callers that
 have not answered yet. A new caller always gets a place: the oldest caller of the address that has the most
