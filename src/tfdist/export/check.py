@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist._utils.glob_free_path import glob_free_path
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
 
@@ -89,10 +90,10 @@ def check(
     Raises:
         TfdistError: The new process cannot load the model, or its answers differ.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-check-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="tfdist-check-") as scratch, glob_free_path(path) as place:
         inputs, answers = Path(scratch, "images.npy"), Path(scratch, "answers.npz")
         np.save(inputs, images)
-        words = [sys.executable, "-c", _PROGRAMS[form], str(path), str(inputs), str(answers)]
+        words = [sys.executable, "-c", _PROGRAMS[form], str(place), str(inputs), str(answers)]
         _run([*words, outputs, *modules], path)
         with np.load(answers) as file:
             given = {name: file[name] for name in file.files}

@@ -4,16 +4,21 @@ import json
 import warnings
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
+from tfdist._utils.glob_free_path import glob_free_path
+from tfdist._utils.read_files import check_regular
 from tfdist.errors import ConfigError
 from tfdist.export.find_exports import Exported
 
 __all__ = ["Scores", "load"]
+
+_MOST_CONFIG_BYTES = 64 << 20
 
 Scores = Callable[[Any], Any]
 
@@ -40,7 +45,11 @@ def load(exported: Exported) -> Scores:
 
 
 def _saved_model(path: str) -> Scores:
-    loaded = tf.saved_model.load(path)
+    for file in Path(path).rglob("*"):
+        if not file.is_dir():
+            check_regular(file)  # TensorFlow would wait at a FIFO
+    with glob_free_path(Path(path)) as folder:
+        loaded = tf.saved_model.load(str(folder))
     signature = loaded.signatures["serving_default"]
 
     def scores(images: Any) -> Any:
@@ -55,6 +64,8 @@ def _keras(path: str, *, has_probabilities: bool) -> Scores:
     with zipfile.ZipFile(
         path
     ) as file:  # Keras's older formats are not zip files, and Keras 2 runs the code in them
+        if file.getinfo("config.json").file_size > _MOST_CONFIG_BYTES:
+            raise ValueError("its config.json is too large")
         _refuse_code(json.loads(file.read("config.json")))
     model = tf.keras.models.load_model(path, compile=False, safe_mode=True)
 

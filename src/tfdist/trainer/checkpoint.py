@@ -11,7 +11,6 @@ number of tasks.
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
+from tfdist._utils.glob_free_path import glob_free_path
+from tfdist._utils.read_files import opened_regular, read_json_file
 from tfdist.errors import ConfigError, StorageError, shown
 
 __all__ = [
@@ -58,8 +59,8 @@ class Checkpoint:
 
     def read(self) -> list[Any]:
         """Return the values of all variables, in their order."""
-        with _tensorflow_errors(self.folder):
-            reader = tf.train.load_checkpoint(str(self.folder / _VARIABLES))
+        with _tensorflow_errors(self.folder), glob_free_path(self.folder) as folder:
+            reader = tf.train.load_checkpoint(str(folder / _VARIABLES))
             return [reader.get_tensor(name) for name, _, _ in self.variables]
 
 
@@ -119,7 +120,7 @@ def steps_in(names: Iterable[str]) -> list[int]:
 def open_checkpoint(folder: Path) -> Checkpoint | str:
     """Return a checkpoint, or a text that says what is wrong with it."""
     try:
-        about = json.loads((folder / "about.json").read_text("utf-8"))
+        about = read_json_file(folder / "about.json")
         if about["format"] != _FORMAT:
             return f"is of format {shown(about['format'])}, which this tfdist does not read"
         for name, wanted in about["sha256"].items():
@@ -129,7 +130,7 @@ def open_checkpoint(folder: Path) -> Checkpoint | str:
         return Checkpoint(folder, int(about["step"]), dict(about["facts"]), variables)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         return f"cannot be read ({type(error).__name__}: {error})"
 
 
@@ -177,7 +178,7 @@ def _size(shape: Sequence[int], dtype: str) -> str:
 
 def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as opened:
+    with opened_regular(file) as opened:
         while block := opened.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -161,6 +161,14 @@ class Clock(keras.layers.Layer):
         return x * tf.cast(tf.timestamp() % 1000.0, x.dtype)
 
 
+def test_a_run_folder_may_have_glob_characters_in_its_name(model, tmp_path):
+    images = drawn()
+    export(model, tmp_path / "run [1]*", step=7, images=images, metadata=METADATA, formats=["keras"])
+    for place in (tmp_path / "run [1]*", tmp_path / "run [1]*" / "7" / "model.keras"):
+        scores = load(find_export(place))(images)
+        assert np.allclose(scores, tf.nn.softmax(model(images)), atol=1e-5)
+
+
 def test_a_model_that_answers_otherwise_is_no_export(tmp_path):
     with pytest.raises(
         TfdistError, match=r"serving_\w+: a new process computes other scores than the trained model"

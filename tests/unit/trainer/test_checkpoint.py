@@ -34,6 +34,13 @@ def test_what_is_saved_is_read_to_the_bit(tmp_path):
         assert np.asarray(value).tobytes() == wanted.numpy().tobytes()
 
 
+@pytest.mark.parametrize("name", ["run[1]", "[", "a*b?", "back\\slash"])
+def test_a_name_with_glob_characters_is_a_name(tmp_path, name):
+    save(tmp_path / name, 7, values(), {})
+    for value, wanted in zip(find_newest(tmp_path / name).read(), values().values(), strict=True):
+        assert np.asarray(value).tobytes() == wanted.numpy().tobytes()
+
+
 def test_the_files_are_tensorflows_own(tmp_path):
     save(tmp_path, 7, values(), {})
     assert tf.train.load_variable(str(tmp_path / "7" / "variables"), "model/1/count") == 2**53 - 1

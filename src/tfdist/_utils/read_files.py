@@ -1,0 +1,64 @@
+"""Read files that others may have damaged: never without end, and with one kind of error."""
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["check_regular", "opened_regular", "read_json_file", "read_text_file"]
+
+_MOST_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def opened_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading.
+
+    Raises:
+        OSError: It cannot be opened, or it is a FIFO, a device or a folder, which could block or never end.
+    """
+    # With O_NONBLOCK, a FIFO that nobody writes to does not block.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_mode(os.fstat(file.fileno()).st_mode, path)
+        yield file
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for a path that is not a regular file, before a library opens it."""
+    _check_mode(path.stat().st_mode, path)
+
+
+def read_text_file(path: Path) -> str:
+    """Return the text of a file of at most 64 MiB.
+
+    Raises:
+        OSError: As for `opened_regular`.
+        ValueError: The file is longer, or not UTF-8.
+    """
+    with opened_regular(path) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"is longer than {_MOST_BYTES >> 20} MiB")
+    return data.decode("utf-8")
+
+
+def read_json_file(path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        OSError: As for `opened_regular`.
+        ValueError: As for `read_text_file`, or the file is not JSON.
+    """
+    try:
+        return json.loads(read_text_file(path))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def _check_mode(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
