@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 
+_LONGEST_NAME = 255  # bytes, of a file on Linux
 _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE
 
 
@@ -57,8 +58,15 @@ def path_or_address(text: str, where: str) -> Path | str:
     gs://bucket/folder is /gcs/bucket/folder if the bucket is mounted there, as Vertex AI does.
 
     Raises:
-        ConfigError: It is an address without a bucket.
+        ConfigError: It is an address without a bucket, or not a possible name.
     """
+    try:
+        is_name = "\0" not in text and max(map(len, text.encode().split(b"/"))) <= _LONGEST_NAME
+    except UnicodeEncodeError:  # os.fsdecode's form of such bytes, which TensorFlow does not take
+        raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None
+    if not is_name:
+        expected = f"names without NUL, of at most {_LONGEST_NAME} bytes"
+        raise ConfigError(where, expected=expected, received=shown(text))
     scheme, is_address, rest = text.partition("://")
     if not is_address:
         return Path(text)

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist._utils.read_files import read_json_file
 from tfdist.errors import DataError
 
 __all__ = ["Contents", "Prepared", "Split", "lock", "prepare"]
@@ -148,18 +149,18 @@ def _open(folder: Path) -> Prepared | None:
     """Return the data set in a folder, or None if it is missing or incomplete."""
     about = folder / "about.json"
     try:
-        written = json.loads(about.read_text("utf-8"))
+        written = read_json_file(about)
+        height, width, channels = written.pop("image_shape")
+        classes = tuple(written.pop("classes"))
+        sizes = dict(written.pop("sizes"))
+        prepared = Prepared(
+            image_shape=(height, width, channels), classes=classes, folder=folder.resolve(), **written
+        )
     except FileNotFoundError:
         return None
-    except (ValueError, NotADirectoryError, PermissionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning("%s: unreadable (%s); preparing the data set again", about, error)
         return None
-    height, width, channels = written.pop("image_shape")
-    classes = tuple(written.pop("classes"))
-    sizes = written.pop("sizes")
-    prepared = Prepared(
-        image_shape=(height, width, channels), classes=classes, folder=folder.resolve(), **written
-    )
     for name, size in sizes.items():
         file = prepared.folder / name
         actual = file.stat().st_size if file.exists() else 0

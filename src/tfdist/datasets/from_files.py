@@ -2,8 +2,7 @@
 
 import itertools
 import logging
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,14 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from tfdist._utils.read_files import check_regular
 from tfdist.datasets.cache import Batches, Contents
 from tfdist.datasets.decode_and_check import READING_ERRORS, Part, contents_of, decode, gist, resize_images
-from tfdist.datasets.from_idx import idx_files, read_idx
+from tfdist.datasets.from_idx import idx_files, read_idx, read_labels_file
+from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError
 
-__all__ = ["is_hidden", "read_path"]
+__all__ = ["check_files", "is_hidden", "read_path"]
 
 _TEST_NAMES = ("test", "validation", "val")
 _HELD_OUT = 10  # in a folder without test images, every tenth image is one
@@ -52,9 +53,12 @@ def read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
                 str(path), expected="an .npz file or a folder", received=f"a {path.suffix or 'bare'} file"
             )
         return _resized(_read_npz(path), image_size)
+    if not path.is_dir():
+        raise DataError(str(path), expected="an .npz file or a folder", received="a special file")
     if idx_files(path):
         return _resized(read_idx(path, _CLASSES.get(path.name, ())), image_size)
     if tfrecords := sorted(file for file in path.iterdir() if ".tfrecord" in file.name):
+        check_files(tfrecords)
         return _read_tfrecords(path, tfrecords, image_size)
     return _read_folder(path, image_size)
 
@@ -74,12 +78,7 @@ def _resized(contents: Contents, image_size: tuple[int, int] | None) -> Contents
 
 
 def _read_npz(path: Path) -> Contents:
-    try:
-        # np.load itself would leave a file open whose format it does not know.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(str(path), f"cannot be read: {error}") from None
+    arrays = read_npz(path)
     missing = {"x_train", "y_train", "x_test", "y_test"} - arrays.keys()
     if missing:
         raise DataError(
@@ -180,11 +179,24 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
     images = {}
     for folder in folders:
         images[folder.name] = sorted(
-            path for path in folder.iterdir() if path.is_file() and not is_hidden(path)
+            path for path in folder.iterdir() if not path.is_dir() and not is_hidden(path)
         )
         if not images[folder.name]:
             raise DataError(str(folder), "the folder of a class has no images")
+        check_files(images[folder.name])
     return images
+
+
+def check_files(paths: Sequence[Path]) -> None:
+    """Raise DataError at a path that TensorFlow cannot name, or whose reading could block or never end."""
+    for path in paths:
+        try:
+            check_regular(path)
+            str(path).encode()
+        except OSError as error:
+            raise DataError(str(path), f"cannot be read: {error.strerror}", remedy="Remove it") from None
+        except UnicodeEncodeError:
+            raise DataError(str(path), "has a name that is not UTF-8", remedy="Rename it") from None
 
 
 def is_hidden(path: Path) -> bool:
@@ -220,7 +232,7 @@ def _read_tfrecords(root: Path, files: list[Path], image_size: tuple[int, int] |
     image_key, label_key = _record_keys(train[0])
     names = root / "labels.txt"
     if names.exists():
-        classes = tuple(names.read_text("utf-8").splitlines())
+        classes = read_labels_file(names)
     else:
         classes = tuple(map(str, range(max(_highest_label(file, label_key) for file in train) + 1)))
 

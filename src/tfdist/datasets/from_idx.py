@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist._utils.read_files import opened_regular, read_text_file
 from tfdist.datasets.cache import Batches, Contents
+from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
 
-__all__ = ["idx_files", "read_idx"]
+__all__ = ["idx_files", "read_idx", "read_labels_file"]
 
 Array = NDArray[np.uint8]
 
@@ -65,7 +67,7 @@ def read_idx(folder: Path, classes: tuple[str, ...] = ()) -> Contents:
     highest = {split: int(values.max()) for split, values in labels.items()}
     names = folder / "labels.txt"
     if names.exists():
-        classes = tuple(names.read_text("utf-8").splitlines())
+        classes = read_labels_file(names)
     classes = classes or tuple(map(str, range(max(highest.values()) + 1)))
     for split, label in highest.items():
         if label >= len(classes):
@@ -75,25 +77,41 @@ def read_idx(folder: Path, classes: tuple[str, ...] = ()) -> Contents:
     return Contents((size[0], size[1], 1), classes, batches["train"], batches["test"])
 
 
+def read_labels_file(path: Path) -> tuple[str, ...]:
+    """Return the names of the classes, one a line.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    try:
+        return tuple(read_text_file(path).splitlines())
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"cannot be read: {error}") from None
+
+
 def _read(path: Path, dimensions: int) -> Array:
     """Return the array in an idx file of bytes: two zeros, the type, the number of dimensions, the sizes."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:  # a bad gzip file is an OSError
-        raise DataError(str(path), f"cannot be read: {error}", remedy="Copy or download it again") from None
     header = 4 + 4 * dimensions
     start = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
-    if len(data) < header or data[:4] != start:
-        expected = f"an idx file of bytes with {dimensions} dimensions, which begins with {start.hex(' ')}"
-        raise DataError(str(path), expected=expected, received=data[:4].hex(" ") or "an empty file")
-    shape = struct.unpack(f">{dimensions}I", data[4:header])
-    if len(data) - header != math.prod(shape):
+    try:
+        with opened_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+            head = file.read(header)
+            if len(head) < header or head[:4] != start:
+                expected = f"an idx file of bytes with {dimensions} dimensions, which begins with"
+                received = head[:4].hex(" ") or "an empty file"
+                raise DataError(str(path), expected=f"{expected} {start.hex(' ')}", received=received)
+            shape = struct.unpack(f">{dimensions}I", head[4:])
+            check_fits_memory(path, math.prod(shape))
+            data = file.read(math.prod(shape) + 1)
+    except (EOFError, zlib.error, OSError) as error:  # a bad gzip file is an OSError
+        raise DataError(str(path), f"cannot be read: {error}", remedy="Copy or download it again") from None
+    if len(data) != math.prod(shape):
         expected = f"{math.prod(shape)} bytes after the header, for {_size(shape)}"
-        received = f"{len(data) - header}"
+        received = "more" if len(data) > math.prod(shape) else f"{len(data)}"
         raise DataError(str(path), expected=expected, received=received, remedy="Copy or download it again")
-    if not math.prod(shape):
+    if not data:
         raise DataError(str(path), "has no examples")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def _batches(images: Array, labels: Array) -> Batches:

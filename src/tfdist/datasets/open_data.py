@@ -204,8 +204,8 @@ def _read(
         return _read_path(place, cache, image_size)
     if not place.exists():
         if Path(name).is_dir():
-            _log.info("data set '%s': the folder %s", name, Path(name).resolve())
-            return _read_path(Path(name).resolve(), cache, image_size)
+            _log.info("data set '%s': the folder %s", name, _resolved(Path(name)))
+            return _read_path(_resolved(Path(name)), cache, image_size)
         _fetch(name, folder)
     request = ["tfds", name, str(place), image_size, _stamp(place)]
     return prepare(name, request, lambda: _from_tfds(name, folder, image_size), cache)
@@ -214,7 +214,14 @@ def _read(
 def _path_of(name: str) -> Path | None:
     """Return the path that a name is; None if it is a name without a slash."""
     is_path = name.startswith(("/", "./", "../", "~")) or name.endswith(".npz") or "://" in name
-    return local_path(name, "data set").expanduser().resolve() if is_path else None
+    return _resolved(local_path(name, "data set")) if is_path else None
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # a loop of links, or ~ of a user who does not exist
+        raise DataError(str(path), f"cannot be found: {error}") from None
 
 
 def _read_path(path: Path, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
@@ -258,7 +265,7 @@ def _fetch(name: str, folder: Path) -> None:
 def _tfds_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder of tensorflow-datasets: the argument, TFDS_DATA_DIR, or its own default."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    return local_path(chosen, "data_dir").expanduser().resolve()
+    return _resolved(local_path(chosen, "data_dir"))
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:

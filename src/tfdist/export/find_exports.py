@@ -6,7 +6,6 @@ RUN/export/<step>/            a SavedModel
 RUN/export/latest             a link to the newest
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfdist._utils.files import local_path, storage_errors, write_json, write_whole
+from tfdist._utils.read_files import read_json_file, read_text_file
 from tfdist.errors import ConfigError, DataError
 
 __all__ = ["FILES", "Exported", "Format", "find_export", "set_latest", "write_metadata"]
@@ -23,6 +23,7 @@ FILES: Mapping[str, str] = {"keras": "model.keras", "tflite": "model.tflite"}
 
 _METADATA = "metadata.json"
 _LATEST = "latest"
+_LONGEST_NAME = 100  # of the step that `latest` names
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,12 @@ def _newest(folder: Path) -> Path:
     latest = folder / _LATEST
     if not latest.is_file():
         return latest
+    try:
+        name = read_text_file(latest).strip()
+    except (OSError, ValueError) as error:
+        raise DataError(str(latest), f"cannot be read: {error}", remedy="Name one export instead") from None
     # Only the last part of the name, so that it cannot lead out of the folder.
-    return folder / Path(latest.read_text("utf-8").strip() or _LATEST).name
+    return folder / Path(name[:_LONGEST_NAME] or _LATEST).name
 
 
 def _is_whole(folder: Path) -> bool:
@@ -106,7 +111,7 @@ def _is_whole(folder: Path) -> bool:
 def _described(path: Path, folder: Path, form: Format) -> Exported:
     described = folder / _METADATA
     try:
-        about = json.loads(described.read_text("utf-8"))
+        about = read_json_file(described)
         height, width, channels = map(int, about["image_shape"])
         classes = tuple(map(str, about["classes"]))
     except FileNotFoundError:
@@ -114,6 +119,6 @@ def _described(path: Path, folder: Path, form: Format) -> Exported:
         raise ConfigError(
             str(path), problem, remedy="Name a run's folder, or a model exported there"
         ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise DataError(str(described), f"is malformed: {type(error).__name__}: {error}") from None
     return Exported(path, form, (height, width, channels), classes, about)

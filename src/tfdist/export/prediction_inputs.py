@@ -1,6 +1,5 @@
 """Read the images to predict: an image, a folder of images, an .npz file or a data set."""
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ import tensorflow as tf
 from tfdist._utils.files import default_cache_dir, path_or_address
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
 from tfdist.datasets.from_address import copy_to_cache, list_address
-from tfdist.datasets.from_files import is_hidden
+from tfdist.datasets.from_files import check_files, is_hidden
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data
+from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError, did_you_mean
 from tfdist.export.find_exports import Exported
 
@@ -73,6 +73,7 @@ def _files_in(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int | 
             images.append((image, classes.index(path.name)))
     if not images:
         raise DataError(str(folder), "has no images")
+    check_files([image for image, _ in images])
     return images
 
 
@@ -107,11 +108,7 @@ def _image(path: Path, shape: tuple[int, int, int]) -> Any:
 
 
 def _from_npz(path: Path, exported: Exported, batch: int) -> Iterator[ImageBatch]:
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(str(path), f"cannot be read: {error}") from None
+    arrays = read_npz(path)
     suffix = next((suffix for suffix in ("", "_test") if f"x{suffix}" in arrays), None)
     if suffix is None:
         has = ", ".join(arrays) or "none"

@@ -1,16 +1,18 @@
 """Save the checkpoints of a run, and find the one from which it resumes after a stop."""
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tfdist._utils.files import storage_errors, write_json
+from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer import checkpoint
 from tfdist.trainer.run_context import RunContext
@@ -32,6 +34,16 @@ class Start:
 
     at_step: int
     lost: int
+
+
+class _Facts(msgspec.Struct):
+    """The facts of a checkpoint that a resumed run reads."""
+
+    trained: dict[str, Any]
+    evaluation: dict[str, float]
+    best: dict[str, float]
+    skipped_batches: list[int] = []
+    is_stopped: bool = False
 
 
 class CheckpointManager:
@@ -72,6 +84,7 @@ class CheckpointManager:
                 problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
                 remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
                 raise ConfigError(self._place, problem, remedy=remedy)
+            _check_facts(newest)
             _check_same(newest, self._trained)
         step, skipped = (-1, []) if newest is None else (newest.step, newest.facts.get("skipped_batches", []))
         is_enough = newest is not None and self._is_over(newest)
@@ -144,10 +157,9 @@ class CheckpointManager:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._reached = os.open(self._folder / "reached", os.O_RDWR | os.O_CREAT, 0o666)
             before = os.pread(self._reached, 64, 0).strip()
-            file = self._folder / "history.json"
-            earlier = json.loads(file.read_text()) if file.exists() else []
+        file = self._folder / "history.json"
         lost = max(0, int(before) - step) if before.isdigit() else 0
-        self.history = (*(Start(**start) for start in earlier), Start(step, lost))
+        self.history = (*_read_history(file), Start(step, lost))
         write_json(file, [asdict(start) for start in self.history])
         self.reached(step)
         if self._remote is not None:
@@ -192,6 +204,26 @@ class CheckpointManager:
             return []
         agreed = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
         return [int(number) for number in agreed]
+
+
+def _read_history(file: Path) -> list[Start]:
+    """Return the earlier starts of a run; they are only for the report, so a damaged file ends no run."""
+    try:
+        return msgspec.convert(read_json_file(file), list[Start])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        _log.warning("%s: cannot be read (%s); the report counts from this start on", file, error)
+        return []
+
+
+def _check_facts(newest: checkpoint.Checkpoint) -> None:
+    """Raise ConfigError if the facts of a checkpoint are not those that `CheckpointManager.save` writes."""
+    try:
+        msgspec.convert(newest.facts, _Facts)
+    except msgspec.ValidationError as error:
+        where, remedy = str(newest.folder / "about.json"), "Remove this checkpoint, to resume from another"
+        raise ConfigError(where, f"is malformed: {error}", remedy=remedy) from None
 
 
 def _check_same(newest: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ __all__ = ["PROOF_BYTES", "SECRET", "SECRET_FILE", "Proofs", "find_secret"]
 SECRET_FILE = f"{SECRET}_FILE"
 PROOF_BYTES = hashlib.sha256().digest_size
 _MIN_LENGTH = 16  # characters
+_MOST_BYTES = 1 << 16
 
 
 def find_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
@@ -30,7 +31,8 @@ def find_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
     if not secret and environ.get(SECRET_FILE):
         where = f"{SECRET_FILE}={environ[SECRET_FILE]}"
         try:
-            secret = Path(environ[SECRET_FILE]).read_bytes()
+            with Path(environ[SECRET_FILE]).open("rb") as file:
+                secret = file.read(_MOST_BYTES)  # of a device, there would be no end
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
             raise ConfigError(where, problem, remedy="Name a file that this task may read") from None

@@ -92,7 +92,7 @@ def test_images_are_resized(tmp_path):
         ("t10k-images-idx3-ubyte.gz", b"", "t10k-images-idx3-ubyte.gz: expected an idx file of bytes with 3 dimensions, which begins with 00 00 08 03, received an empty file"),
         ("t10k-images-idx3-ubyte.gz", idx(LABELS["t10k"]), "with 3 dimensions, which begins with 00 00 08 03, received 00 00 08 01"),
         ("train-images-idx3-ubyte.gz", idx(IMAGES["train"])[:-1], "train-images-idx3-ubyte.gz: expected 210 bytes after the header, for 7 x 6 x 5, received 209. Copy or download it again"),
-        ("train-images-idx3-ubyte.gz", idx(IMAGES["train"]) + b"0", "received 211"),
+        ("train-images-idx3-ubyte.gz", idx(IMAGES["train"]) + b"0", "received more"),
         ("train-labels-idx1-ubyte.gz", idx(LABELS["train"][:6]), "train-labels-idx1-ubyte.gz: expected 7 labels, received 6"),
         ("t10k-images-idx3-ubyte.gz", idx(IMAGES["t10k"][:, :5]), "t10k-images-idx3-ubyte.gz: expected images of 6 x 5, received 5 x 5"),
         ("t10k-labels-idx1-ubyte.gz", idx(LABELS["t10k"][:0]), "t10k-labels-idx1-ubyte.gz: has no examples"),
