@@ -85,7 +85,7 @@ def _run(order: Order, received: bytes, scratch: Path) -> int:
     for fd in (reports, reporter, 2):  # a slow connection delays no report, and not this process
         os.set_blocking(fd, False)
     plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
-    with started_supervisor(plan, [log, reporter]) as control:
+    with started_supervisor(plan, [log, reporter]) as (control, _):
         os.close(log)
         return _relay(control, reports, received, order.task)
 

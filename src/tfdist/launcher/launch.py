@@ -132,8 +132,8 @@ def launch(
             "lost": LOST,
         }
         descriptors = [reporter, *(log.fd for log in logs.values())]
-        control = stack.enter_context(started_supervisor(plan, descriptors))
-        job = stack.enter_context(Job(cluster, logs, control, reports, stream or sys.stdout, plan, mark))
+        supervisor = stack.enter_context(started_supervisor(plan, descriptors))
+        job = stack.enter_context(Job(cluster, logs, supervisor, reports, stream or sys.stdout, plan, mark))
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:

@@ -24,6 +24,7 @@ __all__ = ["LAUNCH", "Job", "TaskLog"]
 LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks
 _TAIL_LINES = 20
 _CLEANUP_TIMEOUT = 10.0
+_SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
 _POLL_MS = 100
 _SECONDS_BETWEEN_CHECKS = 1.0
 
@@ -50,13 +51,16 @@ class Job:
         self,
         cluster: ClusterConfig,
         logs: Mapping[Task, TaskLog],
-        control: socket.socket,
+        supervisor: tuple[socket.socket, int],
         reports: int,
         stream: TextIO,
         plan: Mapping[str, Any],
         mark: str,
     ) -> None:
-        self._cluster, self._logs, self._control, self._reports = cluster, logs, control, reports
+        self._cluster, self._logs, self._reports = cluster, logs, reports
+        self._control, self._supervisor = supervisor
+        self._seconds_to_end = plan["grace"] + _SECONDS_AFTER_GRACE
+        self._end_by = float("inf")
         self._grace = f"SIGTERM, and SIGKILL after {plan['grace']:g} s"
         self._linger, self._restarts = f"{plan['linger']:g} s", plan["restarts"]
         self._heartbeat_timeout: float | None = plan["heartbeat_timeout"]
@@ -90,6 +94,7 @@ class Job:
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler."""
         self._signals.append(number)
+        self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
         self._send("end" if len(self._signals) == 1 else "kill")
 
     def follow(self) -> LaunchReport:
@@ -107,11 +112,11 @@ class Job:
                 self._read_events()
             if len(self._signals) > self._signals_reported:
                 self._say_signal()
-            if (
-                self._heartbeat_timeout is not None
-                and time.monotonic() - self._checked_at > _SECONDS_BETWEEN_CHECKS
-            ):
-                self._end_stopped(self._heartbeat_timeout)
+            if time.monotonic() - self._checked_at > _SECONDS_BETWEEN_CHECKS:
+                self._checked_at = time.monotonic()
+                self._check_supervisor()
+                if self._heartbeat_timeout is not None:
+                    self._end_stopped(self._heartbeat_timeout)
         with contextlib.suppress(BlockingIOError):
             self._read_reports(os.read(self._reports, 1 << 20))  # the last reports of the chief
         return self._result()
@@ -175,9 +180,25 @@ class Job:
         if progress is not None:
             self._screen.progress(progress)
 
+    def _check_supervisor(self) -> None:
+        """Continue the supervisor if somebody has stopped it, and kill it if it does not end in time."""
+        if is_stopped(self._supervisor):
+            self.say("the supervisor of the tasks was stopped (SIGSTOP): continuing it")
+            self._signal_supervisor(signal.SIGCONT)
+        if time.monotonic() > self._end_by:
+            self._end_by = float("inf")
+            self.say(f"the supervisor has not ended the tasks within {self._seconds_to_end:g} s: killing it")
+            # Then the kernel kills the tasks, and `_lose_supervisor` kills what they have started.
+            self._signal_supervisor(signal.SIGKILL)
+
+    def _signal_supervisor(self, number: signal.Signals) -> None:
+        # The number is not used again: only this process can reap the supervisor, and does so at the end.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._supervisor, number)
+
     def _end_stopped(self, patience: float) -> None:
         """Kill tasks that have been stopped for too long: an evaluator has no server that could be asked."""
-        self._checked_at = now = time.monotonic()
+        now = time.monotonic()
         stopped = [task for task, process in self._running.items() if is_stopped(process.pid)]
         self._stopped = {task: self._stopped.get(task, now) for task in stopped}
         for task, since in self._stopped.items():
@@ -221,6 +242,8 @@ class Job:
                 )
             case {"network": reason}:
                 self.warn_of_exposure(reason)
+            case {"slow": reason}:
+                self.say(f"the process that loads for all tasks {reason}: starting the tasks one by one")
             case {"unstartable": name, "error": reason, "program": program}:
                 self._error = self._unstartable(name, repr(program), reason)
             case {"started": name, "pid": pid}:

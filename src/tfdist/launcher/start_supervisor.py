@@ -3,14 +3,18 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = ["as_latin1", "started_supervisor"]
+
+_SECONDS_TO_END = 60.0  # when all tasks have been told to end at once
 
 # Runs with the standard library first on the path, and this package's folder last.
 _SUPERVISOR_PROGRAM = """
@@ -22,8 +26,13 @@ main(int(sys.argv[2]), int(sys.argv[3]))
 
 
 @contextlib.contextmanager
-def started_supervisor(plan: Mapping[str, Any], descriptors: Sequence[int]) -> Iterator[socket.socket]:
-    """Start the supervisor with a plan, and yield the socket to it; after the block it ends all tasks."""
+def started_supervisor(
+    plan: Mapping[str, Any], descriptors: Sequence[int]
+) -> Iterator[tuple[socket.socket, int]]:
+    """Start the supervisor with a plan, and yield the socket to it and its pid.
+
+    After the block it ends all tasks.
+    """
     control, its_end = socket.socketpair()
     with control:
         with its_end:
@@ -39,10 +48,21 @@ def started_supervisor(plan: Mapping[str, Any], descriptors: Sequence[int]) -> I
         try:
             with contextlib.suppress(ConnectionError):  # it was killed, which Job.follow reports
                 control.sendall(json.dumps(plan).encode() + b"\n")
-            yield control
+            yield control, process.pid
         finally:
             control.close()
-            process.wait()
+            _wait(process)
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of the supervisor, also if somebody stops it meanwhile."""
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        if time.monotonic() > deadline:
+            process.kill()  # the kernel kills the tasks then
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
 
 
 def as_latin1(word: str | os.PathLike[str]) -> str:

@@ -168,3 +168,26 @@ def test_a_signal_to_every_process_of_a_job_is_no_end_of_it(here, nothing_left):
     )
     run(code, here, loads_once=True, restarts=1)
     assert len(loaded(here)) == 1
+
+
+def test_where_it_is_stopped_the_tasks_are_started_one_by_one(here, nothing_left):  # noqa: F811
+    (here / "heavy.py").write_text(
+        LOADED
+        + "import signal\nif 'TFDIST_FORK_SERVER' in os.environ:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    report, shown = run(BEGIN, here, loads_once=True)
+    assert [each.code for each in report.exits] == [0, 0]
+    assert len(loaded(here)) == 3
+    assert "loads for all tasks was stopped for 5 s: starting the tasks one by one" in shown
+
+
+def test_where_it_is_stopped_later_lost_tasks_are_started_without_it(here, nothing_left):  # noqa: F811
+    code = BEGIN + (
+        "if me == 'worker-1' and life == 1:\n"
+        "    os.kill(int((here / 'loaded').read_text().split()[0]), signal.SIGSTOP)\n"
+        "    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while me == 'worker-0' and life == 1: time.sleep(1)\n"
+    )
+    report, _ = run(code, here, loads_once=True, restarts=1)
+    assert [each.code for each in report.exits[-2:]] == [0, 0]
+    assert len(loaded(here)) == 3

@@ -1,11 +1,14 @@
 """Lost tasks are started again, alone or with all the others, and no oftener than allowed."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from launched import SECONDS, alive, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
@@ -303,3 +306,57 @@ def test_the_command_line_offers_the_same(tmp_path):
 def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
     patience = Patience()
     assert [patience.pause_after(seconds) for seconds in lifetimes] == pauses
+
+
+def supervisor_of(launcher):
+    """Return the supervisor of a launcher in a process of its own."""
+    [pid] = [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_all_is_ended_while_the_supervisor_is_stopped(tmp_path, number):
+    code = LIVES.format(here=str(tmp_path)) + "time.sleep(600)"
+    with started(driver(code, tmp_path / "run", grace=2.0)) as launcher:
+        until(lambda: len(lives(tmp_path)) == 2, "the tasks run")
+        os.kill(supervisor_of(launcher.pid), signal.SIGSTOP)
+        os.kill(launcher.pid, number)
+        assert launcher.wait(SECONDS) == (128 + number if number == signal.SIGTERM else -number)
+
+
+def test_a_supervisor_that_is_stopped_is_continued(tmp_path):
+    code = LIVES.format(here=str(tmp_path)) + "until('go', 1)"
+    with started(driver(code, tmp_path / "run")) as launcher:
+        until(lambda: len(lives(tmp_path)) == 2, "the tasks run")
+        os.kill(supervisor_of(launcher.pid), signal.SIGSTOP)
+        (tmp_path / "go.lives").write_text("\n")
+        shown = launcher.communicate(timeout=SECONDS)[0].decode()
+    assert launcher.returncode == 0
+    assert "the supervisor of the tasks was stopped (SIGSTOP): continuing it" in shown
+
+
+def test_a_supervisor_that_is_stopped_again_and_again_does_not_keep_the_tasks_alive(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfdist.launcher.launch_monitor._SECONDS_AFTER_GRACE", 1.0)
+    monkeypatch.setattr("tfdist.launcher.launch_monitor.is_stopped", lambda pid: False)
+    code = LIVES.format(here=str(tmp_path)) + "time.sleep(600)"
+    with pytest.raises(LaunchError, match="its supervisor was killed") as caught, interrupted(tmp_path):
+        run(code, tmp_path, grace=1.0)
+    assert "the supervisor has not ended the tasks within 2 s: killing it" in caught.value.shown
+
+
+@contextlib.contextmanager
+def interrupted(folder):
+    """Stop the supervisor that this process starts, and then send this process SIGTERM."""
+
+    def interrupt():
+        until(lambda: len(lives(folder)) == 2, "the tasks run")
+        task = int((folder / "worker-0.lives").read_text())
+        os.kill(int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(SECONDS)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .query_and_bind_processes import is_stopped
 from .start_child import STOP_SIGNALS, as_bytes, become, start
 
 __all__ = ["ForkServer", "fork_tasks"]
@@ -28,6 +29,9 @@ __all__ = ["ForkServer", "fork_tasks"]
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
 _VARIABLE = "TFDIST_FORK_SERVER"
 _FORK_TIMEOUT = 60.0
+_LOAD_TIMEOUT = 600.0  # seconds; a cold network file system may need minutes
+_STOPPED_TIMEOUT = 5.0
+_NEVER = float("inf")
 
 
 class ForkServer:
@@ -52,6 +56,17 @@ class ForkServer:
         if error:
             self.pid = 0
         self.is_loading, self._is_ready = not error, False
+        self._began, self._stopped_since = time.monotonic(), _NEVER
+
+    def why_stuck(self) -> str:
+        """Return why nobody should wait any longer until the process has loaded; empty if one should."""
+        now = time.monotonic()
+        if not self.is_loading:
+            return ""
+        self._stopped_since = min(self._stopped_since, now) if is_stopped(self.pid) else _NEVER
+        if now - self._stopped_since > _STOPPED_TIMEOUT:
+            return f"was stopped for {_STOPPED_TIMEOUT:g} s"
+        return f"has not loaded within {_LOAD_TIMEOUT:g} s" if now - self._began > _LOAD_TIMEOUT else ""
 
     def read_state(self) -> bool:
         """Read whether the process is ready, or has ended; return True if it is ready."""
@@ -62,6 +77,8 @@ class ForkServer:
 
     def start(self, task: Mapping[str, Any], output: int) -> tuple[int, str] | None:
         """Start a task; return its pid and an error text, or None if there is no usable fork server."""
+        if self._is_ready and is_stopped(self.pid):
+            self.close()
         if not self._is_ready:
             return None
         closes = list(self._progress - {task["progress"]})

@@ -23,7 +23,8 @@ from .start_child import STOP_SIGNALS, start
 __all__ = ["Supervisor", "main"]
 
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
-_LAUNCHER_DIED = signal.SIGUSR1
+_LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
+_SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server
 _NEVER = float("inf")
 _ALL_TASKS = ""  # used in place of a task's name
 
@@ -181,8 +182,13 @@ class Supervisor:
     def _settle_fork_server(self) -> bool:
         """Wait until the fork server is ready or has failed; return whether the tasks may start."""
         self._run_commands()
+        if os.getppid() != self._launcher:  # it died before this process handled its signal
+            self._kill()
         while self._fork_server is not None and self._fork_server.is_loading and self._may_continue():
-            self._wait(_NEVER)
+            self._wait(time.monotonic() + _SECONDS_BETWEEN_CHECKS)
+            if reason := self._fork_server.why_stuck():
+                self._fork_server.close()
+                self._send_event(slow=reason)
         return self._may_continue()
 
     def _may_continue(self) -> bool:
