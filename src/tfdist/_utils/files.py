@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import ConfigError, StorageError, shown
+from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
 
 __all__ = [
     "default_cache_dir",
@@ -104,7 +104,8 @@ def write_whole(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
+            with _loss_if_removed(path.parent, path):
+                partial.replace(path)
         _sync_folder(path.parent)
 
 
@@ -126,11 +127,12 @@ def fresh_path(final: Path) -> Iterator[Path]:
             dir=final.parent, prefix=".partial-", ignore_cleanup_errors=True
         ) as scratch:
             written, replaced = Path(scratch, final.name), Path(scratch, "replaced")
-            yield written
-            for file in (written, *written.rglob("*")):
-                if file.is_file():
-                    with file.open("rb") as opened:
-                        os.fsync(opened.fileno())
+            with _loss_if_removed(Path(scratch), final):
+                yield written
+                for file in (written, *written.rglob("*")):
+                    if file.is_file():
+                        with file.open("rb") as opened:
+                            os.fsync(opened.fileno())
             try:
                 if final.exists() and (
                     final.is_dir() or written.is_dir()
@@ -164,6 +166,18 @@ def storage_errors(where: Path) -> Iterator[None]:
         place = str(error.filename or where)
         remedy = "Free disk space, or name a writable folder"
         raise StorageError(place, f"cannot be written: {reason}", remedy=remedy) from error
+
+
+@contextlib.contextmanager
+def _loss_if_removed(folder: Path, final: Path) -> Iterator[None]:
+    """Raise TaskLost if the block fails because somebody has removed the folder it works in."""
+    try:
+        yield
+    except (OSError, TfdistError) as error:
+        if folder.exists():
+            raise
+        problem = "its folder was removed while it was being written"
+        raise TaskLost(str(final), problem, remedy="Start the run again") from error
 
 
 @contextlib.contextmanager

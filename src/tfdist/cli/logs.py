@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
 from tfdist.errors import ConfigError
+from tfdist.launcher.console import without_control_sequences
 
 __all__ = ["main"]
 
@@ -20,7 +21,8 @@ def main(command: Sequence[str], task: str | None = None, follow: bool = False) 
     tasks = submission.tasks if task is None else (task,)
     if task is not None and task not in submission.tasks:
         raise ConfigError("--task", expected=f"one of {', '.join(submission.tasks)}", received=task)
-    for name, line in engine.logs(submission, tasks, follow):
+    for name, printed in engine.logs(submission, tasks, follow):
+        line = without_control_sequences(printed) if sys.stdout.isatty() else printed
         sys.stdout.write(f"{line}\n" if task is not None else f"{name}: {line}\n")
         sys.stdout.flush()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tfdist._utils.files import path_or_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import LOST, ConfigError
+from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
@@ -158,7 +158,10 @@ def _print_report(folder: RunFolder) -> None:
     from rich.console import Console
 
     path = folder.root / "report.json"
-    report = json.loads(path.read_text())
+    try:
+        report = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
     say = Console(highlight=False, markup=False, soft_wrap=True).print
     if report["substitute_for"]:
         text = f"ATTENTION: '{report['data']}' was used in place of '{report['substitute_for']}'"

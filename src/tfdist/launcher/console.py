@@ -18,14 +18,15 @@ from typing import TextIO
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.report_pipe import Progress
 
-__all__ = ["LogTail", "Screen", "last_lines"]
+__all__ = ["LogTail", "Screen", "last_lines", "without_control_sequences"]
 
 _CHUNK = 64 * 1024
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS = 1.0, 0.2
 _RATE_WINDOW_SECONDS = 30.0
 # Colours and cursor movements of one task would spoil the lines of the others. The log file keeps them.
-_CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+# \x80 to \x9f are control characters too (C1): \x9b begins a sequence as \x1b[ does.
+_CONTROL_SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Messages of TensorFlow's C++ at level INFO. Since 2.20 no variable silences them before TensorFlow is
 # loaded.
 _TENSORFLOW_INFO = re.compile(
@@ -66,11 +67,14 @@ class LogTail:
 
 
 def last_lines(path: Path, start: int, count: int) -> list[str]:
-    """Return the last lines that were added to a log file after a position."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(start, end - _CHUNK))
-        lines = _printable_text(file.read()).rstrip().split("\n")
+    """Return the last lines that were added to a log file after a position; none if it was removed."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - _CHUNK))
+            lines = _printable_text(file.read()).rstrip().split("\n")
+    except FileNotFoundError:
+        return []
     return [line[:500] for line in lines[-count:]]
 
 
@@ -78,6 +82,11 @@ def _printable_text(data: bytes) -> str:
     text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
     if "\r" in text:  # of a line that was overwritten, show the last version
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return without_control_sequences(text)
+
+
+def without_control_sequences(text: str) -> str:
+    """Return a text without what a terminal would take for commands."""
     return _CONTROL_SEQUENCES.sub("", text)
 
 

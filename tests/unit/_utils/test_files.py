@@ -18,7 +18,7 @@ from tfdist._utils.files import (
     write_json,
     write_whole,
 )
-from tfdist.errors import ConfigError, StorageError
+from tfdist.errors import ConfigError, StorageError, TaskLost
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -174,6 +174,25 @@ def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkey
         f"runs/launch-20260101-120000{end}" for end in ("", "-2", "-3")
     ]
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_folder_that_is_removed_while_it_is_written_asks_for_another_start(tmp_path):
+    run = tmp_path / "run"
+    with (
+        pytest.raises(TaskLost, match="removed while it was being written") as caught,
+        fresh_folder(run / "7") as at,
+    ):
+        shutil.rmtree(run)
+        (at / "file").write_text("")
+    assert caught.value.exit_code == 138
+    assert not run.exists()
+
+
+def test_a_file_whose_folder_is_removed_asks_for_another_start(tmp_path, monkeypatch):
+    sync = os.fsync
+    monkeypatch.setattr("os.fsync", lambda file: (sync(file), shutil.rmtree(tmp_path / "run")))
+    with pytest.raises(TaskLost, match="removed while it was being written"):
+        write_whole(tmp_path / "run" / "report.json", b"{}")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):

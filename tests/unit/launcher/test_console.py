@@ -45,6 +45,7 @@ for step in range(1, 301):
             rb"I0000 00:00:1795267459.73 299 port.cc:153] on.\nW0000 00:00:1.2 3 a.cc:1] b\n",
             "[worker:0] W0000 00:00:1.2 3 a.cc:1] b\n",
         ),
+        (rb"\xc2\x9b31mred\xc2\x9b0m\xc2\x85\xc2\x9d \xc3\xa9\n", "[worker:0] red é\n"),
         (rb"\x1b[31mred\x1b[0m\x1b[2K\x07\x00!\n", "[worker:0] red!\n"),
     ],
 )
