@@ -178,12 +178,14 @@ def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkey
 
 def test_a_folder_that_is_removed_while_it_is_written_asks_for_another_start(tmp_path):
     run = tmp_path / "run"
-    with (
-        pytest.raises(TaskLost, match="removed while it was being written") as caught,
-        fresh_folder(run / "7") as at,
-    ):
-        shutil.rmtree(run)
-        (at / "file").write_text("")
+
+    def write():
+        with fresh_folder(run / "7") as at:
+            shutil.rmtree(run)
+            (at / "file").write_text("")
+
+    with pytest.raises(TaskLost, match="removed while it was being written") as caught:
+        write()
     assert caught.value.exit_code == 138
     assert not run.exists()
 
