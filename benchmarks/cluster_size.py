@@ -21,7 +21,7 @@ from tfdist.cli.plan import main as plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.coordination.rendezvous.lead import Lead
+from tfdist.coordination.rendezvous.call_members import Lead
 from tfdist.coordination.waiting import Awaiting
 
 SIZES = (10, 100, 1000)

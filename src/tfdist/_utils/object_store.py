@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist._utils.network_probe import why_unreachable
+from tfdist._utils.download_reachability import why_unreachable
 from tfdist.errors import ConfigError, StorageError
 
 __all__ = [

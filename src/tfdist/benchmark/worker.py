@@ -25,7 +25,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.throughput import computing_seconds
-from tfdist.training.consensus import Agreement, wait_for_all
+from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.session import Session
 from tfdist.training.task_errors import naming_lost_tasks

@@ -6,7 +6,7 @@ tfdist status slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
-from tfdist.engines.files_of_job import last_progress
+from tfdist.engines.logs_and_exit_status import last_progress
 
 __all__ = ["main"]
 

@@ -80,7 +80,7 @@ def _main(
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
     from tfdist.trainer.config_and_plan_text import config_text, plan_text
-    from tfdist.trainer.job import rehearse
+    from tfdist.trainer.run_job import rehearse
 
     print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
     print(f"{plan_text(cluster, cluster.tasks(), settings)}\n")
@@ -146,7 +146,7 @@ def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolati
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Train as one task, in this process."""
-    from tfdist.trainer.job import train  # loads TensorFlow, which the launcher does not need
+    from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
     if train(settings.config, cluster, folder) is not None and is_alone:
@@ -192,4 +192,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
     flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
     flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
-    run(main, loads="tfdist.trainer.job")
+    run(main, loads="tfdist.trainer.run_job")

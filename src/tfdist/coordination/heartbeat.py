@@ -14,7 +14,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.coordination.thread_per_task import TaskThreads
 from tfdist.errors import TaskLost
-from tfdist.launcher.report_pipe import report_silent
+from tfdist.launcher.chief_reports import report_silent
 
 __all__ = ["Watcher"]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tfdist.cluster.environments import ROLES
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
-from tfdist.engines.section_options import with_options
+from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 __all__ = [

@@ -25,9 +25,9 @@ from tfdist.engines.compose_file import (
     service_name,
     with_options,
 )
-from tfdist.engines.files_of_job import progress_path
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["Compose"]

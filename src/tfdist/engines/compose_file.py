@@ -16,9 +16,9 @@ import yaml
 
 from tfdist._utils.files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines import section_options
-from tfdist.engines.files_of_job import progress_path
+from tfdist.engines import options_into_section
 from tfdist.engines.job_description import Job
+from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.errors import ConfigError, shown
 
 __all__ = [
@@ -124,11 +124,11 @@ def with_options(job: Job, options: Mapping[str, str]) -> Job:
     An option is a key of `engine.compose`, or of a service, or `worker:key` for services of one role.
     """
     section = job.section.compose
-    changes: dict[section_options.Key, str] = {}
+    changes: dict[options_into_section.Key, str] = {}
     for name, text in options.items():
         is_of_section = name.partition(".")[0] in section.__struct_fields__
         changes[name if is_of_section else ("service", name)] = text
-    section = section_options.with_options(section, changes)
+    section = options_into_section.with_options(section, changes)
     return replace(job, section=msgspec.structs.replace(job.section, compose=section))
 
 

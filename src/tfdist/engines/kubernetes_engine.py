@@ -19,7 +19,7 @@ import yaml
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
-from tfdist.engines.section_options import with_options
+from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, TfdistError, shown
 
 __all__ = ["KubernetesEngine"]

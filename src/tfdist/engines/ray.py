@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
-from tfdist.engines.section_options import Key, with_options
+from tfdist.engines.options_into_section import Key, with_options
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.ray_section import RaySection
 

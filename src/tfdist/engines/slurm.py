@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.engines.files_of_job import lines_of, state_of_exit_status
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 
 __all__ = ["Slurm"]

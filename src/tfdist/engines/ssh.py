@@ -17,7 +17,7 @@ import msgspec
 from tfdist.engines import background
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
-from tfdist.engines.section_options import Key, with_options
+from tfdist.engines.options_into_section import Key, with_options
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
 from tfdist.errors import ConfigError, shown

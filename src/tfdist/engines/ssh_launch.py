@@ -12,7 +12,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.environments import ROLES
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import PLAN, Plan, write_private
-from tfdist.engines.ssh_task import GRACE
+from tfdist.engines.ssh_task_on_host import GRACE
 from tfdist.errors import LOST, TfdistError
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError
@@ -37,7 +37,7 @@ def main(run_dir: Path, plan: Plan) -> None:
     try:
         launch(
             cluster,
-            [sys.executable, "-m", "tfdist.engines.ssh_task_proxy"],
+            [sys.executable, "-m", "tfdist.engines.ssh_connection_of_task"],
             run_dir=run_dir,
             env={PLAN: str(path)},
             network_isolation="never",

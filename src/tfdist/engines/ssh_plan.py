@@ -16,7 +16,7 @@ _SCRIPT = """\
 cd {folder} || exit {no_folder}
 {setup}
 command -v {python} > /dev/null || exit {no_python}
-exec {python} -m tfdist.engines.ssh_task {words}"""
+exec {python} -m tfdist.engines.ssh_task_on_host {words}"""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [task for task, its_host in self.tasks.items() if its_host == host]
 
     def words_for(self, host: str, *words: str) -> list[str]:
-        """Return the command that runs tfdist.engines.ssh_task with these words on a host."""
+        """Return the command that runs tfdist.engines.ssh_task_on_host with these words on a host."""
         script = _SCRIPT.format(
             folder=shlex.quote(self.folder),
             setup="\n".join(self.setup),

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.report_pipe import Progress
 
 __all__ = ["LogTail", "Screen", "last_lines", "without_control_sequences"]
 

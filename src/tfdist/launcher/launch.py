@@ -18,7 +18,7 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.environments import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
-from tfdist.launcher import progress_file, report_pipe
+from tfdist.launcher import chief_reports, progress_file
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
@@ -110,7 +110,7 @@ def launch(
         for task in cluster.tasks():
             own = {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
             if task == cluster.lead:
-                own[report_pipe.VARIABLE] = report_pipe.address(reporter)
+                own[chief_reports.VARIABLE] = chief_reports.address(reporter)
                 own |= progress_file.variables()
             environment = task_environment(
                 cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
@@ -152,7 +152,7 @@ def _task_plan(
         "mark": f"{_TASK}={environment[_TASK]}",
         "cores": share.pinned,
         "log": log.fd,
-        "progress": reporter if report_pipe.VARIABLE in environment else None,
+        "progress": reporter if chief_reports.VARIABLE in environment else None,
         "serves": cluster.serves,
     }
 

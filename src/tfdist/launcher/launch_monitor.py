@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TextIO
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.chief_reports import Joined, Silence, read_reports
 from tfdist.launcher.console import LogTail, Screen, last_lines
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.report_pipe import Joined, Silence, read_reports
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
 __all__ = ["LAUNCH", "Job", "TaskLog"]

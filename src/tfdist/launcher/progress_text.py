@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfdist.launcher.report_pipe import Progress
+from tfdist.launcher.chief_reports import Progress
 
 __all__ = ["describe_progress"]
 

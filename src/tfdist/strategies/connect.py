@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import TaskLost
-from tfdist.launcher.report_pipe import report_joined
+from tfdist.launcher.chief_reports import report_joined
 
 __all__ = ["connecting", "is_connected"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.report_pipe import report_progress
+from tfdist.launcher.chief_reports import report_progress
 from tfdist.trainer.stragglers import Stragglers
 from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 

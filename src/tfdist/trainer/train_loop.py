@@ -16,8 +16,8 @@ from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
-from tfdist.training.consensus import Agreement, wait_for_all
 from tfdist.training.evaluate import run_tests
+from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
 from tfdist.training.run_batches import steps_per_execution

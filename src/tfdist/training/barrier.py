@@ -1,7 +1,7 @@
 """Wait in a script until all processes that run it have reached the same line."""
 
 from tfdist.strategies.current import current_strategy
-from tfdist.training.consensus import wait_for_all
+from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["barrier"]

@@ -17,8 +17,8 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.errors import DataError
-from tfdist.training.consensus import sum_over_workers
 from tfdist.training.dataset_checks import chain_of, definitions_of
+from tfdist.training.leave_loop_together import sum_over_workers
 
 __all__ = ["check_same_data", "digest_of"]
 

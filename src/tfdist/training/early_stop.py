@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.consensus import sum_over_workers
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.leave_loop_together import sum_over_workers
 
 __all__ = ["Stopping"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import registry
-from tfdist.engines.files_of_job import progress_path
 from tfdist.engines.job_handle_and_state import State
+from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"

@@ -212,7 +212,7 @@ def test_a_taken_port_is_the_users_to_free(cluster):
 
 
 def test_a_lead_that_falls_silent_is_lost(cluster, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.rendezvous.member._LEAD_TIMEOUT", 0.5)
+    monkeypatch.setattr("tfdist.coordination.rendezvous.answer_lead._LEAD_TIMEOUT", 0.5)
     mark = fingerprint(cluster)
     with ThreadPoolExecutor() as pool:
         member = pool.submit(_hold, cluster.with_task("worker", 1), mark, 1.5)

@@ -3,8 +3,8 @@
 import pytest
 
 from tfdist.engines import records, registry
-from tfdist.engines.files_of_job import lines_of, log_path, state_of_exit_status
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exit_status
 from tfdist.engines.records import find_submission, record
 from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError

@@ -20,7 +20,7 @@ from tfdist.engines.ssh_check import FoundHost, check_hosts
 from tfdist.engines.ssh_launch import cluster_on
 from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
-from tfdist.launcher.report_pipe import Progress, Silence, read_reports
+from tfdist.launcher.chief_reports import Progress, Silence, read_reports
 from tfdist.trainer.config import read_config
 from tfdist.trainer.engine_sections import EngineSection, SshSection
 
@@ -170,7 +170,7 @@ class OnHost:
             is_single=is_single,
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist.engines.ssh_task", "run"],
+            [sys.executable, "-m", "tfdist.engines.ssh_task_on_host", "run"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

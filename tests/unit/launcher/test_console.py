@@ -17,9 +17,9 @@ import pytest
 from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.console import Screen
 from tfdist.launcher.progress_text import _duration, describe_progress
-from tfdist.launcher.report_pipe import Progress
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -18,9 +18,9 @@ from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.checkpoint import list_steps
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
-from tfdist.trainer.job import rehearse
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.trainer.run_job import rehearse
 from tfdist.trainer.train_loop import Run
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import connected
-from tfdist.coordination.rendezvous.lead import Lead
-from tfdist.coordination.rendezvous.member import Member
+from tfdist.coordination.rendezvous.answer_lead import Member
+from tfdist.coordination.rendezvous.call_members import Lead
 from tfdist.coordination.rendezvous.messages import Call, Refused, exchange
 from tfdist.coordination.waiting import Awaiting
 

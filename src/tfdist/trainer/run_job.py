@@ -60,7 +60,7 @@ from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, new
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.consensus import wait_for_all
+from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["Report", "rehearse", "train"]

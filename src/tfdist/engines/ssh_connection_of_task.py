@@ -18,8 +18,7 @@ import msgspec
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh_plan import PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
-from tfdist.launcher.environment import SECRET
-from tfdist.launcher.report_pipe import (
+from tfdist.launcher.chief_reports import (
     Progress,
     Silence,
     read_reports,
@@ -27,6 +26,7 @@ from tfdist.launcher.report_pipe import (
     report_progress,
     report_silent,
 )
+from tfdist.launcher.environment import SECRET
 
 __all__ = ["main"]
 

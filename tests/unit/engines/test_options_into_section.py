@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.engines.section_options import with_options
+from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError
 from tfdist.trainer.engine_sections import ComposeSection
 from tfdist.trainer.ray_section import RaySection

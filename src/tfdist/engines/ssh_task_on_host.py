@@ -26,7 +26,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh_plan import Order, write_private
 from tfdist.errors import LOST
-from tfdist.launcher import report_pipe
+from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH
 from tfdist.launcher.resources import share_cores
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
             order, rest = _read_order()
             with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
                 return _run(order, rest, Path(scratch))
-    print("tfdist: tfdist.engines.ssh_task: expected check COUNT, or run", file=sys.stderr)
+    print("tfdist: tfdist.engines.ssh_task_on_host: expected check COUNT, or run", file=sys.stderr)
     return 2
 
 
@@ -101,7 +101,7 @@ def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     variables = task_environment(cluster, task, share, defaults, None, is_width_forced=is_width_forced)
     variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *order.hosts])
     if task == cluster.lead:
-        variables[report_pipe.VARIABLE] = report_pipe.address(reporter)
+        variables[chief_reports.VARIABLE] = chief_reports.address(reporter)
     if order.is_single:
         del variables["TF_CONFIG"]
     mark = os.urandom(8).hex()
@@ -122,7 +122,7 @@ def _supervisor_plan(
         "mark": f"{LAUNCH}={variables[LAUNCH]}",
         "cores": [],
         "log": log,
-        "progress": reporter if report_pipe.VARIABLE in variables else None,
+        "progress": reporter if chief_reports.VARIABLE in variables else None,
         "serves": False,
         "alone": False,
     }

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.launcher import progress_file
-from tfdist.launcher.outcome import LaunchError
-from tfdist.launcher.report_pipe import (
+from tfdist.launcher.chief_reports import (
     VARIABLE,
     Joined,
     Progress,
@@ -22,6 +21,7 @@ from tfdist.launcher.report_pipe import (
     report_progress,
     report_silent,
 )
+from tfdist.launcher.outcome import LaunchError
 
 COUNTS = st.integers(0, 2**63 - 1)
 
