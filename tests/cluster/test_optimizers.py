@@ -113,7 +113,6 @@ def test_what_servers_cannot_do_is_refused(strategy, finished):
     found = finished(strategy).chief["own_cases.refused"]
 
     assert ("overrides train_step" in found["own"]) == KERAS_2
-    assert "XLA cannot reach variables on other tasks" in found["jit"]
     if not KERAS_2:
         is_apart = strategy == "parameter_server"
         for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
