@@ -186,6 +186,6 @@ def test_the_function_of_the_page_trains(ray, tmp_path):
     ]
     (tmp_path / "driver.py").write_text(script.replace("/mnt/shared", str(tmp_path)))
     output = ray.drive(sys.executable, tmp_path / "driver.py")
-    losses = json.loads(output.splitlines()[-1])
+    [losses] = map(json.loads, re.findall(r"^\[[0-9., e-]+\]$", output, re.MULTILINE))
     assert len(losses) == 3
     assert losses[2] < losses[0]
