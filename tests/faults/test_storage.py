@@ -10,6 +10,8 @@ from proofs import prove_exact, prove_nothing_left
 from setups import config
 from training import Training
 
+from tfdist.errors import LOST
+
 pytestmark = pytest.mark.faults
 
 
@@ -74,7 +76,7 @@ def test_a_run_whose_checkpoints_are_removed_says_so_or_goes_on(is_writing, tmp_
         shutil.rmtree(training.run / "checkpoints")
         os.kill(training.process.pid, signal.SIGCONT)
         status = training.end()
-        assert status == (2 if is_writing else 0), training.tail()
+        assert status == (LOST if is_writing else 0), training.tail()
         if is_writing:
             assert f"tfdist: {training.run / 'checkpoints'}" in training.said()
             assert "Traceback" not in training.said()
