@@ -14,6 +14,7 @@ import task as one_task
 
 from commands import SHOW_STACKS, Forked
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.transport.authentication import SECRET
 
 FOR_ALL = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 LONGEST = 800  # seconds; what takes longer hangs, on a slow machine too
@@ -46,6 +47,7 @@ class Running:
         name = "alone" if task is None else str(task)
         environ = {**os.environ, **FOR_ALL}
         environ.pop("TF_CONFIG", None)
+        environ.setdefault(SECRET, "a secret of these tests alone")  # as the launcher's tasks have one
         if task is not None:
             environ["TF_CONFIG"] = self.cluster.tf_config_json(*task)
         result, log = (self.folder / f"{name}.{kind}" for kind in ("json", "log"))

@@ -23,7 +23,8 @@ class Parts:
     Attributes:
         input: Waiting for the next batch.
         compute: Forward and backward pass.
-        exchange: Adding gradients up, or fetching variables and sending gradients.
+        exchange: Adding gradients up, or fetching variables and sending gradients, as far as the step waits
+            for it.
         wait: Waiting for tasks that have not come to the exchange; None where that is part of the exchange.
         rest: The remainder of a step: the update of the variables, and the calls of the graph.
         derived: The names of the parts that were found by difference from another run.
@@ -66,11 +67,14 @@ def parts_of(sample: Sample, alone: Sample | None = None) -> Parts:
 def _measured(record: Record) -> Parts:
     # The ring's time for the agreement on whether all have data is part of the time for the data.
     data = max(0.0, record.asked - record.agreeing)
-    around = record.step - data - record.moving - record.waiting
+    # A step takes only that part of the exchange in which it computes nothing.
+    moving = max(0.0, record.moving - record.hidden)
+    waiting = max(0.0, record.waiting - max(0.0, record.hidden - record.moving))
+    around = record.step - data - moving - waiting
     known = record.computing.get(record.task)
     compute = around if known is None else min(known, around)
     derived = frozenset(["compute"] if known is None else [])
-    return Parts(data, compute, record.moving, record.waiting, max(0.0, around - compute), derived)
+    return Parts(data, compute, moving, waiting, max(0.0, around - compute), derived)
 
 
 def _mean(parts: list[Parts]) -> Parts:

@@ -26,6 +26,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         computing: By task, the forward and backward pass; as measured by the chief, or empty if unknown.
         moving: The time in which the ring moves or adds bytes.
         waiting: The time in which the ring waits for a task that has not come.
+        hidden: The part of `moving` and `waiting` while the task still computed.
         agreeing: The part of `moving` and `waiting` that is within `asked`.
         processors: By task, for this task and those that serve it: processor seconds.
         sent: By task, for the same tasks: bytes sent. Tasks whose kernels do not report them are missing.
@@ -42,6 +43,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     computing: dict[str, float]
     moving: float = 0.0
     waiting: float = 0.0
+    hidden: float = 0.0
     agreeing: float = 0.0
     processors: dict[str, float]
     sent: dict[str, float]

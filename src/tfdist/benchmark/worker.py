@@ -111,7 +111,7 @@ class _Loop:
         taken = (
             {}
             if ring is None
-            else {name: (taken.seconds, taken.waiting) for name, taken in ring.taken.items()}
+            else {name: (taken.seconds, taken.waiting, taken.hidden) for name, taken in ring.taken.items()}
         )
         return _State(
             # The servers' processor seconds come first, because it takes a while to fetch them.
@@ -124,7 +124,7 @@ class _Loop:
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     processors: dict[str, float]
-    taken: dict[str, tuple[float, float]]
+    taken: dict[str, tuple[float, float, float]]
     asked: float
     at: float
 
@@ -141,10 +141,10 @@ def _record(
 ) -> Record:
     cluster, seconds, all_steps = loop.cluster, after.at - before.at, steps * loop.workers
     since = {
-        name: tuple(new - old for new, old in zip(pair, before.taken.get(name, (0.0, 0.0)), strict=True))
-        for name, pair in after.taken.items()
+        name: tuple(new - old for new, old in zip(taken, before.taken.get(name, (0.0,) * 3), strict=True))
+        for name, taken in after.taken.items()
     }
-    exchanged, waiting = (sum(pair[place] for pair in since.values()) for place in (0, 1))
+    exchanged, waiting, hidden = (sum(taken[place] for taken in since.values()) for place in range(3))
     return Record(
         task=str(cluster.task or "this process"),
         strategy=type(loop.strategy).__name__,
@@ -155,7 +155,8 @@ def _record(
         computing=computing_seconds(cluster, computed),
         moving=(exchanged - waiting) / steps,
         waiting=waiting / steps,
-        agreeing=since.get(_TYPE_OF_DATA_AGREEMENT, (0.0, 0.0))[0] / steps,
+        hidden=hidden / steps,
+        agreeing=since.get(_TYPE_OF_DATA_AGREEMENT, (0.0,))[0] / steps,
         processors={
             name: (value - before.processors[name]) / all_steps for name, value in after.processors.items()
         },

@@ -131,9 +131,12 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         sums: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
         return sums
 
-    def add_gradients_up(self, gradients: Sequence[Any], share: Any) -> list[Any]:
-        """Return sums of dense gradients, each replica's times its share; in cross-replica context."""
-        sums: list[Any] = cross_device_ops_of(self).scaled_sums(gradients, share)
+    def add_gradients_up(self, gradients: Sequence[Any], weight: Any, *, is_mean: bool) -> list[Any]:
+        """Return sums of dense gradients, each replica's times its weight; in cross-replica context.
+
+        If `is_mean`, the sums are divided by the sum of all weights.
+        """
+        sums: list[Any] = cross_device_ops_of(self).weighted_sums(gradients, weight, is_mean=is_mean)
         return sums
 
     def scope(self) -> Any:

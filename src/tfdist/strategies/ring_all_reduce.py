@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
-from tfdist.transport.compression import Narrowing
+from tfdist.strategies.gradient_buckets import GradientBuckets
+from tfdist.strategies.order_of_exchanges import count_exchanges, exchanges_before, note_exchange
+from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
@@ -80,85 +82,116 @@ class LimitedAllReduce(CollectiveAllReduce):
 
 
 class RingAllReduce(LimitedAllReduce):
-    """An all-reduce of dense tensors over a ring; TensorFlow reduces sparse ones."""
+    """An all-reduce over a ring, of tensors and of rows of them."""
 
     def __init__(
         self, replaced: Any, ring: Ring, wire_type: str = "float32", limit: TimeLimit | None = None
     ) -> None:
         """Replace TensorFlow's cross-device operations; 32-bit gradients travel as `wire_type`."""
         super().__init__(replaced, limit)
-        self._ring = ring
+        self._ring, self._thread = ring, ExchangeThread()
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
-        self._wire_type = wire_type
-        self._narrowing = functools.lru_cache(maxsize=64)(lambda fusion: Narrowing(wire_type))
+        self._buckets = GradientBuckets(ring, self._thread, wire_type)
 
-    def scaled_sums(self, gradients: Sequence[Any], share: Any) -> list[Any]:
-        """Return the sums of dense gradients, each replica's times its share, a float64 scalar."""
-        parts = [_of_replicas(gradient) for gradient in gradients]
-        shares = _of_replicas(share)
-        if len(shares) > 1:
-            parts = [_scaled(part, shares) for part in parts]
-        one = tf.constant(1.0, tf.float64)
-        return self._by_type(parts, one if len(shares) > 1 else shares[0])
+    def weighted_sums(self, gradients: Sequence[Any], weight: Any, *, is_mean: bool) -> list[Any]:
+        """Return the sums of dense gradients, each replica's times its weight, a float64 scalar.
+
+        If `is_mean`, the sums are divided by the sum of all weights.
+        """
+        parts, weights = [_of_replicas(gradient) for gradient in gradients], _of_replicas(weight)
+        factor = weights[0]
+        if len(weights) > 1:
+            parts, factor = [_scaled(part, weights) for part in parts], tf.constant(1.0, tf.float64)
+        with tf.device(self.devices[0]):
+            mine = [tf.add_n(part) for part in parts]
+        with tf.device("/device:CPU:0"):
+            divisor = tf.add_n(weights) if is_mean else None
+            sums = self._exchanged_in_buckets(mine, divisor, factor)
+        return [self._mirrored(total) for total in sums]
+
+    def _exchanged_in_buckets(
+        self, gradients: Sequence[tf.Tensor], divisor: tf.Tensor | None, factor: tf.Tensor
+    ) -> list[tf.Tensor]:
+        with tf.control_dependencies(exchanges_before()):
+            factor = tf.identity(factor)  # which all buckets need
+        sums, have_left = self._buckets.sums(gradients, divisor, factor, place=count_exchanges())
+        note_exchange(have_left)
+        return sums
 
     def all_reduce(self, op: tf.distribute.ReduceOp, per_replica: Sequence[Any], options: Any) -> list[Any]:
-        """Add values up or average them: dense ones over the ring, sparse ones by TensorFlow."""
+        """Add values up or average them over the ring."""
+        del options
         is_sparse = [isinstance(value.values[0], tf.IndexedSlices) for value in per_replica]
         pairs = list(zip(per_replica, is_sparse, strict=True))
-        sparse = [value for value, apart in pairs if apart]
-        dense = self._by_type([value.values for value, apart in pairs if not apart])
-        if op == tf.distribute.ReduceOp.MEAN:
-            dense = [self._mean(total) for total in dense]
-        dense_results = iter(dense)
-        sparse_results = iter(super().all_reduce(op, sparse, options) if sparse else ())
-        return [next(sparse_results if apart else dense_results) for apart in is_sparse]
+        dense = iter(self._by_type([value.values for value, apart in pairs if not apart]))
+        totals = [self._gathered(value.values) if apart else next(dense) for value, apart in pairs]
+        return [self._mean(total) for total in totals] if op == tf.distribute.ReduceOp.MEAN else totals
 
-    def _by_type(self, parts: Sequence[Sequence[tf.Tensor]], share: tf.Tensor | None = None) -> list[Any]:
+    def _by_type(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         """Add tensors of one type up together, in program order, which is the same in all tasks."""
         totals: list[Any] = [None] * len(parts)
         for places in places_by_key(part[0].dtype for part in parts).values():
-            sums = self._added_up([parts[place] for place in places], share)
+            sums = self._added_up([parts[place] for place in places])
             for place, total in zip(places, sums, strict=True):
                 totals[place] = total
         return totals
 
-    def _added_up(self, parts: Sequence[Sequence[tf.Tensor]], share: tf.Tensor | None) -> list[Any]:
+    def _added_up(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         with tf.device(self.devices[0]):
             mine = [tf.add_n(part) for part in parts]
-        exchange, scale = (self._exchange, ()) if share is None else (self._exchange_gradients, (share,))
-        with tf.device("/device:CPU:0"):
-            # TensorFlow keeps the order of stateful operations, so all tasks exchange in the same order.
-            results = tf.numpy_function(exchange, [*scale, *mine], [tensor.dtype for tensor in mine])
+        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
+            results = tf.numpy_function(self._exchange, mine, [tensor.dtype for tensor in mine])
         sums = tf.nest.flatten(results)  # eagerly, a single result is not in a list
+        note_exchange(sums[0])
         for tensor, total in zip(mine, sums, strict=True):
             total.set_shape(tensor.shape)
         return [self._mirrored(total) for total in sums]
 
-    def _mirrored(self, total: tf.Tensor) -> Any:
+    def _gathered(self, parts: Sequence[tf.IndexedSlices]) -> Any:
+        """Return the rows of all replicas of all tasks, in the order of the replicas."""
+        first = parts[0]
+        with tf.device(self.devices[0]):
+            values = tf.concat([part.values for part in parts], axis=0)
+            indices = tf.cast(tf.concat([part.indices for part in parts], axis=0), tf.int64)
+        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
+            exchanged = tf.numpy_function(self._exchange_rows, [values, indices], [values.dtype, tf.int64])
+        note_exchange(exchanged[0])
+        for tensor, given in zip(exchanged, (values, indices), strict=True):
+            tensor.set_shape([None, *given.shape[1:]])
+        rows = tf.IndexedSlices(exchanged[0], tf.cast(exchanged[1], first.indices.dtype), first.dense_shape)
+        return self._mirrored(rows)
+
+    def _mirrored(self, total: Any) -> Any:
         copies = []
         for device in self.devices:
             with tf.device(device):
-                copies.append(tf.identity(total))
+                copies.append(tf.nest.map_structure(tf.identity, total, expand_composites=True))
         return mirrored(copies)
 
     def _mean(self, total: Any) -> Any:
-        means = [copy / tf.cast(self.group_size, copy.dtype) for copy in _of_replicas(total)]
-        return mirrored(means)
+        return mirrored([_divided(copy, self.group_size) for copy in _of_replicas(total)])
 
     def _exchange(self, *arrays: Any) -> list[Any]:
+        return self._thread.run(lambda: self._sums(arrays))
+
+    def _sums(self, arrays: Sequence[Any]) -> list[Any]:
         fusion = self._fused(arrays)
         whole = fusion.fused(arrays)
         with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
             self._ring.add_up(Whole(whole))
         return fusion.parts(whole)
 
-    def _exchange_gradients(self, scale: Any, *arrays: Any) -> list[Any]:
-        fusion = self._fused(arrays)
-        with np.errstate(all="ignore"):
-            whole = fusion.fused(arrays, scale)
-            is_narrowed = self._wire_type != "float32" and whole.dtype == np.float32
-            self._ring.add_up(self._narrowing(fusion).loaded(whole) if is_narrowed else Whole(whole))
-        return fusion.parts(whole)
+    def _exchange_rows(self, values: Any, indices: Any) -> list[Any]:
+        return self._thread.run(lambda: self._all_rows(values, indices))
+
+    def _all_rows(self, values: Any, indices: Any) -> list[Any]:
+        shape = values.shape[1:]
+        row_bytes = int(np.prod(shape)) * values.itemsize
+        arrays = self._ring.gather(np.concatenate([_as_bytes(values), _as_bytes(indices)]))
+        counts = [len(array) // (row_bytes + indices.itemsize) for array in arrays]
+        parts = [np.split(array, [count * row_bytes]) for array, count in zip(arrays, counts, strict=True)]
+        all_values, all_indices = (np.concatenate(kind) for kind in zip(*parts, strict=True))
+        return [all_values.view(values.dtype).reshape(-1, *shape), all_indices.view(indices.dtype)]
 
     def _fused(self, arrays: Sequence[Any]) -> Fusion:
         return self._fusion(arrays[0].dtype, tuple(array.shape for array in arrays))
@@ -166,6 +199,10 @@ class RingAllReduce(LimitedAllReduce):
 
 def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:
     return tuple(value.values) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+
+
+def _as_bytes(array: Any) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _tensors(per_replica_values: Sequence[Any]) -> list[tf.Tensor]:
@@ -180,6 +217,12 @@ def _effect(call: Callable[[], None]) -> list[tf.Operation]:
         return []
     with tf.device("/device:CPU:0"):
         return [tf.numpy_function(call, [], [])]
+
+
+def _divided(total: Any, divisor: Any) -> Any:
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(total.values, divisor), total.indices, total.dense_shape)
+    return total / tf.cast(divisor, total.dtype)
 
 
 def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:

@@ -1,6 +1,6 @@
 """Add up over the replicas what each has computed on its part of the global batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -90,8 +90,13 @@ def shared_mean(
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
     numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, by, has_any]
     if add_up is None and ring_of(context.strategy) is not None:
-        add_up = _summed_over_ring
-    if add_up is None:
+        # Dense gradients leave first, while others are still computed.
+        dense = _summed_over_ring(known, by if is_mean else one, is_mean=is_mean)
+        reduced = _summed_as_one(numbers)
+        share = tf.math.divide_no_nan(by, reduced[-2]) if is_mean else one
+        sparse = iter(_all_summed([scaled(gradient, share) for gradient in known if _is_sparse(gradient)]))
+        summed = [next(sparse if _is_sparse(gradient) else dense) for gradient in known]
+    elif add_up is None:
         reduced = _all_summed(
             [*(scaled(gradient, by) if is_mean else gradient for gradient in known), *numbers]
         )
@@ -117,19 +122,18 @@ def shared_mean(
     )
 
 
-def _summed_over_ring(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
-    """Add gradients up over the strategy's ring, each scaled by this replica's share."""
-    context = tf.distribute.get_replica_context()
+def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor, *, is_mean: bool) -> Iterator[Any]:
+    """Return the sums of dense gradients over the ring, each times its weight, or their means."""
+    dense = [gradient for gradient in gradients if not _is_sparse(gradient)]
 
-    def add_up(strategy: Any, values: Any, share: Any) -> Any:
-        return strategy.add_gradients_up(values, share)
+    def add_up(strategy: Any, values: Any, weight: Any) -> Any:
+        return strategy.add_gradients_up(values, weight, is_mean=is_mean)
 
-    return summed_apart(
-        gradients,
-        share,
-        lambda gradient: not isinstance(gradient, tf.IndexedSlices),
-        lambda dense: context.merge_call(add_up, args=(dense, share)),
-    )
+    return iter(tf.distribute.get_replica_context().merge_call(add_up, args=(dense, weight)) if dense else ())
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
 
 
 def summed_apart(

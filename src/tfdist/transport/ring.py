@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,16 +79,24 @@ class Taken:
     Attributes:
         seconds: In all.
         waiting: The part of it while another task had not come to the exchange yet.
+        hidden: The part of it while this task still computed.
     """
 
     seconds: float = 0.0
     waiting: float = 0.0
+    hidden: float = 0.0
 
 
 class Ring:
     """One task's place in a ring.
 
     Attributes:
+        rank: The place of this task in the ring.
+        size: How many tasks there are.
+        following: The task that receives from this task.
+        previous: The task that sends to this task.
+        why_lost: Returns why no more bytes will move, or an empty string.
+        scratch: Memory for received numbers that are added.
         taken: The time that exchanges have taken in this task, by the type that was sent.
     """
 
@@ -111,8 +119,8 @@ class Ring:
                 Returns why no more bytes will move, or an empty string.
         """
         self.rank, self.size, self.following, self.previous = rank, size, following, previous
-        self._why_lost, self._why_broken, self._rounds = why_lost, "", 0
-        self._scratch = np.empty(_CHUNK, np.uint8)
+        self.why_lost, self._why_broken, self._rounds = why_lost, "", 0
+        self.scratch = np.empty(_CHUNK, np.uint8)
         self._lock = threading.Lock()
         self.taken: defaultdict[str, Taken] = defaultdict(Taken)
 
@@ -128,21 +136,41 @@ class Ring:
             ExchangeError: A task is gone or silent, or exchanges something else; or an earlier exchange has
                 failed.
         """
+        self._run(payload.name, payload.wire.nbytes, lambda: _AddingRound(self, payload))
+
+    def gather(self, mine: Array) -> list[Array]:
+        """Return the arrays of all tasks, which may have different lengths, by rank.
+
+        Args:
+            mine: This task's array, of bytes.
+
+        Raises:
+            ExchangeError: See `add_up`.
+        """
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = len(mine)
+        self.add_up(Whole(sizes))
+        arrays = [np.empty(size, np.uint8) for size in sizes]
+        arrays[self.rank] = mine
+        segments = [arrays[(self.rank - turn) % self.size] for turn in range(self.size)]
+        self._run("gather", int(sizes.sum()), lambda: _Round(self, segments))
+        return arrays
+
+    def _run(self, name: str, size: int, make_round: Callable[[], "_Round"]) -> None:
         with self._lock:
             if self._why_broken:
                 raise ExchangeError(self._why_broken)
-            header = _HEADER.pack(b"ring", self._rounds, payload.wire.nbytes, payload.name[:8].encode())
+            header = _HEADER.pack(b"ring", self._rounds, size, name[:8].encode())
             self._rounds += 1
             begun = time.monotonic()
             try:
-                exchange = _Round(self, payload, header, self._scratch, self._why_lost)
-                exchange.run()
-                payload.unload()
+                exchange = make_round()
+                exchange.run(header)
             except ExchangeError as error:
                 self._why_broken = str(error)
                 self.close()  # so the neighbours notice at once, and then theirs
                 raise
-            taken = self.taken[payload.name]
+            taken = self.taken[name]
             taken.seconds += time.monotonic() - begun
             taken.waiting += exchange.waiting
 
@@ -153,36 +181,34 @@ class Ring:
 
 
 class _Round:
-    """One exchange of one array.
+    """One exchange, in which the segments of all tasks go round the ring.
 
     Attributes:
         waiting: The seconds in which it stood still because another task had not come.
     """
 
-    def __init__(
-        self, ring: Ring, payload: Payload, header: bytes, scratch: Array, why_lost: Callable[[float], str]
-    ) -> None:
-        self._following, self._previous, self._why_lost = ring.following, ring.previous, why_lost
-        self._payload, self._scratch, self._filled = payload, scratch, 0
-        self._header, self._received_header = header, np.empty(len(header), np.uint8)
-        size, width, raw = ring.size, payload.wire.itemsize, payload.wire.view(np.uint8)
-        ends = [len(payload.wire) * index // size for index in range(size + 1)]
-        turns = [(ring.rank - turn) % size for turn in range(2 * size - 1)]
-        segments = [raw[ends[index] * width : ends[index + 1] * width] for index in turns]
-        payload.load(ends[ring.rank], ends[ring.rank + 1])
-        # The offset in the payload of each incoming segment that is added.
-        self._add_offsets = deque(ends[index] for index in turns[1:size] if ends[index] < ends[index + 1])
-        self._outgoing = deque([np.frombuffer(header, np.uint8), *segments[:-1]])
-        self._incoming = deque([self._received_header, *segments[1:]])
-        # Incoming bytes are first the header, then the numbers to add to the task's own, and then the sums.
-        self._header_left, self._left_to_add = len(header), sum(map(len, segments[1:size]))
-        # How many bytes may be sent now: a byte that is passed on must have come in, and have been added.
-        self._bytes_ready = len(header) + len(segments[0])
-        self.waiting = 0.0
-        self._is_small = payload.wire.nbytes <= _SMALL_BYTES
+    def __init__(self, ring: Ring, segments: Sequence[Array]) -> None:
+        """Plan to send all segments but the last, and to receive all but the first.
 
-    def run(self) -> None:
-        """Send and receive until the exchange is complete."""
+        Args:
+            ring: The ring.
+            segments: Views of bytes, in the order in which they pass this task.
+        """
+        self._following, self._previous, self._why_lost = ring.following, ring.previous, ring.why_lost
+        self._outgoing, self._incoming = deque(segments[:-1]), deque(segments[1:])
+        self._is_small = sum(map(len, segments)) <= _SMALL_BYTES
+        self._header_left = 0
+        # How many bytes may be sent now: a byte that is passed on must have come in, and have been added.
+        self._bytes_ready = len(segments[0])
+        self.waiting = 0.0
+
+    def run(self, header: bytes) -> None:
+        """Send and receive until the exchange is complete; the header names it."""
+        self._header, self._received_header = header, np.empty(len(header), np.uint8)
+        self._outgoing.appendleft(np.frombuffer(header, np.uint8))
+        self._incoming.appendleft(self._received_header)
+        self._header_left = len(header)
+        self._bytes_ready += len(header)
         since = 0.0
         while self._drop_finished():
             has_received = bool(self._incoming) and self._receive()
@@ -209,40 +235,22 @@ class _Round:
         return count > 0
 
     def _receive(self) -> bool:
-        target = self._incoming[0]
-        if self._left_to_add and not self._header_left:
-            return self._add(target)
-        count = self._previous.receive(target)
-        self._incoming[0] = target[count:]
         if not self._header_left:
-            self._bytes_ready += count
-        elif count:
-            self._header_left -= count
-            self._check_header()
-        return count > 0
-
-    def _add(self, target: Array) -> bool:
-        filled, width = self._filled, self._payload.wire.itemsize
-        count = self._previous.receive(self._scratch[filled : len(target)])
-        filled += count
-        whole = filled - filled % width
-        if whole:
-            self._payload.add(self._add_offsets[0], self._scratch[:whole].view(self._payload.wire.dtype))
-            self._add_offsets[0] += whole // width
-            if whole == len(target):
-                self._add_offsets.popleft()
-        self._filled = filled - whole
-        self._scratch[: self._filled] = self._scratch[whole:filled]
-        self._incoming[0] = target[whole:]
-        self._left_to_add -= whole
-        self._bytes_ready += whole
-        return count > 0
-
-    def _check_header(self) -> None:
+            return self._receive_segment()
+        count = self._previous.receive(self._incoming[0])
+        self._incoming[0] = self._incoming[0][count:]
+        self._header_left -= count
         if not self._header_left and self._received_header.tobytes() != self._header:
             raise ExchangeError(
                 f"{self._previous.name} is at another exchange: the tasks run different steps"
             )
+        return count > 0
+
+    def _receive_segment(self) -> bool:
+        count = self._previous.receive(self._incoming[0])
+        self._incoming[0] = self._incoming[0][count:]
+        self._bytes_ready += count
+        return count > 0
 
     def _wait(self) -> bool:
         """Wait until bytes can move; return whether they can."""
@@ -257,3 +265,45 @@ class _Round:
         can_move = bool(waiter.poll(_SECONDS_BETWEEN_CHECKS * 1000))
         self.waiting += waits_for_task * (time.monotonic() - begun)
         return can_move
+
+
+class _AddingRound(_Round):
+    """One exchange that adds an array up: each segment goes round to be added up, and then as the sum."""
+
+    def __init__(self, ring: Ring, payload: Payload) -> None:
+        size, width, raw = ring.size, payload.wire.itemsize, payload.wire.view(np.uint8)
+        ends = [len(payload.wire) * index // size for index in range(size + 1)]
+        turns = [(ring.rank - turn) % size for turn in range(2 * size - 1)]
+        segments = [raw[ends[index] * width : ends[index + 1] * width] for index in turns]
+        super().__init__(ring, segments)
+        self._payload, self._scratch, self._filled = payload, ring.scratch, 0
+        # Incoming bytes are first the numbers to add to the task's own, and then the sums.
+        self._left_to_add = sum(map(len, segments[1:size]))
+        # The offset in the payload of each incoming segment that is added.
+        self._add_offsets = deque(ends[index] for index in turns[1:size] if ends[index] < ends[index + 1])
+        self._is_small = payload.wire.nbytes <= _SMALL_BYTES
+        payload.load(ends[ring.rank], ends[ring.rank + 1])
+
+    def run(self, header: bytes) -> None:
+        """Send, receive and add until the sums are in the array."""
+        super().run(header)
+        self._payload.unload()
+
+    def _receive_segment(self) -> bool:
+        if not self._left_to_add:
+            return super()._receive_segment()
+        target, filled, width = self._incoming[0], self._filled, self._payload.wire.itemsize
+        count = self._previous.receive(self._scratch[filled : len(target)])
+        filled += count
+        whole = filled - filled % width
+        if whole:
+            self._payload.add(self._add_offsets[0], self._scratch[:whole].view(self._payload.wire.dtype))
+            self._add_offsets[0] += whole // width
+            if whole == len(target):
+                self._add_offsets.popleft()
+        self._filled = filled - whole
+        self._scratch[: self._filled] = self._scratch[whole:filled]
+        self._incoming[0] = target[whole:]
+        self._left_to_add -= whole
+        self._bytes_ready += whole
+        return count > 0

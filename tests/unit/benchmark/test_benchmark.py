@@ -70,6 +70,18 @@ def test_what_the_ring_and_the_graph_have_measured_is_taken_as_it_is():
     assert parts.derived == frozenset()
 
 
+def test_a_step_takes_only_the_part_of_the_exchange_in_which_nothing_is_computed():
+    sample = Sample([record(compute=0.06, asked=0.01, moving=0.02, waiting=0.01, hidden=0.015)])
+    assert [getattr(parts_of(sample), name) for name in NAMES] == pytest.approx(
+        [0.01, 0.06, 0.005, 0.01, 0.015]
+    )
+
+    sample = Sample([record(compute=0.06, asked=0.01, moving=0.02, waiting=0.01, hidden=0.026)])
+    assert [getattr(parts_of(sample), name) for name in NAMES] == pytest.approx(
+        [0.01, 0.06, 0.0, 0.004, 0.026]
+    )
+
+
 def test_where_nobody_measures_the_exchange_it_is_what_a_step_takes_longer_than_alone():
     by_itself = Sample([record("this process", "none", step=0.05, compute=0.04, asked=0.002)])
     between = Sample(

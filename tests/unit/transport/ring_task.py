@@ -16,6 +16,7 @@ from tfdist.transport.ring_links import make_neighbour
 CHUNKS = 3 * (1 << 18)
 NARROW, NUMBERS, ROUNDS = ["bfloat16", "float16", "int8"], 10_001, 32
 CASES = [("float32", CHUNKS), ("float64", 1001), ("int64", 2), ("float16", 7), ("float32", 0), ("int8", 13)]
+GATHERED = [(5, 0, 9), (0, 0, 0), (1, 3_000_001, 70_000)]
 CASES.append(("float32", 3_000_001))  # more than is in memory at once
 
 
@@ -43,6 +44,17 @@ def narrowed(ring, rank, wire_type):
         "error of the mean": float(np.abs(np.mean(found, axis=0) - exact).max()),
         "finite": np.isfinite(values).tolist()[:3],
     }
+
+
+def gathered(ring, rank):
+    """Gather arrays of several lengths; return their digests and the bytes sent."""
+    found = []
+    for lengths in GATHERED:
+        before = ring.bytes_sent
+        arrays = ring.gather(array(rank, "uint8", lengths[rank]))
+        digests = [hashlib.sha256(values.tobytes()).hexdigest() for values in arrays]
+        found.append([digests, ring.bytes_sent - before])
+    return found
 
 
 def late(ring, rank, count):
@@ -82,6 +94,8 @@ def main():
             found = [narrowed(ring, rank, wire_type) for wire_type in NARROW]
         if sys.argv[5].startswith("late"):
             found = late(ring, rank, int(sys.argv[5].removeprefix("late")))
+        if sys.argv[5] == "gather":
+            found = gathered(ring, rank)
         for dtype, count in CASES if sys.argv[5] in ("add", "wait") else ():
             values, before = array(rank, dtype, count), ring.bytes_sent
             ring.add_up(Whole(values))

@@ -71,6 +71,22 @@ def test_all_end_with_the_same_bits_and_send_what_they_must(size, way):
         assert sent == whole if way == "line" else sent < 2000 * size
 
 
+@ways
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrays_of_several_lengths_are_gathered_by_rank(size, way):
+    with ring(size, "gather", way=way) as tasks:
+        found = results(tasks)
+
+    for place, lengths in enumerate(ring_task.GATHERED):
+        arrays = [ring_task.array(rank, "uint8", lengths[rank]) for rank in range(size)]
+        digests = [ring_task.hashlib.sha256(values.tobytes()).hexdigest() for values in arrays]
+        assert [of_task[place][0] for of_task in found] == [digests] * size
+        sent = sum(of_task[place][1] for of_task in found)
+        sizes = 2 * (size - 1) * 8 * size + 28 * size
+        whole = (size - 1) * sum(lengths[:size]) + 28 * size + sizes
+        assert sent == whole if way == "line" else sent < 3000 * size
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_narrow_numbers_are_few_bytes_the_same_on_all_and_right_on_average(size):
     with ring(size, "narrow") as tasks:

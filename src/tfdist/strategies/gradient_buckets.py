@@ -1,0 +1,180 @@
+"""Exchange gradients in buckets while the backward pass still computes others.
+
+The backward pass computes the gradients of the last layers first. One operation of the graph hands each
+bucket to the thread that exchanges, as soon as the bucket's gradients are computed. Further operations wait
+for the sums when all buckets are handed over, so no thread of TensorFlow waits while there is work.
+"""
+
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.transport.compression import Narrowing
+from tfdist.transport.exchange_thread import ExchangeThread
+from tfdist.transport.ring import Ring, Whole
+from tfdist.transport.tensor_fusion import Fusion
+
+__all__ = ["BucketBytes", "GradientBuckets", "plan_buckets"]
+
+_NEW_STEP = -1
+_MOST_STEPS = 16  # a step that failed leaves its sums behind
+
+
+class BucketBytes(NamedTuple):
+    """The bytes after which a bucket is full: the first one is small, so that the exchange starts early."""
+
+    first: int = 1 << 20
+    others: int = 4 << 20
+
+
+@dataclass
+class _Step:
+    """The exchange of the gradients of one step.
+
+    Attributes:
+        share: The factor of this task's gradients; None until the first bucket is exchanged.
+        computed_at: When the last gradients were computed; None before.
+        sums: The future sums of each bucket.
+        returned: The buckets whose sums have been returned.
+    """
+
+    share: float | None = None
+    computed_at: float | None = None
+    sums: list[Future[list[Any]]] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+
+
+class GradientBuckets:
+    """The exchange of gradients over a ring, bucket by bucket."""
+
+    def __init__(self, ring: Ring, thread: ExchangeThread, wire_type: str) -> None:
+        """Exchange 32-bit gradients as `wire_type`."""
+        self._ring, self._thread, self._wire_type = ring, thread, wire_type
+        self._bucket_bytes = BucketBytes()
+        self._steps: dict[int, _Step] = {}
+        self._numbers = itertools.count()
+        # Each bucket has a layout of its own: int8 adds what it rounds away to the same gradients again.
+        self._fusion = functools.lru_cache(maxsize=256)(lambda bucket, dtype, shapes: Fusion(dtype, shapes))
+        self._narrowing = functools.lru_cache(maxsize=256)(lambda fusion: Narrowing(wire_type))
+
+    def sums(
+        self, gradients: Sequence[tf.Tensor], weight: tf.Tensor | None, factor: tf.Tensor, place: int
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return the sums of all tasks' gradients, and a tensor that is there when all have left.
+
+        Args:
+            gradients: This task's gradients, in the order in which the forward pass uses their variables.
+            weight: The number whose sum over the tasks divides the sums; None for no division.
+            factor: The number that multiplies this task's gradients.
+            place: The place of this call among those of the graph.
+        """
+        divisor = tf.zeros([], tf.float64) if weight is None else weight
+        buckets = plan_buckets(
+            [(gradient.dtype, _bytes(gradient)) for gradient in gradients], self._bucket_bytes
+        )
+        # TensorFlow computes an operation of constants only once; this is no constant for it.
+        ticket = tf.compat.v1.placeholder_with_default(tf.constant(_NEW_STEP, tf.int64), [])
+        for index, bucket in enumerate(buckets):
+            mine = [gradients[number] for number in bucket]
+            is_last = index == len(buckets) - 1
+            hand_over = functools.partial(self._hand_over, (place, index), is_last, weight is not None)
+            # These operations are stateless for TensorFlow. It would run stateful ones in program order, all
+            # of them after the whole backward pass. The ticket orders these.
+            ticket = tf.numpy_function(hand_over, [ticket, factor, divisor, *mine], tf.int64, stateful=False)
+            ticket.set_shape([])
+        sums: list[Any] = [None] * len(gradients)
+        for index, bucket in enumerate(buckets):
+            wait, dtypes = (
+                functools.partial(self._wait, index),
+                [gradients[number].dtype for number in bucket],
+            )
+            totals = tf.numpy_function(wait, [ticket], dtypes, stateful=False)
+            for number, total in zip(bucket, tf.nest.flatten(totals), strict=True):
+                total.set_shape(gradients[number].shape)
+                sums[number] = total
+        return sums, ticket
+
+    def _hand_over(
+        self,
+        bucket: tuple[int, int],
+        is_last: bool,
+        is_mean: bool,
+        ticket: Any,
+        factor: Any,
+        divisor: Any,
+        *gradients: Any,
+    ) -> Any:
+        if ticket == _NEW_STEP:
+            ticket = next(self._numbers)
+            self._steps[ticket] = _Step()
+            while len(self._steps) > _MOST_STEPS:
+                del self._steps[min(self._steps)]
+        step = self._steps[int(ticket)]
+        if is_last:
+            step.computed_at = time.monotonic()
+        weight = float(divisor) if is_mean else None
+        exchange = functools.partial(self._exchange, step, bucket, float(factor), weight, gradients)
+        step.sums.append(self._thread.submit(exchange))
+        return np.int64(ticket)
+
+    def _wait(self, index: int, ticket: Any) -> list[Any]:
+        step = self._steps[int(ticket)]
+        sums = step.sums[index].result()
+        step.returned.append(index)
+        if len(step.returned) == len(step.sums):
+            self._steps.pop(int(ticket), None)
+        return sums
+
+    # -- in the thread that exchanges --
+
+    def _exchange(
+        self, step: _Step, bucket: tuple[int, int], factor: float, weight: float | None, arrays: Sequence[Any]
+    ) -> list[Any]:
+        begun = time.monotonic()
+        if step.share is None:
+            step.share = factor if weight is None else self._divided_by_sum(factor, weight)
+        fusion = self._fusion(bucket, arrays[0].dtype, tuple(array.shape for array in arrays))
+        with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
+            whole = fusion.fused(arrays, step.share)
+            is_narrowed = self._wire_type != "float32" and whole.dtype == np.float32
+            payload = self._narrowing(fusion).loaded(whole) if is_narrowed else Whole(whole)
+            self._ring.add_up(payload)
+        ended, computed_at = time.monotonic(), step.computed_at
+        self._ring.taken[payload.name].hidden += max(0.0, min(ended, computed_at or ended) - begun)
+        return fusion.parts(whole)
+
+    def _divided_by_sum(self, factor: float, weight: float) -> float:
+        total = np.array([weight])
+        self._ring.add_up(Whole(total))
+        return factor / float(total[0]) if total[0] else 0.0  # as in Keras, a mean is zero if all is masked
+
+
+def plan_buckets(gradients: Sequence[tuple[Any, int]], most: BucketBytes) -> list[list[int]]:
+    """Return the numbers of the gradients of each bucket, those of the last layers first.
+
+    Args:
+        gradients: The type and bytes of each gradient. Gradients of one bucket have one type.
+        most: The bytes after which a bucket is full.
+    """
+    buckets: list[list[int]] = []
+    size, last_type = 0, None
+    for number in reversed(range(len(gradients))):
+        dtype, count = gradients[number]
+        is_full = size >= (most.first if len(buckets) == 1 else most.others)
+        if not buckets or is_full or dtype != last_type:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(number)
+        size, last_type = size + count, dtype
+    return buckets
+
+
+def _bytes(gradient: tf.Tensor) -> int:
+    return int(gradient.dtype.size * (gradient.shape.num_elements() or 0))

@@ -1,0 +1,121 @@
+"""Gradients leave in buckets, those of the last layers first."""
+
+import threading
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.gradient_buckets import BucketBytes, GradientBuckets, plan_buckets
+from tfdist.transport.exchange_thread import ExchangeThread
+from tfdist.transport.ring import Taken
+
+
+class _Alone:
+    """The ring of a task that receives what it sends once more."""
+
+    def __init__(self):
+        self.exchanged, self.taken = [], defaultdict(Taken)
+
+    def add_up(self, payload):
+        self.taken[payload.name].seconds += 1
+        self.exchanged.append((payload.name, len(payload.wire)))
+        payload.load(0, len(payload.wire))
+        payload.add(0, payload.wire.copy())
+        payload.unload()
+
+
+def _run(buckets, gradients, weight, factor, steps=1):
+    def step():
+        sums, have_left = buckets.sums(gradients(), weight, factor, place=0)
+        with tf.control_dependencies([have_left]):
+            return [tf.identity(total) for total in sums]
+
+    traced = tf.function(step, autograph=False)
+    return [[total.numpy() for total in traced()] for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [
+        ([], []),
+        ([("f", 5)], [[0]]),
+        ([("f", 50), ("f", 10), ("f", 10), ("f", 5)], [[3, 2], [1, 0]]),
+        ([("f", 500), ("f", 500), ("f", 500)], [[2], [1], [0]]),
+        ([("f", 1), ("h", 1), ("h", 1), ("f", 1)], [[3], [2, 1], [0]]),  # one type each
+        ([("f", 20)] * 6, [[5], [4, 3, 2, 1, 0]]),
+    ],
+)
+def test_a_bucket_is_full_after_its_bytes(gradients, expected):
+    assert plan_buckets(gradients, BucketBytes(first=12, others=100)) == expected
+
+
+def test_the_first_bucket_leaves_while_gradients_are_computed():
+    ring, thread = _Alone(), ExchangeThread()
+    buckets = GradientBuckets(ring, thread, "float32")
+    has_left = threading.Event()
+    exchange = ring.add_up
+
+    def add_up(payload):
+        exchange(payload)
+        if payload.name == "float32":
+            has_left.set()
+
+    ring.add_up = add_up
+
+    def computed_last():
+        assert has_left.wait(60)  # which never comes if all gradients have to be there first
+        return np.full(10, 2, np.float32)
+
+    def gradients():
+        late = tf.ensure_shape(tf.numpy_function(computed_last, [], tf.float32), [10])
+        return [late, tf.ones([1 << 18])]
+
+    weight = tf.constant(4.0, tf.float64)
+    [[late, early]] = _run(buckets, gradients, weight, weight)
+
+    assert late.tolist() == [2.0] * 10  # a half of 2 from each of two tasks
+    assert (early == 1).all()
+    assert ring.exchanged == [("float64", 1), ("float32", 1 << 18), ("float32", 10)]
+    assert ring.taken["float32"].hidden > 0
+
+
+def test_sums_without_a_weight_are_not_divided():
+    one = tf.constant(3.0, tf.float64)
+    [[total]] = _run(
+        GradientBuckets(_Alone(), ExchangeThread(), "float32"), lambda: [tf.ones([4])], None, one
+    )
+
+    assert total.tolist() == [6.0] * 4
+
+
+def test_a_mean_over_nothing_is_zero():
+    zero = tf.zeros([], tf.float64)
+    [[total]] = _run(
+        GradientBuckets(_Alone(), ExchangeThread(), "float32"), lambda: [tf.ones([4])], zero, zero
+    )
+
+    assert total.tolist() == [0.0] * 4
+
+
+def test_8_bits_add_what_they_round_away_to_the_same_gradients_again():
+    """Two buckets of one shape do not share what is rounded away."""
+    values = [np.linspace(-1, 1, 256), np.linspace(-5, 9, 256)]
+    gradients = [tf.constant(value, tf.float32) for value in values]
+    buckets = GradientBuckets(_Alone(), ExchangeThread(), "int8")
+    buckets._bucket_bytes = BucketBytes(first=1, others=1)
+    one = tf.constant(1.0, tf.float64)
+    steps = _run(buckets, lambda: [tf.identity(gradient) for gradient in gradients], None, one, steps=50)
+
+    for place, value in enumerate(values):
+        mean = np.mean([step[place] for step in steps], axis=0)
+        assert mean == pytest.approx(2 * value, abs=0.02 * np.abs(value).max())
+
+
+def test_steps_that_failed_leave_no_sums_behind_for_ever():
+    buckets = GradientBuckets(_Alone(), ExchangeThread(), "float32")
+    for _ in range(100):
+        buckets._hand_over((0, 0), False, False, np.int64(-1), 1.0, 1.0, np.ones(4, np.float32))
+
+    assert len(buckets._steps) <= 16
