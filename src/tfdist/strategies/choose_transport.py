@@ -39,14 +39,25 @@ def shared_secret(cluster: ClusterConfig, name: str, options: CommunicationOptio
     """Return the secret by which tasks recognize each other; None if TensorFlow sends all tensors."""
     is_alone = name in ("one_device", "mirrored")  # also an evaluator, whose cluster may use tcp
     on_gpus = device_kind() == "GPU"
-    if is_alone or len(cluster.training().tasks()) < 2 or not options.may_use_tcp(on_gpus=on_gpus):
+    if is_alone or len(cluster.training().tasks()) < 2:
+        return None
+    if not options.may_use_tcp(on_gpus=on_gpus):
+        if on_gpus and options.is_auto and cluster.is_chief:
+            _log.info("communication.implementation auto: GPUs exchange by TensorFlow (NCCL, gRPC)")
         return None
     secret = find_secret()
-    if options.needs_tcp and secret is None:
+    if secret is None and options.needs_tcp:
         own = "ring" if name == "multi_worker_mirrored" else "grpc"
         problem = "needs a secret by which the tasks recognize each other; the launcher makes one"
         remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks, or set {own}"
         raise ConfigError("communication.implementation tcp", problem, remedy=remedy)
+    if secret is None and cluster.is_chief:
+        _log.warning(
+            "the tasks share no secret, so tensors travel over TensorFlow's gRPC, which is slower than "
+            "tfdist's own transport. Set %s to the same secret for all tasks: "
+            "python3 -c 'import secrets; print(secrets.token_hex(32))'",
+            SECRET,
+        )
     return secret
 
 

@@ -88,10 +88,14 @@ class CommunicationOptions:
         """Return whether the user requires tcp."""
         return self.implementation == "tcp"
 
+    @property
+    def is_auto(self) -> bool:
+        """Return whether tfdist chooses."""
+        return self.implementation in (None, "auto")
+
     def may_use_tcp(self, *, on_gpus: bool) -> bool:
         """Return whether tensors use tfdist's own connections, provided that the tasks share a secret."""
-        is_auto = self.implementation in (None, "auto")
-        return self.needs_tcp or (is_auto and not on_gpus and self.bytes_per_pack is None)
+        return self.needs_tcp or (self.is_auto and not on_gpus and self.bytes_per_pack is None)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Tasks that share no secret are told, once, what it costs and how to get one."""
+
+import pytest
+
+from tfdist.cluster.config import ClusterConfig
+
+pytest.importorskip("tensorflow")
+
+from tfdist.strategies import choose_transport
+from tfdist.strategies.choose_transport import shared_secret
+from tfdist.strategies.options import CommunicationOptions
+
+AUTO = CommunicationOptions()
+WORKERS = ClusterConfig(worker=["a:1", "b:1"])
+
+
+def _said(caplog, task, options=AUTO, *, name="multi_worker_mirrored", cluster=WORKERS):
+    with caplog.at_level("INFO", "tfdist"):
+        assert shared_secret(cluster.with_task(*task), name, options) is None
+    return caplog.text
+
+
+def test_the_first_worker_names_the_command_that_makes_a_secret(caplog):
+    text = _said(caplog, ("worker", 0))
+
+    assert "share no secret" in text
+    assert "Set TFDIST_SECRET to the same secret for all tasks: python3 -c" in text
+
+
+def test_so_does_the_chief_of_parameter_servers(caplog):
+    cluster = ClusterConfig(chief=["c:1"], worker=["a:1"], ps=["p:1"])
+
+    assert "share no secret" in _said(caplog, ("chief", 0), name="parameter_server", cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("task", "implementation", "name"),
+    [
+        (("worker", 1), None, "multi_worker_mirrored"),  # once for the cluster
+        (("worker", 0), "ring", "multi_worker_mirrored"),  # the user has chosen
+        (("worker", 0), None, "one_device"),
+    ],
+)
+def test_nothing_is_said_elsewhere(caplog, task, implementation, name):
+    assert _said(caplog, task, CommunicationOptions(implementation), name=name) == ""
+
+
+def test_a_secret_needs_no_word(caplog, monkeypatch):
+    monkeypatch.setenv("TFDIST_SECRET", "a secret of this test alone")
+    with caplog.at_level("INFO", "tfdist"):
+        found = shared_secret(WORKERS.with_task("worker", 0), "multi_worker_mirrored", AUTO)
+
+    assert (found, caplog.text) == (b"a secret of this test alone", "")
+
+
+def test_gpus_are_said_to_use_tensorflow(caplog, monkeypatch):
+    monkeypatch.setattr(choose_transport, "device_kind", lambda: "GPU")
+
+    assert "GPUs exchange by TensorFlow (NCCL, gRPC)" in _said(caplog, ("worker", 0))
