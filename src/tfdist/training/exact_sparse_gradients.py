@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.gradient_arithmetic import scaled
 
-__all__ = ["Addend", "addends", "dense_where_rows_are_shared", "summed"]
+__all__ = ["Addend", "addends", "dense_where_rows_are_shared", "summed", "with_rows_summed"]
 
 # They repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
@@ -88,6 +88,20 @@ def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
         else gradient
         for gradient in gradients
     ]
+
+
+def with_rows_summed(gradients: list[Any]) -> list[Any]:
+    """Return gradients in which each row has one slice: the sum of its slices."""
+    return [
+        _with_rows_summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+        for gradient in gradients
+    ]
+
+
+def _with_rows_summed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def _depends_on_examples(tensor: Any) -> bool:

@@ -4,7 +4,13 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.exact_sparse_gradients import Addend, addends, dense_where_rows_are_shared, summed  # noqa: E402
+from tfdist.training.exact_sparse_gradients import (  # noqa: E402
+    Addend,
+    addends,
+    dense_where_rows_are_shared,
+    summed,
+    with_rows_summed,
+)
 
 CONSTANT = tf.constant([0, 1, 2])
 SHARED = {
@@ -120,3 +126,13 @@ def test_a_dense_gradient_and_a_sparse_one_make_a_dense_one():
     [none], [only] = addends([None], [dense])
     assert summed(none, tf.constant(1.0), only, tf.constant(3.0)).numpy()[0, 0] == 3
     assert summed(dense, tf.constant(2.0), None, tf.constant(3.0)).numpy()[0, 0] == 2
+
+
+def test_each_row_gets_the_sum_of_its_slices():
+    values = tf.constant([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    sparse = tf.IndexedSlices(values, tf.constant([7, 3, 7]), tf.constant([9, 2]))
+    dense = tf.ones([2])
+    summed_rows, same, nothing = with_rows_summed([sparse, dense, None])
+
+    assert (summed_rows.indices.numpy().tolist(), same is dense, nothing) == ([7, 3], True, None)
+    assert summed_rows.values.numpy().tolist() == [[101.0, 202.0], [10.0, 20.0]]

@@ -17,7 +17,7 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
-from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared
+from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared, with_rows_summed
 from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
@@ -322,7 +322,8 @@ class Keras3Step(KerasStep):
         gradients = shaped(biases_apart(tape.gradient(loss, weights)), self._trainable)
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
-        return dense_where_rows_are_shared(gradients)
+        gradients = dense_where_rows_are_shared(gradients)
+        return with_rows_summed(gradients) if self._updating.adds_rows_up else gradients
 
     def _tested(
         self, data: Any, counted: Sequence[tf.Tensor], came: Sequence[tuple[Any, tf.Tensor]] = ()

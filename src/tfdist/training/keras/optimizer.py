@@ -16,12 +16,14 @@ from tfdist._utils.keras_private import (
     apply_update,
     average_weights,
     gradients_added_up_by,
+    is_sgd_of_keras,
     known_gradients,
     overwrite_by_averages,
     step_counter,
 )
 from tfdist.training.gradient_arithmetic import divided
 from tfdist.training.keras.fused_optimizers import fuse
+from tfdist.training.keras.lazy_adam import LazyAdam
 
 __all__ = ["Deliver", "Updating"]
 
@@ -41,6 +43,16 @@ class Updating:
         self._deliver: Deliver | None = None
         _count_exactly(self._optimizer)
         fuse(self._optimizer)
+
+    @property
+    def adds_rows_up(self) -> bool:
+        """Return whether a sparse gradient gives the same update if the slices of a row are added up before.
+
+        Other optimizers square slice by slice, and clipping measures slice by slice.
+        """
+        optimizer = self._optimizer
+        clips = any(getattr(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm"))
+        return not clips and (is_sgd_of_keras(optimizer) or isinstance(optimizer, LazyAdam))
 
     def loss_scale(self) -> tf.Tensor | None:
         """Return the factor that multiplies the loss of one step, None if there is none.
