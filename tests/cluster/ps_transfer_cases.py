@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.plan_buckets import BucketBytes
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 
@@ -88,6 +89,8 @@ def both_ways(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     found = {"grpc": trained(strategy)}
     strategy.ps_transfer = tcp
     found["ps_transfer"] = trained(strategy)
+    strategy.ps_transfer.bucket_bytes = BucketBytes(40, 100)  # so few that all but the smallest go alone
+    found["in buckets"] = trained(strategy)
     return found
 
 

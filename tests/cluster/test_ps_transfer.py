@@ -39,6 +39,11 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
     assert found["ps_transfer"]["weights"] != found["ps_transfer"]["begun"]
     assert found["ps_transfer"] == {name: found["grpc"][name] for name in found["ps_transfer"]}  # to the bit
     assert sent == STEPS * (2 * dense * (options is BY_LINE) + 2 * 2 * HEADER)
+    in_buckets = found["in buckets"]
+    buckets, rest = divmod(in_buckets.pop("sent") - sent, STEPS * HEADER)
+    assert (buckets > 3, in_buckets.pop("dense")) == (True, dense)
+    assert rest == 0 or options is BY_MEMORY  # where the memory is in use, a message goes over the connection
+    assert in_buckets == found["ps_transfer"]  # to the bit
 
 
 @pytest.mark.slow

@@ -11,27 +11,21 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
-__all__ = ["BucketBytes", "GradientBuckets", "plan_buckets"]
+__all__ = ["GradientBuckets"]
 
 _NEW_STEP = -1
 _MOST_STEPS = 16  # a step that failed leaves its sums behind
-
-
-class BucketBytes(NamedTuple):
-    """The bytes after which a bucket is full: the first one is small, so that the exchange starts early."""
-
-    first: int = 1 << 20
-    others: int = 4 << 20
 
 
 @dataclass
@@ -52,12 +46,16 @@ class _Step:
 
 
 class GradientBuckets:
-    """The exchange of gradients over a ring, bucket by bucket."""
+    """The exchange of gradients over a ring, bucket by bucket.
+
+    Attributes:
+        bucket_bytes: The bytes after which a bucket is full.
+    """
 
     def __init__(self, ring: Ring, thread: ExchangeThread, wire_type: str) -> None:
         """Exchange 32-bit gradients as `wire_type`."""
         self._ring, self._thread, self._wire_type = ring, thread, wire_type
-        self._bucket_bytes = BucketBytes()
+        self.bucket_bytes = BucketBytes()
         self._steps: dict[int, _Step] = {}
         self._numbers = itertools.count()
         # Each bucket has a layout of its own: int8 adds what it rounds away to the same gradients again.
@@ -76,9 +74,10 @@ class GradientBuckets:
             place: The place of this call among those of the graph.
         """
         divisor = tf.zeros([], tf.float64) if weight is None else weight
-        buckets = plan_buckets(
-            [(gradient.dtype, _bytes(gradient)) for gradient in gradients], self._bucket_bytes
-        )
+        # The backward pass computes the gradients of the last layers first.
+        order = list(reversed(range(len(gradients))))
+        sizes = [(gradients[number].dtype, _bytes(gradients[number])) for number in order]
+        buckets = [[order[index] for index in bucket] for bucket in plan_buckets(sizes, self.bucket_bytes)]
         # TensorFlow computes an operation of constants only once; this is no constant for it.
         ticket = tf.compat.v1.placeholder_with_default(tf.constant(_NEW_STEP, tf.int64), [])
         for index, bucket in enumerate(buckets):
@@ -154,26 +153,6 @@ class GradientBuckets:
         total = np.array([weight])
         self._ring.add_up(Whole(total))
         return factor / float(total[0]) if total[0] else 0.0  # as in Keras, a mean is zero if all is masked
-
-
-def plan_buckets(gradients: Sequence[tuple[Any, int]], most: BucketBytes) -> list[list[int]]:
-    """Return the numbers of the gradients of each bucket, those of the last layers first.
-
-    Args:
-        gradients: The type and bytes of each gradient. Gradients of one bucket have one type.
-        most: The bytes after which a bucket is full.
-    """
-    buckets: list[list[int]] = []
-    size, last_type = 0, None
-    for number in reversed(range(len(gradients))):
-        dtype, count = gradients[number]
-        is_full = size >= (most.first if len(buckets) == 1 else most.others)
-        if not buckets or is_full or dtype != last_type:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(number)
-        size, last_type = size + count, dtype
-    return buckets
 
 
 def _bytes(gradient: tf.Tensor) -> int:

@@ -8,6 +8,7 @@ not change.
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist._utils.group_by_key import places_by_key
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token
+from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
 from tfdist.transport.open_endpoint import named
@@ -32,6 +34,7 @@ class PsTransfer:
 
     Attributes:
         is_asked_for: Whether the user requires the TCP transport.
+        bucket_bytes: The bytes after which a bucket of variables is full.
     """
 
     def __init__(
@@ -54,6 +57,10 @@ class PsTransfer:
         self._servers = range(cluster.size("ps"))
         hosts = {index: split_address(cluster.address(("ps", index)))[0] for index in self._servers}
         ports = {index: _call_endpoint(Task("ps", index), "port", tf.int64) for index in self._servers}
+        # Through shared memory, all variables are there at once.
+        is_one_machine = len({split_address(cluster.address(task))[0] for task in cluster.tasks()}) == 1
+        no_buckets = BucketBytes(sys.maxsize, sys.maxsize)
+        self.bucket_bytes = no_buckets if is_one_machine and not is_asked_for else BucketBytes()
         self._addresses = written_addresses({index: (hosts[index], int(ports[index])) for index in hosts})
         for index in range(cluster.size("worker")):
             why = _call_endpoint(Task("worker", index), "connect", tf.string, self._addresses)
@@ -67,7 +74,7 @@ class PsTransfer:
 
     def transfer(self, variables: Sequence[Any]) -> "StepTransfer":
         """Start a step in the graph of a worker that needs these variables."""
-        return StepTransfer(variables, self._addresses, self._manifest)
+        return StepTransfer(variables, self._addresses, self._manifest, self.bucket_bytes)
 
     def _manifest(self, server: int, tensors: Sequence[tf.Tensor], *, is_state: bool) -> tf.Tensor:
         dtypes = tuple(tensor.dtype.name for tensor in tensors)
@@ -86,9 +93,13 @@ class StepTransfer:
     """
 
     def __init__(
-        self, variables: Sequence[Any], addresses: bytes, manifest: Callable[..., tf.Tensor]
+        self,
+        variables: Sequence[Any],
+        addresses: bytes,
+        manifest: Callable[..., tf.Tensor],
+        bucket_bytes: BucketBytes,
     ) -> None:
-        self._manifest = manifest
+        self._manifest, self._bucket_bytes = manifest, bucket_bytes
         [self._ticket] = tf.raw_ops.PyFunc(
             input=[tf.constant(addresses)], token=token(named("begin")), Tout=[tf.int64]
         )
@@ -131,11 +142,20 @@ class StepTransfer:
                     tf.raw_ops.Assert(condition=tf.equal(sent, 0), data=[sent])
 
     def _fetch_variables(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
-        with tf.device(_SERVER.format(server)):
-            values = [variable.read_value() for variable in variables]
-            manifest = self._manifest(server, values, is_state=True)
-            self._sent[server] = _call("send", [manifest, self._ticket, *values], [tf.int64])[0]
-        return _shaped(_call("receive", [manifest, self._ticket], [value.dtype for value in values]), values)
+        """Fetch variables in buckets, so that the first layers need not wait for those of the last ones."""
+        sizes = [(None, variable.dtype.size * variable.shape.num_elements()) for variable in variables]
+        came: list[tf.Tensor] = []
+        for bucket in plan_buckets(sizes, self._bucket_bytes):
+            # Both ends take the buckets in one order. Data order them: TensorFlow would drop a stateless
+            # operation on which others only wait.
+            with tf.device(_SERVER.format(server)):
+                values = [variables[number].read_value() for number in bucket]
+                ticket = self._ticket + self._sent[server] if came else self._ticket
+                manifest = self._manifest(server, values, is_state=True)
+                self._sent[server] = _call("send", [manifest, ticket, *values], [tf.int64])[0]
+            inputs, dtypes = [manifest, self._ticket, *came[-1:]], [value.dtype for value in values]
+            came += _shaped(_call("receive", inputs, dtypes), values)
+        return came
 
     def _send_gradients(
         self, server: int, gradients: Sequence[tf.Tensor], variables: Sequence[Any]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.gradient_buckets import BucketBytes, GradientBuckets, plan_buckets
+from tfdist.strategies.gradient_buckets import GradientBuckets
+from tfdist.strategies.plan_buckets import BucketBytes
 from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Taken
 
@@ -34,21 +35,6 @@ def _run(buckets, gradients, weight, factor, steps=1):
 
     traced = tf.function(step, autograph=False)
     return [[total.numpy() for total in traced()] for _ in range(steps)]
-
-
-@pytest.mark.parametrize(
-    ("gradients", "expected"),
-    [
-        ([], []),
-        ([("f", 5)], [[0]]),
-        ([("f", 50), ("f", 10), ("f", 10), ("f", 5)], [[3, 2], [1, 0]]),
-        ([("f", 500), ("f", 500), ("f", 500)], [[2], [1], [0]]),
-        ([("f", 1), ("h", 1), ("h", 1), ("f", 1)], [[3], [2, 1], [0]]),  # one type each
-        ([("f", 20)] * 6, [[5], [4, 3, 2, 1, 0]]),
-    ],
-)
-def test_a_bucket_is_full_after_its_bytes(gradients, expected):
-    assert plan_buckets(gradients, BucketBytes(first=12, others=100)) == expected
 
 
 def test_the_first_bucket_leaves_while_gradients_are_computed():
@@ -104,7 +90,7 @@ def test_8_bits_add_what_they_round_away_to_the_same_gradients_again():
     values = [np.linspace(-1, 1, 256), np.linspace(-5, 9, 256)]
     gradients = [tf.constant(value, tf.float32) for value in values]
     buckets = GradientBuckets(_Alone(), ExchangeThread(), "int8")
-    buckets._bucket_bytes = BucketBytes(first=1, others=1)
+    buckets.bucket_bytes = BucketBytes(first=1, others=1)
     one = tf.constant(1.0, tf.float64)
     steps = _run(buckets, lambda: [tf.identity(gradient) for gradient in gradients], None, one, steps=50)
 
