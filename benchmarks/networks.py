@@ -3,9 +3,13 @@
     python benchmarks/networks.py [--workers 2] [--models mnist_cnn …] [--links 1gbit …] [--ways tcp ddp …]
 
 Each task runs in a network namespace of its own, on a bridge, as on a machine of its own: no memory is
-shared, and both ends of its link are limited. A worker has one core and one thread. Each round runs every way
-of training once, one after the other. It needs root, for `ip netns`. tf_keras has to be installed; PyTorch
-gets an environment of its own in the user's cache, and where that fails, the page says so.
+shared, and both ends of its link are limited. A worker has one core and one thread; the chief and the ps have
+no core of their own. Each round runs every way of training once, one after the other; one process of each
+software is always among them. Where there are more workers than cores, no model computes: it sleeps for as
+long as a step of one process of tfdist takes, layer by layer, in proportion to their multiplications.
+
+It needs root, for `ip netns`. tf_keras has to be installed; PyTorch and Horovod get environments of their own
+in the user's cache. What cannot be installed is left out, and the page says why.
 """
 
 import argparse
@@ -14,167 +18,210 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from importlib import metadata, util
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from environments import torch_in
+from horovod_peer import install
+from network_table import COLUMNS, Figures, Row, row
 from network_tasks import LINKS, Network, network, why_no_network
-from results import machine, put, spread, table
+from results import machine, put, table
 from rounds import others, undisturbed
 
 from tfdist.launcher import onednn
+from tfdist.launcher.resources import own_cores
 
 PEERS = Path(__file__).parent / "peers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist" / "benchmarks"
 MODELS = ("mnist_cnn", "cifar10_cnn", "transformer", "two_tower")
 BATCH = 128  # of each worker
 WARM_UP, WINDOW = 5, 5  # steps
+MOST_OUTSIDE = 0.2  # of a core's time
+PS_WORKERS = 2
 
 
 class Way(NamedTuple):
-    """Describe how a model is trained."""
+    """Describe how a model is trained.
+
+    Attributes:
+        title: Its name in the table.
+        loop: The software.
+        ours: The way of tfdist to compare it with; empty for one process.
+    """
 
     title: str
     loop: str
-    is_alone: bool = False
+    ours: str = ""
     implementation: str = ""
     dtype: str = ""
+    strategy: str = ""
 
 
+_ASYNC, _SYNC = "parameter_server", "parameter_server_sync"
 WAYS = {
-    "one": Way("tfdist, one process", "tfdist", is_alone=True),
-    "one_keras": Way("tf_keras fit, one process", "keras", is_alone=True),
-    "one_torch": Way("PyTorch, one process", "torch", is_alone=True),
-    "tcp": Way("tfdist, `implementation: tcp`", "tfdist", implementation="tcp"),
-    "bfloat16": Way("tfdist, tcp, gradients as bfloat16", "tfdist", implementation="tcp", dtype="bfloat16"),
-    "int8": Way("tfdist, tcp, gradients as int8", "tfdist", implementation="tcp", dtype="int8"),
-    "ring": Way("tfdist, `implementation: ring` (gRPC)", "tfdist", implementation="ring"),
-    "keras": Way("tf_keras fit, MultiWorkerMirrored", "keras"),
-    "ddp": Way("PyTorch, DistributedDataParallel with gloo", "torch"),
+    "one": Way("tfdist, one process", "tfdist"),
+    "one_keras": Way("tf_keras fit, one process", "keras"),
+    "one_torch": Way("PyTorch, one process", "torch"),
+    "one_horovod": Way("Keras 2.12 with Horovod, one process", "horovod"),
+    "tcp": Way("tfdist, `implementation: tcp`", "tfdist", "tcp", "tcp"),
+    "bfloat16": Way("tfdist, tcp, gradients as bfloat16", "tfdist", "tcp", "tcp", "bfloat16"),
+    "int8": Way("tfdist, tcp, gradients as int8", "tfdist", "tcp", "tcp", "int8"),
+    "ring": Way("tfdist, `implementation: ring` (gRPC)", "tfdist", "tcp", "ring"),
+    "keras": Way("tf_keras fit, MultiWorkerMirrored", "keras", "tcp"),
+    "ddp": Way("PyTorch, DistributedDataParallel with gloo", "torch", "tcp"),
+    "horovod": Way("Keras 2.12 with Horovod and gloo", "horovod", "tcp"),
+    "async": Way("tfdist, asynchronous ps, tcp", "tfdist", "async", "tcp", strategy=_ASYNC),
+    "async_grpc": Way("tfdist, asynchronous ps, gRPC", "tfdist", "async", "grpc", strategy=_ASYNC),
+    "sync": Way("tfdist, synchronous ps, tcp", "tfdist", "async", "tcp", strategy=_SYNC),
+    "sync_grpc": Way("tfdist, synchronous ps, gRPC", "tfdist", "async", "grpc", strategy=_SYNC),
+    "keras_ps": Way("tf_keras fit, ParameterServerStrategy", "keras", "async", strategy=_ASYNC),
 }
-ALONE = {way.loop: name for name, way in WAYS.items() if way.is_alone}
-OURS = "tcp"
-
-Found = dict[str, float]
+ALONE = {way.loop: name for name, way in WAYS.items() if not way.ours}
 
 
-def measure(made: Network, way: Way, model: str, link: str, workers: int, steps: int, torch: str) -> Found:
-    """Train once; return the figures of a step, over the half of the windows that others disturbed least."""
-    made.limit(link)
-    order = {**way._asdict(), "model": model, "batch": BATCH, "steps": steps, "seconds": 0.0}
-    order |= {"warm_up": WARM_UP, "window": WINDOW}
-    script = PEERS / ("networked_torch.py" if way.loop == "torch" else "networked.py")
-    python = torch if way.loop == "torch" else sys.executable
-    with tempfile.TemporaryDirectory(prefix="networks-") as name:
-        folder = Path(name)
-        count = 1 if way.is_alone else workers
-        made.run(made.cluster(worker=count), [python, str(script), json.dumps(order), name], folder, {})
-        found = json.loads((folder / "found.json").read_text())
-    train, exchange = (least_disturbed(found[part]) for part in ("train", "exchange"))
-    speed = count * BATCH / train["wall"]
-    return {**train, "examples": speed, "exchange": exchange["wall"]}
+class Software(NamedTuple):
+    """Describe an environment: its Python and variables, what it is, and the reason if there is none."""
+
+    python: str
+    name: str
+    problem: str = ""
+    environ: Mapping[str, str] = MappingProxyType({})
 
 
-def least_disturbed(windows: Sequence[Found]) -> dict[str, float]:
+class Setup(NamedTuple):
+    """Describe what all ways of a benchmark have in common.
+
+    Attributes:
+        made: The network.
+        workers: How many workers there are, where there are several.
+        steps: The steps of each worker that are measured.
+        software: The environments, by the name that ways have for them.
+    """
+
+    made: Network
+    workers: int
+    steps: int
+    software: Mapping[str, Software]
+
+    def measure(self, name: str, model: str, link: str, seconds: float = 0.0) -> dict[str, float]:
+        """Train once, and then with the exchange alone; return what `Figures` names."""
+        way = WAYS[name]
+        self.made.limit(link)
+        workers = self.workers if way.ours else 1
+        order = {**way._asdict(), "model": model, "batch": BATCH, "workers": workers, "seconds": seconds}
+        order |= {"steps": self.steps, "warm_up": WARM_UP, "window": WINDOW}
+        ending = "_servers" if way.strategy else "_torch" if way.loop == "torch" else ""
+        software = self.software[way.loop]
+        with tempfile.TemporaryDirectory(prefix="networks-") as folder:
+            words = [software.python, str(PEERS / f"networked{ending}.py"), json.dumps(order), folder]
+            cluster = self.made.cluster(worker=workers, **({"chief": 1, "ps": 1} if way.strategy else {}))
+            found = self.made.run(cluster, words, Path(folder), software.environ)
+        train, exchange = (_least_disturbed(found[part]) for part in ("train", "exchange"))
+        wall = train["wall"]
+        figures = Figures(wall, exchange["wall"], workers * BATCH / wall, train["bytes"], train["outside"])
+        return figures._asdict()
+
+    def ways(self, wanted: Sequence[str]) -> list[str]:
+        """Return the ways to measure: those that are wanted, and those that they are compared with."""
+        there = {name for name in ("one", *wanted) if not self.software[WAYS[name].loop].problem}
+        there |= {WAYS[name].ours for name in there if WAYS[name].ours}
+        there |= {ALONE[WAYS[name].loop] for name in there}
+        return [name for name in WAYS if name in there]
+
+
+def _least_disturbed(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average the half of the windows in which others disturbed least; `outside` is their most."""
     kept = sorted(windows, key=lambda window: window["outside"])[: (len(windows) + 1) // 2]
     means = {name: statistics.fmean(window[name] for window in kept) for name in kept[0]}
     return {**means, "outside": kept[-1]["outside"]}
 
 
-def row(name: str, link: str, workers: int, kept: Sequence[Mapping[str, Found]]) -> list[str]:
-    """Make the row of a way."""
-    way = WAYS[name]
-
-    def each(formula: Any) -> list[float]:
-        return [formula(found[name], found[ALONE[way.loop]], found) for found in kept]
-
-    speed = spread(each(lambda own, _, found: own["examples"] / found["one"]["examples"]), ".2f")
-    step = spread(each(lambda own, *_: 1000 * own["wall"]), ".0f")
-    if way.is_alone:
-        return [way.title, "", step, speed]
-    ahead = spread(each(lambda own, _, found: found[OURS]["examples"] / own["examples"]), ".2f")
-    sent = max(each(lambda own, *_: own["bytes"]))
-    bound = each(lambda own, alone, _: max(alone["wall"], 8 * own["bytes"] / LINKS[link]))
-    over = each(lambda own, alone, _: own["wall"] / max(alone["wall"], 8 * own["bytes"] / LINKS[link]))
-    exchange = each(lambda own, alone, _: max(0.0, own["exchange"] - alone["exchange"]))
-    hidden = each(hidden_share)
-    return [
-        way.title,
-        link,
-        step,
-        speed,
-        "" if name == OURS else ahead,
-        f"{sent / 1e6:.3f}",
-        f"{1000 * statistics.median(bound):.0f}",
-        spread(over, ".2f"),
-        f"{1000 * statistics.median(exchange):.0f}",
-        spread(hidden, ".0%"),
-    ]
+def software_in(place: Path, wanted: Collection[str]) -> dict[str, Software]:
+    """Make the environments of all software that the ways need."""
+    keras = "" if util.find_spec("tf_keras") else "tf_keras is not installed: pip install tf_keras"
+    found = {
+        "tfdist": Software(sys.executable, machine()),
+        "keras": Software(sys.executable, "" if keras else f"tf_keras {metadata.version('tf_keras')}", keras),
+    }
+    if "torch" in wanted:
+        torch = torch_in(place / "torch")
+        found["torch"] = Software(torch.python, f"PyTorch {torch.version}", torch.problem)
+    if "horovod" in wanted:
+        horovod = install(place / "horovod")
+        environ = {"PYTHONPATH": str(horovod.place / "shared")}
+        python = str(horovod.place / "bin" / "python")
+        found["horovod"] = Software(python, "Horovod 0.28.1", horovod.problem, environ)
+    return found
 
 
-def hidden_share(own: Found, alone: Found, _: Any) -> float:
-    """Return the share of the exchange that the backward pass hides."""
-    exchange = own["exchange"] - alone["exchange"]
-    return (alone["wall"] + exchange - own["wall"]) / exchange
+def rows_of(names: Sequence[str], link: str, kept: Sequence[Mapping[str, Figures]]) -> list[list[str]]:
+    """Make the rows of a link."""
+    rows = []
+    for name in names:
+        way = WAYS[name]
+        ours = way.ours if way.ours != name else None
+        rows.append(row(Row(way.title, link if way.ours else "", name, ALONE[way.loop], "one", ours), kept))
+    return rows
 
 
-COLUMNS = (
-    "link",
-    "ms a step",
-    "examples/s, of tfdist alone",
-    "tcp is faster by",
-    "MB sent",
-    "bound, ms",
-    "of the bound",
-    "exchange alone, ms",
-    "hidden",
-)
+def table_of(setup: Setup, model: str, flags: Any) -> None:
+    """Measure a model in turns, and put its table into the page."""
+    seconds, computing = 0.0, "a core each"
+    if flags.workers > len(own_cores()):
+        seconds = setup.measure("one", model, "unlimited")["wall"]
+        computing = f"that sleep for {1000 * seconds:.0f} ms in place of computing"
+    rows, measured = [], []
+    names = setup.ways(flags.ways)
+    for link in flags.links:
+        measures = [partial(setup.measure, name, model, link, seconds) for name in names]
+        kept = undisturbed(f"{model}, {link}", measures, flags.rounds, flags.others)
+        measured += kept
+        by_name = [{name: Figures(**each) for name, each in zip(names, found, strict=True)} for found in kept]
+        rows += rows_of(names, link, by_name)
+    there = [each for each in setup.software.values() if not each.problem]
+    rows += [[f"left out: {each.problem}"] for each in setup.software.values() if each.problem]
+    head = (
+        f"Median and range of {flags.rounds} rounds of {flags.steps} steps; {flags.workers} workers,"
+        f" {computing}; {BATCH} examples a step and worker, SGD with momentum;"
+        f" {', '.join(each.name for each in there)}. {others(measured)}"
+    )
+    put(f"networks {model} {flags.workers}", head, table((f"`{model}`", *COLUMNS), rows))
 
 
 def main() -> None:
-    """Read the flags, measure in turns, and put each model's table into the page."""
+    """Read the flags, and measure all models."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, choices=(2, 4), default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
-    parser.add_argument("--links", nargs="*", choices=list(LINKS), default=list(LINKS))
-    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--others", type=float, default=0.2, help="share of a core's time for others")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), help="by default all that so many workers have"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="of each worker")
+    parser.add_argument(
+        "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
+    )
     parser.add_argument("--peers", type=Path, default=CACHE, help="the folder of the peers' environments")
     flags: Any = parser.parse_args()
+    flags.ways = flags.ways or [name for name, way in WAYS.items() if flags.workers == 2 or not way.strategy]
+    if flags.workers != PS_WORKERS and any(WAYS[name].strategy for name in flags.ways):
+        sys.exit("benchmarks/networks.py: --ways: parameter servers have two workers; expected --workers 2")
     if reason := why_no_network():
         sys.exit(f"benchmarks/networks.py: {reason}")
     onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
-    torch = torch_in(flags.peers / "torch")
-    wanted = {*flags.ways, OURS, "one"}
-    wanted |= {ALONE[WAYS[name].loop] for name in wanted}
-    names = [name for name in WAYS if name in wanted and (torch.version or WAYS[name].loop != "torch")]
-    with (
-        tempfile.TemporaryDirectory(prefix="networks-") as folder,
-        network(Path(folder), flags.workers) as made,
-    ):
+    software = software_in(flags.peers, {WAYS[name].loop for name in flags.ways})
+    tasks = max(flags.workers, 4 if any(WAYS[name].strategy for name in flags.ways) else 0)
+    with tempfile.TemporaryDirectory(prefix="networks-") as folder, network(Path(folder), tasks) as made:
+        setup = Setup(made, flags.workers, flags.steps, software)
         for model in flags.models:
-            rows = []
-            for link in flags.links:
-                measures = [
-                    partial(measure, made, WAYS[name], model, link, flags.workers, flags.steps, torch.python)
-                    for name in names
-                ]
-                kept = undisturbed(f"{model}, {link}", measures, flags.rounds, flags.others)
-                by_name = [dict(zip(names, found, strict=True)) for found in kept]
-                rows += [row(name, link, flags.workers, by_name) for name in names]
-            head = (
-                f"Median and range of {flags.rounds} rounds of {flags.steps} steps; {flags.workers} workers,"
-                f" a core each, {BATCH} examples a step and worker, SGD with momentum; {machine('tf_keras')},"
-                f" PyTorch {torch.version or torch.problem}. {others(kept)}"
-            )
-            put(f"networks {model}", head, table((f"`{model}`", *COLUMNS), rows))
+            table_of(setup, model, flags)
 
 
 if __name__ == "__main__":
