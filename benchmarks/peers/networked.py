@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import network_horovod
 from network_layers import EXAMPLES, examples
 from network_traffic import Recorder, note_task, tell
 
@@ -22,11 +23,12 @@ def main(order: dict[str, Any], folder: Path) -> None:
     """Train, and write what the windows have seen."""
     if order["loop"] == "keras":
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    rank, workers = rank_and_size()
+    note_task(folder, f"worker-{rank}")
     import network_keras
     import tensorflow as tf
 
-    loop = LOOPS[order["loop"]](order)
-    note_task(folder, f"worker-{loop.rank}")
+    loop = LOOPS[order["loop"]](order, rank, workers)
     momentum = 0.0 if order["model"] == "two_tower" else 0.9
     tf.keras.utils.set_random_seed(0)
     found = {}
@@ -40,7 +42,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
             model.compile(loop.optimizer(tf.keras, momentum), loss, **loop.compile_options)
         loop.fit(model, order, callback(tf.keras, seen), seen.steps)
         found[part] = seen.windows
-    if loop.rank == 0:
+    if rank == 0:
         tell(folder, **found)
 
 
@@ -76,12 +78,11 @@ def callback(keras: Any, seen: Recorder) -> Any:
 class Keras:
     """Train as TensorFlow's guides write it, with tf_keras."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: dict[str, Any], rank: int, workers: int) -> None:
         import tensorflow as tf
 
-        self.rank, self.workers = rank_and_size()
-        is_one = self.workers == 1
-        self.strategy = self.make(tf, is_one, order)
+        self.rank, self.workers = rank, workers
+        self.strategy = self.make(tf, workers == 1, order)
         self.compile_options: dict[str, Any] = self.options(order)
 
     def make(self, tf: Any, is_one: bool, order: dict[str, Any]) -> Any:
@@ -128,6 +129,7 @@ class Horovod(Keras):
     """Train as Horovod's guide for Keras writes it."""
 
     def make(self, tf: Any, is_one: bool, order: dict[str, Any]) -> Any:
+        network_horovod.connect(Path(sys.argv[2]))
         import horovod.tensorflow.keras as hvd
 
         hvd.init()

@@ -3,8 +3,8 @@
     python networked_servers.py '{"loop": "tfdist", "strategy": "parameter_server", …}' FOLDER
 
 The loop is tfdist's, or the fit of tf_keras as TensorFlow's guides write it. The chief measures an epoch, at
-whose end all workers are done. Afterwards the same is done with a model that has the same weights and computes
-nothing.
+whose end all workers are done. Afterwards the same is done with a model that has the same weights and
+computes nothing.
 """
 
 import json

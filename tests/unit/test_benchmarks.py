@@ -17,6 +17,7 @@ from tfdist.simulation import forecast
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import network_table  # noqa: E402
 import results  # noqa: E402
 from simulated_machine import Measured, Prediction, check_machine, setup_of  # noqa: E402
 
@@ -95,6 +96,39 @@ def test_every_mark_of_the_page_has_its_end_and_a_benchmark_that_writes_it() -> 
 def test_all_of_them_have_a_quick_form() -> None:
     runner = importlib.import_module("all")
     assert set(runner.scripts()) == set(runner.QUICK)
+
+
+def test_a_step_takes_as_long_as_computing_or_as_its_bytes() -> None:
+    alone = network_table.Figures(wall=0.3, exchange=0.01, examples=400.0, bytes=0.0, outside=0.0)
+    two = network_table.Figures(wall=0.5, exchange=0.21, examples=500.0, bytes=25e6, outside=0.0)
+    assert network_table.bound(two, alone, 1e9) == 0.3
+    assert network_table.bound(two, alone, 1e8) == 2.0
+    assert network_table.bound(two, alone, float("inf")) == 0.3
+
+
+def test_what_the_backward_pass_hides_is_a_share_of_the_exchange() -> None:
+    alone = network_table.Figures(wall=0.3, exchange=0.01, examples=400.0, bytes=0.0, outside=0.0)
+    two = network_table.Figures(wall=0.5, exchange=0.21, examples=500.0, bytes=25e6, outside=0.0)
+    assert network_table.hidden_share(two, alone) == pytest.approx(0.0)
+    assert network_table.hidden_share(two._replace(wall=0.35), alone) == pytest.approx(0.75)
+    assert network_table.hidden_share(two._replace(wall=0.3), alone) == pytest.approx(1.0)
+
+
+def test_a_row_of_the_networks_compares_within_a_round() -> None:
+    def round_of(factor: float) -> dict[str, network_table.Figures]:
+        alone = network_table.Figures(0.3 * factor, 0.01, 400.0 / factor, 0.0, 0.0)
+        ours = network_table.Figures(0.4 * factor, 0.21, 640.0 / factor, 25e6, 0.0)
+        return {"one": alone, "tcp": ours, "peer": ours._replace(wall=0.8 * factor, examples=320.0 / factor)}
+
+    named = network_table.Row("Peer", "1gbit", "peer", "one", "one", "tcp")
+    cells = network_table.row(named, [round_of(1.0), round_of(2.0)])
+    by_column = dict(zip(network_table.COLUMNS, cells[1:], strict=True))
+    assert cells[0] == "Peer"
+    assert by_column["ms a step"] == "1200 (800 to 1600)"
+    assert by_column["examples/s, of one process of tfdist"] == "0.80 (0.80 to 0.80)"
+    assert by_column["tfdist is faster by"] == "2.00 (2.00 to 2.00)"
+    assert by_column["MB a step"] == "25.000"
+    assert by_column["of the bound"] == "2.67 (2.67 to 2.67)"
 
 
 @pytest.mark.parametrize("cores", [2, 8])
