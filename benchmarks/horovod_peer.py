@@ -10,11 +10,11 @@ from environments import is_whole, make, note_whole
 
 import tfdist
 
-__all__ = ["Horovod", "HorovodError", "install"]
+__all__ = ["RELEASE", "Horovod", "HorovodError", "install"]
 
 # The last TensorFlow that this Horovod was made for, and what its setup.py builds with.
 _BEFORE = ("tensorflow==2.12.1", "setuptools<70", "wheel", "cmake<4", "msgspec>=0.18.6", "PyYAML>=6.0.1")
-_RELEASE = "horovod==0.28.1"
+RELEASE = "horovod==0.28.1"
 _BUILD = {
     "HOROVOD_WITH_TENSORFLOW": "1",
     "HOROVOD_WITH_GLOO": "1",
@@ -78,7 +78,7 @@ def install(place: Path) -> Horovod:
         # First, for it says at once whether there is one to be had.
         ([*pip, "index", "versions", "horovod"], {}),
         ([*pip, "install", *_BEFORE], {}),
-        ([*pip, "install", "--no-build-isolation", _RELEASE], {**_BUILD, "PATH": path}),
+        ([*pip, "install", "--no-build-isolation", RELEASE], {**_BUILD, "PATH": path}),
     )
     for words, more in steps:
         done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True)

@@ -26,9 +26,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from environments import torch_in
-from horovod_peer import install
+from horovod_peer import RELEASE, install
 from network_table import COLUMNS, Figures, Row, row
-from network_tasks import LINKS, Network, network, why_no_network
+from network_tasks import LINKS, Network, TaskError, network, why_no_network
 from results import machine, put, table
 from rounds import others, undisturbed
 
@@ -142,20 +142,37 @@ def _least_disturbed(windows: Sequence[Mapping[str, float]]) -> dict[str, float]
 
 def software_in(place: Path, wanted: Collection[str]) -> dict[str, Software]:
     """Make the environments of all software that the ways need."""
-    keras = "" if util.find_spec("tf_keras") else "tf_keras is not installed: pip install tf_keras"
-    found = {
-        "tfdist": Software(sys.executable, machine()),
-        "keras": Software(sys.executable, "" if keras else f"tf_keras {metadata.version('tf_keras')}", keras),
-    }
+    keras = "" if util.find_spec("tf_keras") else "tf_keras, not installed: pip install tf_keras"
+    found = {"tfdist": Software(sys.executable, machine())}
+    if "keras" in wanted:
+        name = "" if keras else f"tf_keras {metadata.version('tf_keras')}"
+        found["keras"] = Software(sys.executable, name, keras)
     if "torch" in wanted:
         torch = torch_in(place / "torch")
-        found["torch"] = Software(torch.python, f"PyTorch {torch.version}", torch.problem)
+        found["torch"] = Software(
+            torch.python, f"PyTorch {torch.version}", torch.problem and f"PyTorch, {torch.problem}"
+        )
     if "horovod" in wanted:
         horovod = install(place / "horovod")
+        problem = horovod.problem and f"Horovod, {horovod.problem}"
         environ = {"PYTHONPATH": str(horovod.place / "shared")}
         python = str(horovod.place / "bin" / "python")
-        found["horovod"] = Software(python, "Horovod 0.28.1", horovod.problem, environ)
+        found["horovod"] = Software(python, RELEASE.replace("==", " "), problem, environ)
     return found
+
+
+def checked(setup: Setup) -> Setup:
+    """Try a few steps with Horovod, if it is there: what was built may not run."""
+    software = dict(setup.software)
+    if "horovod" in software and not software["horovod"].problem:
+        try:
+            setup._replace(steps=WINDOW).measure("horovod", "mnist_cnn", "unlimited")
+        except TaskError as error:
+            print(error, flush=True)
+            software["horovod"] = software["horovod"]._replace(
+                problem="Horovod, installed, but does not run here"
+            )
+    return setup._replace(software=software)
 
 
 def rows_of(names: Sequence[str], link: str, kept: Sequence[Mapping[str, Figures]]) -> list[list[str]]:
@@ -219,9 +236,12 @@ def main() -> None:
     software = software_in(flags.peers, {WAYS[name].loop for name in flags.ways})
     tasks = max(flags.workers, 4 if any(WAYS[name].strategy for name in flags.ways) else 0)
     with tempfile.TemporaryDirectory(prefix="networks-") as folder, network(Path(folder), tasks) as made:
-        setup = Setup(made, flags.workers, flags.steps, software)
-        for model in flags.models:
-            table_of(setup, model, flags)
+        try:
+            setup = checked(Setup(made, flags.workers, flags.steps, software))
+            for model in flags.models:
+                table_of(setup, model, flags)
+        except TaskError as error:
+            sys.exit(f"benchmarks/networks.py: {error}")
 
 
 if __name__ == "__main__":

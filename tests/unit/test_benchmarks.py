@@ -1,6 +1,7 @@
 """What the benchmarks write into docs/results.md."""
 
 import importlib
+import math
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from tfdist.launcher.resources import own_cores
 from tfdist.simulation import forecast
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
 
 import network_table  # noqa: E402
 import results  # noqa: E402
@@ -112,6 +113,14 @@ def test_what_the_backward_pass_hides_is_a_share_of_the_exchange() -> None:
     assert network_table.hidden_share(two, alone) == pytest.approx(0.0)
     assert network_table.hidden_share(two._replace(wall=0.35), alone) == pytest.approx(0.75)
     assert network_table.hidden_share(two._replace(wall=0.3), alone) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "cifar10_cnn", "transformer", "two_tower"])
+def test_a_model_that_computes_nothing_has_the_weights_of_the_real_one(name: str) -> None:
+    keras, layers = importlib.import_module("network_keras"), importlib.import_module("network_layers")
+    described = sorted(math.prod(shape) for layer in layers.LAYERS[name] for shape in layer.weights)
+    for model in (keras.whole(name), keras.bare(name, 0.01)):
+        assert sorted(math.prod(weight.shape) for weight in model.trainable_weights) == described
 
 
 def test_a_row_of_the_networks_compares_within_a_round() -> None:
