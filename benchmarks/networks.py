@@ -15,6 +15,7 @@ in the user's cache. What cannot be installed is left out, and the page says why
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -209,8 +210,8 @@ def table_of(setup: Setup, model: str, flags: Any) -> None:
     put(f"networks {model} {flags.workers}", head, table((f"`{model}`", *COLUMNS), rows))
 
 
-def main() -> None:
-    """Read the flags, and measure all models."""
+def flags_of() -> Any:
+    """Read the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -230,8 +231,15 @@ def main() -> None:
     flags.ways = flags.ways or [name for name, way in WAYS.items() if flags.workers == 2 or not way.strategy]
     if flags.workers != PS_WORKERS and any(WAYS[name].strategy for name in flags.ways):
         sys.exit("benchmarks/networks.py: --ways: parameter servers have two workers; expected --workers 2")
+    return flags
+
+
+def main() -> None:
+    """Measure all models."""
+    flags = flags_of()
     if reason := why_no_network():
         sys.exit(f"benchmarks/networks.py: {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the namespaces would stay
     onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
     software = software_in(flags.peers, {WAYS[name].loop for name in flags.ways})
     tasks = max(flags.workers, 4 if any(WAYS[name].strategy for name in flags.ways) else 0)
