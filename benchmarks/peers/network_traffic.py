@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Moment", "Recorder", "note_task"]
+__all__ = ["Moment", "Recorder", "note_task", "tell", "wait_for_results"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Of a line of /proc/stat: user, nice, system, steal. Interrupts are the network's own, or nobody's.
@@ -98,6 +98,12 @@ def tell(folder: Path, **found: list[dict[str, float]]) -> None:
     part = folder / "found.part"
     part.write_text(json.dumps(found))
     part.rename(folder / "found.json")
+
+
+def wait_for_results(folder: Path) -> None:
+    """Wait until the first task has written the results: until then it reads this process's counters."""
+    while not (folder / "found.json").exists():
+        time.sleep(0.1)
 
 
 def _bytes(table: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import network_horovod
 from network_layers import EXAMPLES, examples
-from network_traffic import Recorder, note_task, tell
+from network_traffic import Recorder, note_task, tell, wait_for_results
 
 RATE = 0.001
 
@@ -44,6 +44,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
         found[part] = seen.windows
     if rank == 0:
         tell(folder, **found)
+    wait_for_results(folder)
 
 
 def total(_: Any, y: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from network_layers import EXAMPLES, LAYERS, ROWS, TOKENS, VOCABULARY, WIDTH, examples, time_shares
-from network_traffic import Recorder, note_task, tell
+from network_traffic import Recorder, note_task, tell, wait_for_results
 from single_torch import made
 from torch import distributed, nn
 from torch.nn import functional
@@ -167,7 +167,9 @@ def main(order: dict[str, Any], folder: Path) -> None:
         found[part] = seen.windows
     if rank == 0:
         tell(folder, **found)
-    distributed.destroy_process_group() if len(hosts) > 1 else None
+    wait_for_results(folder)
+    if len(hosts) > 1:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
