@@ -124,6 +124,7 @@ class Setup(NamedTuple):
         train, exchange = (_least_disturbed(found[part]) for part in ("train", "exchange"))
         wall = train["wall"]
         figures = Figures(wall, exchange["wall"], workers * BATCH / wall, train["bytes"], train["outside"])
+        print(f"{model}, {link}, {name}: {1000 * wall:.0f} ms a step", flush=True)
         return figures._asdict()
 
     def ways(self, wanted: Sequence[str]) -> list[str]:
