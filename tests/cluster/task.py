@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,17 @@ def _run(order: dict, result: Path) -> None:
         else:
             made = make_strategy(cluster, order["strategy"], **order["options"])
         for name in order["cases"]:
-            found[name] = _case(name)(made, Path(order["folder"]))
+            found[name] = _timed(name, made, Path(order["folder"]))
             result.write_text(json.dumps(found))  # after each, for the next may be one that fails
+
+
+def _timed(name: str, made: Any, folder: Path) -> Any:
+    """Return what a case finds, and print what it has taken."""
+    began, computed = time.monotonic(), time.process_time()
+    found = _case(name)(made, folder)
+    took = f"{time.monotonic() - began:.1f} s, of which it computed {time.process_time() - computed:.1f} s"
+    print(f"case {name}: {took}", flush=True)
+    return found
 
 
 def _case(name: str) -> Callable[..., Any]:
