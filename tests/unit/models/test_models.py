@@ -70,32 +70,39 @@ def test_gives_the_same_logits_after_saving_and_loading(name, number_type, tmp_p
     np.testing.assert_array_equal(loaded(images, training=False), logits)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_exports_with_its_preprocessing_inside(name, tmp_path):
-    model = build(name, SHAPES[name], 10)
+LOADING = """
+import os, sys
+import numpy as np
+import tensorflow as tf
+for folder in sys.argv[1:]:
+    loaded = tf.saved_model.load(os.path.join(folder, "export"))
+    images = np.load(os.path.join(folder, "images.npy"))
+    np.save(os.path.join(folder, "logits.npy"), loaded.logits(images).numpy())
+sys.exit("tfdist" in sys.modules)
+"""
+
+
+def saved(model, shape, folder):
+    """Save a model as a function of images of 8 bits."""
     module = tf.Module()
     module.model = model
     module.logits = tf.function(
-        lambda image: model(image, training=False),
-        input_signature=[tf.TensorSpec([None, *SHAPES[name]], tf.uint8)],
+        lambda image: model(image, training=False), input_signature=[tf.TensorSpec([None, *shape], tf.uint8)]
     )
-    images = pixels(3, SHAPES[name])
-    tf.saved_model.save(module, str(tmp_path / "export"))
-    code = (
-        "import sys, numpy as np, tensorflow as tf; "
-        "loaded = tf.saved_model.load(sys.argv[1]); "
-        "np.save(sys.argv[3], loaded.logits(np.load(sys.argv[2])).numpy()); sys.exit('tfdist' in sys.modules)"
-    )
-    np.save(tmp_path / "images.npy", images)
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        *(str(tmp_path / each) for each in ("export", "images.npy", "logits.npy")),
-    ]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
-    expected = model(images, training=False)
-    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-4, atol=1e-5)
+    tf.saved_model.save(module, str(folder / "export"))
+
+
+def test_all_export_with_their_preprocessing_inside(tmp_path):
+    expected = {}
+    for name, shape in SHAPES.items():
+        model, images, folder = build(name, shape, 10), pixels(3, shape), tmp_path / name
+        saved(model, shape, folder)
+        np.save(folder / "images.npy", images)
+        expected[folder] = model(images, training=False)
+    command = [sys.executable, "-c", LOADING, *map(str, expected)]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    for folder, logits in expected.items():
+        np.testing.assert_allclose(np.load(folder / "logits.npy"), logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -106,7 +113,8 @@ def test_learns_a_batch_by_heart(name):
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
     images, labels = pixels(16, SHAPES[name]), np.arange(16) % 4
     first = model.evaluate(images, labels, verbose=0)[0]
-    history = model.fit(images, labels, batch_size=16, epochs=30, verbose=0).history
+    epochs = 8 if name == "resnet" else 30  # without dropout, it learns at once
+    history = model.fit(images, labels, batch_size=16, epochs=epochs, verbose=0).history
     assert history["accuracy"][-1] > 0.9
     assert history["loss"][-1] < first / 2
 
