@@ -28,7 +28,7 @@ print("answer", float(answer), answer.device)
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("network_isolation", ["auto", "never"])
+@pytest.mark.parametrize("network_isolation", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 def test_tensorflows_servers_find_each_other_and_are_ended_after_the_chief(
     tmp_path, network_isolation, monkeypatch
 ):
