@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,17 @@ class Running:
             process.kill()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with a test of one device, so that no process waits for what others are compared with."""
+    firsts = [
+        item
+        for item in items
+        if "finished" in getattr(item, "fixturenames", ()) and _names(item) == "one_device"
+    ]
+    for first in firsts[:1]:
+        items.insert(0, items.pop(items.index(first)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked(forking: None) -> None:
     """Start the process that the tasks are forked from."""
@@ -135,6 +146,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "parameter_server": {"workers": 2, "ps": 1},
     "parameter_server_sync": {"workers": 2, "ps": 2, "options": {"min_shard_bytes": 2000}},
 }
+AGAIN = [pytest.mark.slow, pytest.mark.again]
 IN_STEP = ["one_device", "mirrored", "multi_worker_mirrored", "parameter_server_sync"]
 ANYWHERE = [
     "smoke",
@@ -179,6 +191,11 @@ ONLY_ON = {
 }
 
 
+def on(strategies: Iterable[str], *, again: Iterable[str]) -> list[Any]:
+    """Return strategies to run a test under, of which some only do again what others prove."""
+    return [pytest.param(each, marks=AGAIN) if each in again else each for each in strategies]
+
+
 @pytest.fixture(scope="session")
 def cluster_once(once: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
     """Return a function that runs a cluster once for all processes of the tests, by a name of its own."""
@@ -196,14 +213,24 @@ def finished(
 ) -> Callable[[str], Finished]:
     """Return what gives the results of a strategy's cases, those that the tests' files name; they share one cluster."""
     items = [item for item in request.session.items if "finished" in getattr(item, "fixturenames", ())]
-    asked = {case for item in items for case in item.module.CASES}
 
     @functools.cache
     def result(strategy: str) -> Finished:
+        asked = {case for item in items if _may_ask(item, strategy) for case in item.module.CASES}
         cases = [*ANYWHERE, *(IN_STEP_ONLY if strategy in IN_STEP else []), *ONLY_ON.get(strategy, [])]
         return cluster_once(strategy, strategy, [case for case in cases if case in asked], **SETUPS[strategy])
 
     return result
+
+
+def _names(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("strategy") if hasattr(item, "callspec") else None
+
+
+def _may_ask(item: pytest.Item, strategy: str) -> bool:
+    """Return whether a test may look at a strategy's results: its own, those that it compares with, any if it names none."""
+    named = _names(item)
+    return named is None or strategy in (named, getattr(item.module, "COMPARED_WITH", named))
 
 
 @pytest.fixture(scope="session")

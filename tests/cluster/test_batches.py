@@ -6,6 +6,7 @@ import tensorflow as tf
 from conftest import SETUPS
 
 CASE = "batch_cases.one_at_a_time"
+COMPARED_WITH = "one_device"
 CASES = [CASE]
 
 pytestmark = pytest.mark.skipif(

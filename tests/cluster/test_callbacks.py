@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import LONGEST, SETUPS, Finished, Running
+from conftest import LONGEST, SETUPS, Finished, Running, on
 from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
 CASES = [WRITING, STOPPING]
 EPOCHS, STEPS_PER_EPOCH = 4, 9
+# What calls the callbacks is the same for mirrored workers, and for workers at their own pace.
+STRATEGIES = on(SETUPS, again=["mirrored", "parameter_server_sync"])
 
 
-@pytest.mark.parametrize("strategy", list(SETUPS))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_callbacks_decide_and_write(strategy, finished):
     writing = finished(strategy).chief[WRITING]
 
@@ -34,7 +36,7 @@ def test_callbacks_decide_and_write(strategy, finished):
     assert not any(name.startswith("backup") for name in writing["written"])  # Keras removes it at the end
 
 
-@pytest.mark.parametrize("strategy", list(SETUPS))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_decide_alike_and_do_not_write(strategy, finished):
     found = finished(strategy)
 
@@ -45,8 +47,9 @@ def test_workers_decide_alike_and_do_not_write(strategy, finished):
             assert mine["written"] == []
 
 
-def test_a_worker_that_stops_alone_stops_all(finished):
-    for result in finished("multi_worker_mirrored").results.values():
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_a_worker_that_stops_alone_stops_all(strategy, finished):
+    for result in finished(strategy).results.values():
         epochs_and_steps = result[STOPPING]
         assert epochs_and_steps == {
             "batch": [1, 4],

@@ -3,13 +3,14 @@
 import pytest
 from chief_data_cases import x, y
 
-from conftest import SETUPS
+from conftest import SETUPS, on
 
 CASE = "chief_data_cases.read_once"
 CASES = [CASE]
 
 
-@pytest.mark.parametrize("strategy", SETUPS)
+# Mirrored workers read as one process does, and have to agree besides.
+@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored"]))
 def test_generators_and_large_arrays_are_read_once(strategy, finished):
     found = finished(strategy).chief[CASE]
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from cases import EXAMPLES
 
-from conftest import IN_STEP
+from conftest import IN_STEP, on
 
 CASES = [f"custom_step_cases.{name}" for name in ("trained", "refused")]
 MODELS = ["compiled", "gan", "towers", "accumulated"]
@@ -24,7 +24,8 @@ def expected(cluster_once):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", IN_STEP)
+# One device runs the model's method as it is, as tests/unit/training/test_fit.py proves.
+@pytest.mark.parametrize("strategy", on(IN_STEP, again=["one_device"]))
 def test_gives_the_numbers_of_one_process(strategy, model, finished, expected):
     found, kerass = finished(strategy).chief["custom_step_cases.trained"][model], expected[model]
 
@@ -38,8 +39,9 @@ def test_gives_the_numbers_of_one_process(strategy, model, finished, expected):
 
 
 @pytest.mark.parametrize("model", MODELS[:-1])
-def test_counts_exactly_on_asynchronous_workers(model, finished, expected):
-    found, kerass = finished("parameter_server").chief["custom_step_cases.trained"][model], expected[model]
+@pytest.mark.parametrize("strategy", ["parameter_server"])
+def test_counts_exactly_on_asynchronous_workers(strategy, model, finished, expected):
+    found, kerass = finished(strategy).chief["custom_step_cases.trained"][model], expected[model]
 
     assert found["iterations"] == kerass["iterations"]
     assert set(found["history"]) == set(kerass["history"])
@@ -48,8 +50,9 @@ def test_counts_exactly_on_asynchronous_workers(model, finished, expected):
         assert found["history"]["seen"] == [EXAMPLES, EXAMPLES]
 
 
-def test_asynchronous_workers_refuse_to_accumulate(finished):
-    found = finished("parameter_server").chief["custom_step_cases.trained"]["accumulated"]
+@pytest.mark.parametrize("strategy", ["parameter_server"])
+def test_asynchronous_workers_refuse_to_accumulate(strategy, finished):
+    found = finished(strategy).chief["custom_step_cases.trained"]["accumulated"]
 
     assert "has gradient_accumulation_steps, which counts steps" in found
 

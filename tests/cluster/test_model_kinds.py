@@ -10,13 +10,9 @@ CASES = [
     f"model_cases.{name}"
     for name in (
         "trained",
-        "on_sequences",
         "recovered",
-        "looked_up",
         "shuffled",
         "summed",
-        "by_rows",
-        "with_options",
     )
 ]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
@@ -48,28 +44,9 @@ def test_a_subclassed_model_learns_what_one_process_learns(strategy, finished, a
     _check_training(finished(strategy), alone)
 
 
-@pytest.mark.parametrize("strategy", ALL)
-def test_dense_layers_over_sequences_learn_what_one_process_learns(strategy, finished, alone):
-    found = finished(strategy).chief["model_cases.on_sequences"]
-
-    assert found["steps"] == 12
-    if strategy in IN_STEP:
-        assert found["loss"] == pytest.approx(alone["on_sequences"], **TOLERANCE)
-
-
-@pytest.mark.parametrize("strategy", ALL)
-def test_layers_look_words_up_in_tables(strategy, finished):
-    found = finished(strategy).chief["model_cases.looked_up"]
-
-    assert found["loss"] == pytest.approx(found["of_predicted"], rel=1e-5)
-    assert found["losses"][0] > found["losses"][1] > found["loss"]
-    if strategy in IN_STEP:
-        alone = finished("one_device").chief["model_cases.looked_up"]
-        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-
-
-def test_fit_works_again_after_a_batch_that_failed_on_a_worker(finished):
-    found = finished("parameter_server").chief["model_cases.recovered"]
+@pytest.mark.parametrize("strategy", ["parameter_server"])
+def test_fit_works_again_after_a_batch_that_failed_on_a_worker(strategy, finished):
+    found = finished(strategy).chief["model_cases.recovered"]
 
     assert found["failed"]
     assert np.isfinite(found["losses"]).all()
@@ -128,23 +105,3 @@ def test_other_clusters_do_the_same(shape, tmp_path, alone):
         _check_training(found, alone)
         summed = found.chief["model_cases.summed"]
         assert summed["total"] == 4 * summed["replicas"]
-
-
-@pytest.mark.parametrize("strategy", [strategy for strategy in IN_STEP if strategy != "one_device"])
-def test_optimizers_that_update_rows_do_what_they_do_in_one_process(strategy, finished):
-    ours, alone = (finished(name).chief["model_cases.by_rows"] for name in (strategy, "one_device"))
-
-    assert ours.keys() == alone.keys()
-    for name, weights in alone.items():
-        for mine, its in zip(ours[name], weights, strict=True):
-            np.testing.assert_allclose(mine, its, rtol=1e-10, atol=1e-12, err_msg=name)
-
-
-@pytest.mark.parametrize("strategy", ALL)
-def test_how_a_step_is_compiled_changes_no_result(strategy, finished):
-    found = finished(strategy).chief["model_cases.with_options"]
-
-    for result in found.values():
-        assert result["steps"] == 6
-        if strategy in IN_STEP:
-            assert result["losses"] == pytest.approx(found[""]["losses"], rel=1e-5)

@@ -5,11 +5,11 @@ import tensorflow as tf
 
 from conftest import IN_STEP, SETUPS, run_cluster
 
+KERAS_2 = tf.keras.__version__ < "3"
 CASES = [
     *(f"shared_cases.{name}" for name in ("at_once", "scaled")),
-    *(f"own_cases.{name}" for name in ("steps", "steps_by_keras", "refused")),
+    *(f"own_cases.{name}" for name in ("refused", *(("steps", "steps_by_keras") if KERAS_2 else ()))),
 ]
-KERAS_2 = tf.keras.__version__ < "3"
 only_keras_3 = pytest.mark.skipif(
     KERAS_2, reason="Keras 2 has no such optimizers, or has them in another way"
 )
@@ -95,8 +95,9 @@ def test_xla_computes_the_same(strategy, tmp_path):
 
 @pytest.mark.skipif(not KERAS_2, reason="with Keras 3 the numbers are those of one process")
 @pytest.mark.parametrize("name", ["own", "two"])
-def test_a_step_of_ones_own_is_run_as_keras_runs_it(name, finished):
-    found = finished("mirrored").chief
+@pytest.mark.parametrize("strategy", ["mirrored"])
+def test_a_step_of_ones_own_is_run_as_keras_runs_it(strategy, name, finished):
+    found = finished(strategy).chief
 
     check_own(found["own_cases.steps"][name], found["own_cases.steps_by_keras"][name])
 
@@ -108,16 +109,14 @@ def check_own(ours, kerass):
     assert flat(ours["weights"]) == pytest.approx(flat(kerass["weights"]), **CLOSE_IN_FLOAT32)
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+@pytest.mark.parametrize("strategy", ["parameter_server", *(["parameter_server_sync"] if KERAS_2 else [])])
 def test_what_servers_cannot_do_is_refused(strategy, finished):
     found = finished(strategy).chief["own_cases.refused"]
 
     assert ("overrides train_step" in found["own"]) == KERAS_2
     if not KERAS_2:
-        is_apart = strategy == "parameter_server"
-        for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-            word = "accumulation" if "accumulation" in option else "overwriting"
-            assert (f"has {option}, which counts steps" in found[word]) == is_apart
+        assert "has gradient_accumulation_steps, which counts steps" in found["accumulation"]
+        assert "has ema_overwrite_frequency, which counts steps" in found["overwriting"]
 
 
 def flat(value):

@@ -1,12 +1,15 @@
 """Workers cut up one order of the data, also where each of them draws it, or refuse."""
 
+import pytest
+
 from conftest import run_cluster
 
 CASES = ["order_cases.drawn"]
 
 
-def test_orders_that_differ_between_workers_are_refused(finished):
-    found = finished("multi_worker_mirrored").results
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_orders_that_differ_between_workers_are_refused(strategy, finished):
+    found = finished(strategy).results
 
     for result in found.values():
         drawn = result["order_cases.drawn"]

@@ -3,7 +3,7 @@
 import pytest
 from ported_cases import by_keras
 
-from conftest import IN_STEP, SETUPS
+from conftest import IN_STEP, SETUPS, on
 
 CASES = ["ported_cases.ported"]
 
@@ -13,7 +13,8 @@ def expected():
     return by_keras()
 
 
-@pytest.mark.parametrize("strategy", list(SETUPS))
+# Mirrored workers run what one process runs, on one device or on several.
+@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored"]))
 def test_what_keras_accepts_gives_the_same(strategy, finished, expected):
     found = finished(strategy).chief["ported_cases.ported"]
 

@@ -36,8 +36,9 @@ def _check(found, whole):
     assert all(ours["saved"].values()), ours["saved"]
 
 
-def test_workers_in_step_train_shards_as_one_process_trains_the_whole(finished, whole):
-    _check(finished("parameter_server_sync"), whole)
+@pytest.mark.parametrize("strategy", ["parameter_server_sync"])
+def test_workers_in_step_train_shards_as_one_process_trains_the_whole(strategy, finished, whole):
+    _check(finished(strategy), whole)
 
 
 @pytest.mark.slow
