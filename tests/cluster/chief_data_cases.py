@@ -15,7 +15,7 @@ from tfdist.training.keras import datasets_from_inputs
 from tfdist.training.predict import predict
 
 keras = tf.keras
-EXAMPLES, BATCH = 101, 4
+EXAMPLES, BATCH = 101, 12
 x = np.arange(EXAMPLES, dtype="float32")[:, None]
 y = x**2 / 100
 

@@ -171,7 +171,6 @@ IN_STEP_ONLY = [
     "equivalent_sgd",
     "equivalent_adam",
     "equivalent_clipped",
-    "equivalent_averaged",
     "custom_loop",
     "model_cases.trained",
     "model_cases.summed",

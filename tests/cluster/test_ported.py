@@ -18,7 +18,7 @@ def expected():
 def test_what_keras_accepts_gives_the_same(strategy, finished, expected):
     found = finished(strategy).chief["ported_cases.ported"]
 
-    assert type(found["evaluated"]) is list
+    assert type(found["alone"]) is list
     assert found["indices"] == expected["indices"]
     assert set(found["history"]) == set(expected["history"])
     assert len(found["history"]["val_loss"]) == 2
@@ -31,7 +31,7 @@ def test_what_keras_accepts_gives_the_same(strategy, finished, expected):
         for name, values in expected[kind].items():
             assert found[kind][name] == pytest.approx(values, rel=1e-4)
     assert found["is_kept"]  # the arrays that a generator has yielded parts of
-    for name in ("evaluated", "alone", "steps", "stopped", "generated"):
+    for name in ("alone", "steps", "stopped", "generated"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
     for ours, theirs in zip(found["predicted"], expected["predicted"], strict=True):
         assert len(ours) == len(theirs)
