@@ -1,6 +1,6 @@
 """Ordinary models of every kind learn on every strategy what Keras's own fit makes of them in one process.
 
-Two of them on mirrored workers and on workers in step beside a ps are what every change is tested with.
+One of them on mirrored workers and one on workers in step beside a ps are what every change is tested with.
 """
 
 from collections import defaultdict
@@ -22,11 +22,7 @@ SETUPS = {
     "parameter_server": {"workers": 2, "ps": 1},
     "parameter_server_sync": {"workers": 2, "ps": 1},
 }
-QUICK = [
-    (strategy, model)
-    for strategy in ("multi_worker_mirrored", "parameter_server_sync")
-    for model in ("transformer", "unet")
-]
+QUICK = [("multi_worker_mirrored", "transformer"), ("parameter_server_sync", "unet")]
 AGAIN = ("one_device", "mirrored")  # mirrored workers prove the same, over a network too
 # Each is unlike the others in its data, its metrics or how it is built. The graphs of the rest are those of workers in
 # step, whose numbers are compared.
