@@ -11,6 +11,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from commands import script_forked
+
 _SCRIPT = """
 import keras
 import numpy as np
@@ -64,10 +66,11 @@ def test_a_script_is_ended_by_one_line_and_status_2(tmp_path):
     ).shape == (1, 1)
 
 
-def test_the_script_of_the_page_runs(tmp_path):
+def test_the_script_of_the_page_runs(tmp_path, monkeypatch, forking):
     page = (Path(__file__).parents[2] / "docs" / "script.md").read_text()
     script = _written(tmp_path, re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
-    run = subprocess.run(_command(script), cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    monkeypatch.chdir(tmp_path)
+    run = script_forked(script)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "model.keras").exists()
 
