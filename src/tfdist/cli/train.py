@@ -134,12 +134,12 @@ def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolati
     wanted = settings.config.launch.network_isolation
     if not folder.copies and isinstance(path_or_address(settings.config.data.name, "data.name"), Path):
         return wanted
-    from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
-
     if wanted == "always":
         problem = "is 'always', but the tasks must reach the object store of the run or of its data"
         remedy = "Set it to 'never', or use folders of this machine"
         raise ConfigError(f"{settings.path}: launch.network_isolation", problem, remedy=remedy)
+    from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
+
     check_address(folder)
     return "never"
 
