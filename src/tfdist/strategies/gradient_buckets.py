@@ -90,10 +90,8 @@ class GradientBuckets:
             ticket.set_shape([])
         sums: list[Any] = [None] * len(gradients)
         for index, bucket in enumerate(buckets):
-            wait, dtypes = (
-                functools.partial(self._wait, index),
-                [gradients[number].dtype for number in bucket],
-            )
+            dtypes = [gradients[number].dtype for number in bucket]
+            wait = functools.partial(self._wait, index)
             totals = tf.numpy_function(wait, [ticket], dtypes, stateful=False)
             for number, total in zip(bucket, tf.nest.flatten(totals), strict=True):
                 total.set_shape(gradients[number].shape)
