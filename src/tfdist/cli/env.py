@@ -1,0 +1,32 @@
+"""Print the versions, the machine and the variables that a bug report needs.
+
+    tfdist env [--json]
+
+It loads no TensorFlow, so it works where TensorFlow fails to load. It does not print the secret of a cluster.
+"""
+
+import json as json_format
+
+from absl import flags
+
+from tfdist.diagnostics.environment import describe_environment
+
+__all__ = ["main"]
+
+
+def main(*, json: bool) -> None:
+    """Print one line for each fact, or one JSON object."""
+    facts = describe_environment()
+    if json:
+        print(json_format.dumps(facts, indent=2))
+        return
+    print("Copy these lines into your bug report:\n")
+    for name, value in facts.items():
+        print(f"- {name}: {value if value.isprintable() else repr(value)}")
+
+
+if __name__ == "__main__":
+    from tfdist.cli._run_command import run
+
+    flags.DEFINE_bool("json", False, "Print JSON.")
+    run(main)

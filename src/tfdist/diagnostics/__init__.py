@@ -1,0 +1,1 @@
+"""What the machine, the cluster and a run look like, for people who look for a fault."""
