@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "predict": "Ask an exported model about images, a folder of them, or a data set.",
     "verify": "Prove that the cluster computes what one process computes, step by step.",
     "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
+    "configs": "List the configs that come with tfdist, or copy one for you to change.",
     "env": "Print the versions, the machine and the variables that a bug report needs.",
     "schema": "Print the JSON Schema of the config file.",
 }

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from tfdist.strategies.options import (
     WireType,
 )
 from tfdist.trainer.engine_sections import EngineSection
+from tfdist.trainer.shipped_configs import shipped_configs
 
 __all__ = [
     "Config",
@@ -428,6 +430,9 @@ def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Setti
         path: The file.
         changes: Values that replace those of the file, such as `train.epochs=3`, and are checked alike.
     """
+    if Path(path).stem in shipped_configs() and not Path(path).exists():
+        remedy = f"tfdist configs {Path(path).stem} writes one of that name"
+        raise ConfigError(str(path), "does not exist", remedy=remedy)
     document = read_yaml_file(path)
     for change in changes:
         document = _changed(document, change)

@@ -1,0 +1,38 @@
+"""List the configs that come with tfdist, or copy one for you to change.
+
+tfdist configs
+tfdist configs ps2w [--output FOLDER]
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfdist._utils.files import local_path
+from tfdist.errors import ConfigError
+from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs
+
+__all__ = ["main"]
+
+
+def main(command: Sequence[str], output: str) -> None:
+    """Print the names, or write the config that the command line names."""
+    if len(command) > 1:
+        raise ConfigError("command line", expected="one name", received=str(len(command)))
+    if command:
+        config, *others = copy_config(command[0], local_path(output, "--output"))
+        print(f"wrote {', '.join(map(str, [config, *others]))}")
+        print(f"    tfdist train --config {shlex.quote(str(config))}")
+        return
+    configs = shipped_configs()
+    width = max(map(len, configs), default=0)
+    for name, path in configs.items():
+        print(f"{name:<{width}}  {describe_config(path)}")
+
+
+if __name__ == "__main__":
+    from tfdist.cli._run_command import run
+
+    flags.DEFINE_string("output", ".", "The folder to write to.", short_name="o")
+    run(main, takes_words=True)
