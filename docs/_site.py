@@ -1,0 +1,114 @@
+"""Make the pages of the site that are not files of docs/: the README, the API, and the keys of a config."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+import tfdist
+from tfdist.cli.commands import COMMANDS
+from tfdist.trainer.config import json_schema
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages."""
+    pages = {
+        "index.md": (ROOT / "README.md").read_text(),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
+        "api.md": _api(),
+        "configuration.md": _configuration(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=_LINK.sub(_from_root, text)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Write names of files outside of the pages as code: the site does not have them."""
+    del config
+    folder = Path(page.file.src_uri).parent
+
+    def replaced(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        path = target.partition("#")[0]
+        if not path or "://" in path or files.get_file_from_path(_joined(folder, path)) is not None:
+            return link[0]
+        return text if text.startswith("`") else f"`{text}`"
+
+    return _LINK.sub(replaced, markdown)
+
+
+def _from_root(link: re.Match[str]) -> str:
+    """Return a link of the README as one of a page in docs/."""
+    text, target = link.groups()
+    path = _OTHER_PAGES.get(target, target.removeprefix("docs/"))
+    return f"[{text}]({'engines/README.md' if path == 'engines/' else path})"
+
+
+def _joined(folder: Path, path: str) -> str:
+    parts: list[str] = []
+    for part in (folder / path).parts:
+        parts = parts[:-1] if part == ".." else [*parts, part]
+    return "/".join(parts)
+
+
+def _api() -> str:
+    lines = [
+        "# API",
+        "",
+        "`import tfdist` loads no TensorFlow. It is loaded when a name that needs it is used.",
+        "",
+    ]
+    return "\n".join([*lines, *(f"::: tfdist.{name}\n" for name in tfdist.__all__)])
+
+
+def _configuration() -> str:
+    """Return a table of the keys of each section, from the JSON Schema of the config."""
+    definitions = json_schema()["$defs"]
+    lines = [
+        "# Configuration",
+        "",
+        "The keys of a config file. `tfdist schema` prints the schema for editors.",
+    ]
+    _add_section(lines, definitions, "", definitions["Config"])
+    lines += ["", "## Commands", "", "| command | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `tfdist {name}` | {text} |" for name, text in COMMANDS.items())])
+
+
+def _add_section(lines: list[str], definitions: Any, name: str, definition: Any) -> None:
+    sections, rows = [], []
+    for key, value in definition.get("properties", {}).items():
+        section = definitions.get(_reference(value), {})
+        text, default = value.get("description", ""), value.get("default")
+        if "properties" in section:
+            path = f"{name}.{key}".lstrip(".")
+            sections.append((path, section))
+            link = f"[section](#{path.replace('.', '')})"
+            rows.append(f"| `{key}` | {link} | | {text or section.get('description', '')} |")
+            continue
+        shown = "" if default is None else f"`{json.dumps(default)}`"
+        rows.append(f"| `{key}` | {_type(value)} | {shown} | {text} |")
+    lines += ["", f"## `{name}`" if name else "## Sections", "", definition.get("description", ""), ""]
+    lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows]
+    for section in sections:
+        _add_section(lines, definitions, *section)
+
+
+def _reference(value: Any) -> str:
+    parts = [value, *value.get("anyOf", []), *value.get("allOf", [])]
+    return next((part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part), "")
+
+
+def _type(value: Any) -> str:
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(word)}`" for word in value["enum"])
+    if "anyOf" in value:
+        return " or ".join(filter(None, map(_type, value["anyOf"])))
+    return "mapping" if "$ref" in value else str(value.get("type", ""))
