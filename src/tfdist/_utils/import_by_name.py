@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
 from tfdist.errors import ConfigError, did_you_mean
@@ -21,6 +22,8 @@ def import_object(name: str, place: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     where = f"{place} {name}"
+    if "" not in sys.path:  # the folder that one works in, which `python -m` searches and a script does not
+        sys.path.append("")
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError) as error:
