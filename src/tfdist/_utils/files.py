@@ -99,13 +99,12 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically, and wait until it is on the disk."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _removed_unless_renamed(path) as partial:
+        with _loss_if_removed(path.parent, path), _removed_unless_renamed(path) as partial:
             with partial.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            with _loss_if_removed(path.parent, path):
-                partial.replace(path)
+            partial.replace(path)
         _sync_folder(path.parent)
 
 
@@ -133,16 +132,7 @@ def fresh_path(final: Path) -> Iterator[Path]:
                     if file.is_file():
                         with file.open("rb") as opened:
                             os.fsync(opened.fileno())
-            try:
-                if final.exists() and (
-                    final.is_dir() or written.is_dir()
-                ):  # a file replaces a file by itself
-                    final.replace(replaced)
-                written.replace(final)
-            except OSError as error:
-                if error.errno != errno.EMFILE or not written.is_dir():
-                    raise
-                _copy_folder(written, final)
+                _rename(written, final, replaced)
         _sync_folder(final.parent)
 
 
@@ -187,6 +177,18 @@ def _removed_unless_renamed(path: Path) -> Iterator[Path]:
         yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _rename(written: Path, final: Path, replaced: Path) -> None:
+    """Give a file or folder its final name; move what has the name already."""
+    try:
+        if final.exists() and (final.is_dir() or written.is_dir()):  # a file replaces a file by itself
+            final.replace(replaced)
+        written.replace(final)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not written.is_dir():
+            raise
+        _copy_folder(written, final)
 
 
 def _copy_folder(source: Path, target: Path) -> None:

@@ -190,6 +190,18 @@ def test_a_folder_that_is_removed_while_it_is_written_asks_for_another_start(tmp
     assert not run.exists()
 
 
+def test_so_does_one_that_is_removed_before_it_gets_its_name(tmp_path, monkeypatch):
+    run, fsync = tmp_path / "run", os.fsync
+
+    def removed_after(descriptor):
+        fsync(descriptor)
+        shutil.rmtree(run)
+
+    monkeypatch.setattr(os, "fsync", removed_after)
+    with pytest.raises(TaskLost, match="removed while it was being written"), fresh_folder(run / "7") as at:
+        (at / "x").write_text("whole")
+
+
 def test_a_file_whose_folder_is_removed_asks_for_another_start(tmp_path, monkeypatch):
     sync = os.fsync
     monkeypatch.setattr("os.fsync", lambda file: (sync(file), shutil.rmtree(tmp_path / "run")))
