@@ -180,7 +180,7 @@ def _removed_unless_renamed(path: Path) -> Iterator[Path]:
 
 
 def _rename(written: Path, final: Path, replaced: Path) -> None:
-    """Give a file or folder its final name; move what has the name already."""
+    """Rename a file or folder to its final name; move what has the name already."""
     try:
         if final.exists() and (final.is_dir() or written.is_dir()):  # a file replaces a file by itself
             final.replace(replaced)
