@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
+from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.gradient_buckets import GradientBuckets
 from tfdist.strategies.order_of_exchanges import count_exchanges, exchanges_before, note_exchange
 from tfdist.transport.exchange_thread import ExchangeThread
@@ -169,7 +170,7 @@ class RingAllReduce(LimitedAllReduce):
         return mirrored(copies)
 
     def _mean(self, total: Any) -> Any:
-        return mirrored([_divided(copy, self.group_size) for copy in _of_replicas(total)])
+        return mirrored([divided(copy, self.group_size) for copy in _of_replicas(total)])
 
     def _exchange(self, *arrays: Any) -> list[Any]:
         return self._thread.run(lambda: self._sums(arrays))
@@ -217,12 +218,6 @@ def _effect(call: Callable[[], None]) -> list[tf.Operation]:
         return []
     with tf.device("/device:CPU:0"):
         return [tf.numpy_function(call, [], [])]
-
-
-def _divided(total: Any, divisor: Any) -> Any:
-    if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(total.values, divisor), total.indices, total.dense_shape)
-    return total / tf.cast(divisor, total.dtype)
 
 
 def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.gradient_arithmetic import scaled
+from tfdist.strategies.gradient_arithmetic import scaled
 
 __all__ = ["Addend", "addends", "dense_where_rows_are_shared", "summed", "with_rows_summed"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
-from tfdist.training.gradient_arithmetic import with_values
+from tfdist.strategies.gradient_arithmetic import with_values
 
 __all__ = ["has_synchronized_layers", "shaped", "unweighed", "weighed"]
 

@@ -20,9 +20,9 @@ import tensorflow as tf
 from tfdist._utils.keras_private import layers_of, optimizer_variables
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
+from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
 from tfdist.training.exact_sparse_gradients import dense_where_rows_are_shared, with_rows_summed
-from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum

@@ -16,9 +16,9 @@ from tfdist._utils.keras_private import added_losses, call_model, compiled_loss,
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
+from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared, with_rows_summed
-from tfdist.training.gradient_arithmetic import with_values
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
 from tfdist.training.keras.metrics import MetricState, are_sums

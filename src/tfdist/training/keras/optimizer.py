@@ -21,7 +21,7 @@ from tfdist._utils.keras_private import (
     overwrite_by_averages,
     step_counter,
 )
-from tfdist.training.gradient_arithmetic import divided
+from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.training.keras.fused_optimizers import fuse
 from tfdist.training.keras.lazy_adam import LazyAdam
 
