@@ -10,28 +10,12 @@ computes nothing.
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from network_traffic import Moment, note_task, tell
 from networked import RATE, data, total
-
-
-def serve(cluster: Any, is_ours: bool) -> None:
-    """Serve as a ps or a worker, until the benchmark ends this process."""
-    import tensorflow as tf
-
-    import tfdist
-
-    if is_ours:
-        tfdist.serve(cluster)
-        return
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
-    task_type, index = cluster.task
-    tf.distribute.Server(cluster.cluster_spec(), task_type, index, protocol="grpc", config=config)
-    while True:
-        time.sleep(1)
+from stepping_servers import serve
 
 
 def recorder(keras: Any, folder: Path, steps: int) -> Any:
@@ -60,7 +44,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
     cluster = tfdist.ClusterConfig.from_environment()
     note_task(folder, str(cluster.task))
     if not cluster.is_chief:
-        serve(cluster, is_ours)
+        serve(cluster, is_ours, folder)  # until the benchmark ends this process
         return
     if is_ours:
         communication = {"implementation": order["implementation"]}

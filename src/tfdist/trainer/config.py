@@ -430,7 +430,7 @@ def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Setti
         path: The file.
         changes: Values that replace those of the file, such as `train.epochs=3`, and are checked alike.
     """
-    if Path(path).stem in shipped_configs() and not Path(path).exists():
+    if not Path(path).exists() and Path(path).stem in shipped_configs():
         remedy = f"tfdist configs {Path(path).stem} writes one of that name"
         raise ConfigError(str(path), "does not exist", remedy=remedy)
     document = read_yaml_file(path)

@@ -1,5 +1,7 @@
 """Find the configs that are installed with tfdist, and copy them for the user to change."""
 
+import itertools
+import re
 from pathlib import Path
 
 from tfdist._utils.files import write_whole
@@ -22,10 +24,8 @@ def shipped_configs() -> dict[str, Path]:
 def describe_config(path: Path) -> str:
     """Return the first sentence of a config's comment."""
     lines = [line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#")]
-    words = " ".join(lines[2:]).split("  ")[0].split()
-    text = " ".join(words)
-    ends = [place for place in (text.find(". "), text.find(": "), text.find("python -m")) if place >= 0]
-    return text[: min(ends, default=len(text))].strip(" :,")
+    paragraph = " ".join(itertools.takewhile(bool, lines[2:]))
+    return re.split("[.:] ", paragraph, maxsplit=1)[0].strip(" :,")
 
 
 def copy_config(name: str, folder: Path) -> list[Path]:
