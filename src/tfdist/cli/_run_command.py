@@ -20,7 +20,7 @@ from absl import logging as absl_logging
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import onednn
 
-__all__ = ["run"]
+__all__ = ["define_log_format", "run"]
 
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
@@ -45,6 +45,15 @@ def run(
     sys.exit(_status(lambda: _call(main, takes_command or takes_words, loads)))
 
 
+def define_log_format() -> None:
+    """Define the flag of the commands that show what a launch does."""
+    text = "What to print: text, or json, an object a line (docs/events.md)."
+    flags.DEFINE_enum("log_format", "text", ["text", "json"], text)
+    flags.FLAGS[
+        "verbosity"
+    ].help = "1 to show also what only the log files keep otherwise, such as TensorFlow's notes at its start."
+
+
 def _call(main: Callable[..., int | None], takes_command: bool, loads: str | None) -> int | None:
     # Not absl's app.run: if it runs before the import of TensorFlow 2.12, Keras 2 believes that it is in
     # graph mode. tfdist needs only the flags and the log handler.
@@ -54,7 +63,8 @@ def _call(main: Callable[..., int | None], takes_command: bool, loads: str | Non
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logging.getLogger("tfdist").setLevel(logging.INFO)
     # The level of TensorFlow's C++ code: only errors, unless the user sets the variable.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    is_verbose = flags.FLAGS.verbosity > 0
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if is_verbose else "2")
     onednn.ask_for()
     arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
     if takes_command:
@@ -104,7 +114,9 @@ def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:
 
 def _own_flags() -> list[flags.Flag[Any]]:
     own: list[flags.Flag[Any]] = flags.FLAGS.get_flags_for_module(sys.modules["__main__"])
-    return own + flags.FLAGS.get_flags_for_module("tfdist.cli._jobs")  # which several commands share
+    for module in ("tfdist.cli._jobs", __name__):  # which several commands share
+        own += flags.FLAGS.get_flags_for_module(module)
+    return own + ([flags.FLAGS["verbosity"]] if "log_format" in flags.FLAGS else [])
 
 
 def _help() -> str:

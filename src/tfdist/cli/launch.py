@@ -16,6 +16,7 @@ from typing import get_args
 from tfdist._utils.files import local_path, new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
 
 __all__ = ["main"]
@@ -38,6 +39,8 @@ def main(
     pin: bool = False,
     network_isolation: NetworkIsolation = "auto",
     heartbeat_timeout: float | None = None,
+    log_format: str = "text",
+    verbosity: int = 0,
 ) -> None:
     """Run a command as every task of a local cluster."""
     if not command:
@@ -56,6 +59,7 @@ def main(
         pin=pin,
         network_isolation=network_isolation,
         heartbeat_timeout=heartbeat_timeout,
+        screen=ScreenOptions(json=log_format == "json", verbosity=verbosity),
     )
     if not report.has_joined and len(cluster.tasks()) > 1:
         print(_APART, file=sys.stderr)
@@ -71,7 +75,7 @@ def _counted(text: str) -> tuple[str, int]:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run_command import run
+    from tfdist.cli._run_command import define_log_format, run
 
     flags.DEFINE_integer("workers", None, "How many workers; 2 where no --job is given.")
     flags.DEFINE_integer("ps", 0, "How many parameter servers.")
@@ -104,4 +108,5 @@ if __name__ == "__main__":
         " without it, never.",
         lower_bound=0.1,
     )
+    define_log_format()
     run(main, takes_command=True)

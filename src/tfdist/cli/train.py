@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from tfdist._utils.files import path_or_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError, TaskLost
+from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.progress_text import duration
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
@@ -46,14 +48,23 @@ def main(
     task: str | None = None,
     dry_run: bool = False,
     smoke: bool = False,
+    log_format: str = "text",
+    verbosity: int = 0,
 ) -> None:
     """Train, as the whole cluster or as one task of it."""
     with failure_written(os.environ):
-        _main(config, set, run_dir, task, dry_run, smoke)
+        screen = ScreenOptions(json=log_format == "json", verbosity=verbosity)
+        _main(config, set, run_dir, task, dry_run, smoke, screen)
 
 
 def _main(
-    config: str | None, set: Sequence[str], run_dir: str | None, task: str | None, dry_run: bool, smoke: bool
+    config: str | None,
+    set: Sequence[str],
+    run_dir: str | None,
+    task: str | None,
+    dry_run: bool,
+    smoke: bool,
+    screen: ScreenOptions,
 ) -> None:
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
@@ -70,7 +81,7 @@ def _main(
     if dry_run:
         _check(settings, cluster, folder)
     elif cluster.is_on_ports_of_ours:
-        _launch(cluster, settings, changes, folder)
+        _launch(cluster, settings, changes, folder, screen)
     elif cluster and cluster.task is None:
         raise _which_task(cluster, settings)
     else:
@@ -88,7 +99,13 @@ def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> Non
         print(line)
 
 
-def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], folder: RunFolder) -> None:
+def _launch(
+    cluster: ClusterConfig,
+    settings: Settings,
+    changes: Sequence[str],
+    folder: RunFolder,
+    screen: ScreenOptions,
+) -> None:
     """Start every task as a process on this machine."""
     from tfdist.datasets.open_data import open_data
     from tfdist.launcher.launch import launch
@@ -121,12 +138,14 @@ def _launch(cluster: ClusterConfig, settings: Settings, changes: Sequence[str], 
             alone=roles_started_alone(name),
             heartbeat_timeout=settings.config.watch.heartbeat_timeout,
             loads_once=True,
+            screen=screen,
         )
     except LaunchError as error:
         if error.may_pass:
             error.exit_code = LOST  # all is saved: start the same command again
         raise
-    _print_report(folder)
+    if not screen.json:
+        _print_report(folder)
 
 
 def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolation":
@@ -154,25 +173,33 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> Non
 
 
 def _print_report(folder: RunFolder) -> None:
-    """Print the results of the run and the places of its files."""
+    """Print the results of the run, the places of its files, and the commands that come next."""
     from rich.console import Console
+    from rich.panel import Panel
 
     path = folder.root / "report.json"
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:
         raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
-    say = Console(highlight=False, markup=False, soft_wrap=True).print
+    lines = [
+        f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
+        f"SavedModel     {report['export']}",
+        f"report         {folder.shown(path)}",
+        f"curves         tensorboard --logdir {shlex.quote(folder.place)}",
+        f"predictions    tfdist predict --model {shlex.quote(folder.place)} --input IMAGES",
+    ]
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if report["substitute_for"]:
         text = f"ATTENTION: '{report['data']}' was used in place of '{report['substitute_for']}'"
-        say(text, style="bold yellow")
-    say(
-        f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
-        style="bold",
-    )
-    say(f"SavedModel     {report['export']}")
-    say(f"report         {folder.shown(path)}")
-    say(f"curves         tensorboard --logdir {shlex.quote(folder.place)}")
+        console.print(text, style="bold yellow")
+    # Paths can be longer than the line: a frame around them would break.
+    if console.is_terminal and max(map(len, lines)) + 4 <= console.width:
+        title = f"done in {duration(report['seconds'])}"
+        console.print(Panel("\n".join(lines), title=title, title_align="left", expand=False))
+    else:
+        for line in lines:
+            console.print(line, style="bold" if line is lines[0] else None)
 
 
 def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
@@ -184,7 +211,7 @@ def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
 if __name__ == "__main__":
     from absl import flags
 
-    from tfdist.cli._run_command import run
+    from tfdist.cli._run_command import define_log_format, run
 
     flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
@@ -192,4 +219,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
     flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
     flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
+    define_log_format()
     run(main, loads="tfdist.trainer.run_job")

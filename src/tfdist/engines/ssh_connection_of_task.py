@@ -22,11 +22,13 @@ from tfdist.launcher.chief_reports import (
     Progress,
     Silence,
     read_reports,
+    report_event,
     report_joined,
     report_progress,
     report_silent,
 )
 from tfdist.launcher.environment import SECRET
+from tfdist.launcher.run_events import read_event
 
 __all__ = ["main"]
 
@@ -68,6 +70,9 @@ def main() -> int:
 def _read_reports(stream: BinaryIO) -> None:
     """Pass the reports of a chief on to the launcher, and print what ssh itself says."""
     for line in stream:
+        if read_event(line) is not None:
+            report_event(line.rstrip(b"\n"))
+            continue
         match next(read_reports(line), None):
             case None:
                 sys.stdout.write(line.decode(errors="backslashreplace"))

@@ -7,6 +7,7 @@ Only the chief gets the variable TFDIST_PROGRESS, which names the pipe's descrip
 import json
 import math
 import os
+import select
 import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ __all__ = [
     "Silence",
     "address",
     "read_reports",
+    "report_event",
     "report_joined",
     "report_progress",
     "report_silent",
@@ -80,6 +82,11 @@ def report_progress(
     report_to_kubeflow(step, steps, {"loss": loss, "examples_per_second": examples_per_second})
 
 
+def report_event(line: bytes) -> None:
+    """Tell the launcher of an event, which is a JSON object with the key "event" (see run_events.py)."""
+    _write(line + b"\n")
+
+
 def report_silent(task: str, seconds: float) -> bool:
     """Ask the launcher to kill a running task that does not answer, which then counts as lost.
 
@@ -94,9 +101,14 @@ def report_silent(task: str, seconds: float) -> bool:
 
 
 def _report(values: Mapping[str, Any]) -> bool:
+    """Report values to the launcher as JSON; return whether that was possible."""
+    return _write(json.dumps(values).encode() + b"\n")
+
+
+def _write(line: bytes) -> bool:
     """Write a line to the launcher without waiting; return whether that was possible."""
     fd, _, inode = os.environ.get(VARIABLE, "").partition(":")
-    if not inode:
+    if not inode or len(line) > select.PIPE_BUF:  # a longer line could be written in part
         return False
     # The launcher may be slow (BlockingIOError) or gone (BrokenPipeError), or the descriptor closed (EBADF).
     # None of this may disturb the training.
@@ -104,7 +116,7 @@ def _report(values: Mapping[str, Any]) -> bool:
         status = os.fstat(int(fd))
         if not stat.S_ISFIFO(status.st_mode) or status.st_ino != int(inode):
             return False
-        os.write(int(fd), json.dumps(values).encode() + b"\n")
+        os.write(int(fd), line)
     except OSError:
         return False
     return True

@@ -10,31 +10,39 @@ import os
 import re
 import select
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
+
+import msgspec
 
 from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.run_events import AnyEvent, as_event
 
-__all__ = ["LogTail", "Screen", "last_lines", "without_control_sequences"]
+__all__ = ["LogTail", "Screen", "ScreenOptions", "last_lines", "without_control_sequences"]
 
 _CHUNK = 64 * 1024
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
-_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS = 1.0, 0.2
-_RATE_WINDOW_SECONDS = 30.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS, _SECONDS_BETWEEN_MEASUREMENTS = 1.0, 0.2, 2.0
 # Colours and cursor movements of one task would spoil the lines of the others. The log file keeps them.
 # \x80 to \x9f are control characters too (C1): \x9b begins a sequence as \x1b[ does.
 _CONTROL_SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# Messages of TensorFlow's C++ at level INFO. Since 2.20 no variable silences them before TensorFlow is
-# loaded.
-_TENSORFLOW_INFO = re.compile(
-    r"^(?:WARNING: All log messages before absl::InitializeLog\(\) .*|I\d{4} [\d:.]+ +\d+ \S+:\d+\] .*"
-    r"|To enable the following instructions: .* rebuild TensorFlow .*)\n",
-    re.MULTILINE,
-)
 _COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class ScreenOptions(NamedTuple):
+    """The user's choices about what a launch shows.
+
+    Attributes:
+        json: Whether to write JSON objects in place of text.
+        verbosity: 0 to leave to the log files what only they need, 1 to show all that the tasks print.
+    """
+
+    json: bool = False
+    verbosity: int = 0
 
 
 class LogTail:
@@ -91,39 +99,48 @@ def without_control_sequences(text: str) -> str:
 
 
 class Screen:
-    """Write to a terminal, file or pipe: the tasks' lines, the launcher's lines, and the progress.
+    """Write to a terminal, file or pipe: the tasks' lines, the launcher's lines, and the state of the run.
 
-    On a terminal, progress is a bar on the last line; elsewhere it is at most one line a second.
+    On a terminal, the last lines show a row for each task, and the progress; they are drawn again when
+    something has changed. Elsewhere the progress is at most one line a second. With JSON, each line is an
+    object: an event, or a line that a task or the launcher has written.
     """
 
-    def __init__(self, stream: TextIO, tails: Sequence[LogTail]) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        tails: Sequence[LogTail],
+        *,
+        lead: str = "",
+        options: ScreenOptions | None = None,
+    ) -> None:
         self._out = _Output(stream)
-        self._tails = tails
-        self._live = self._out.is_terminal
+        self._tails, self._options = tails, options or ScreenOptions()
+        self._live = self._out.is_terminal and not self._options.json
         coloured = self._live and not os.environ.get("NO_COLOR")
         self._prefixes = {
             tail.name: _colour(f"[{tail.name}]", number) + " " if coloured else f"[{tail.name}] "
             for number, tail in enumerate(tails)
         }
-        self._bar = ""
-        self._reports: deque[tuple[float, Progress]] = deque()
+        self._view = LiveView(lead, coloured=coloured, encoding=self._out.encoding)
+        self._notes = NotesForLogs(is_live=self._live, verbosity=self._options.verbosity)
+        self._block: list[str] = []  # what the view has drawn
         self._is_new = False
-        self._shown_at = float("-inf")
+        self._shown_at = self._measured_at = float("-inf")
 
     def say(self, text: str) -> None:
         """Write a line of the launcher."""
-        self._print("".join(f"[launcher] {line}\n" for line in text.splitlines()))
+        self._print_lines("launcher", "[launcher] ", text)
+
+    def handle(self, event: AnyEvent) -> None:
+        """Show an event."""
+        self._view.handle(event)
+        if self._options.json:
+            self._out.add(msgspec.json.encode(event).decode() + "\n")
 
     def progress(self, report: Progress) -> None:
         """Store a report, which is shown later."""
-        now = time.monotonic()
-        if self._reports and report.step < self._reports[-1][1].step:
-            self._reports.clear()  # training was restarted from a checkpoint
-        if not self._reports or report.step > self._reports[-1][1].step:
-            self._reports.append((now, report))
-        while len(self._reports) > 2 and now - self._reports[0][0] > _RATE_WINDOW_SECONDS:
-            self._reports.popleft()
-        self._reports[-1] = (self._reports[-1][0], report)
+        self._view.progress(report)
         self._is_new = True
 
     def refresh(self, *, to_the_end: bool = False) -> bool:
@@ -135,12 +152,14 @@ class Screen:
                 return False
             if text := tail.read(to_the_end=to_the_end):
                 more = True
-                if not (text := _TENSORFLOW_INFO.sub("", text)):
+                if not (text := self._notes.without(text, tail.name)):
                     continue  # only the log file keeps these messages
-                prefix = self._prefixes[tail.name]
-                self._print(prefix + text[:-1].replace("\n", f"\n{prefix}") + "\n")
+                self._print_lines(tail.name, self._prefixes[tail.name], text[:-1])
                 self._out.flush()
-        self._show_progress(at_once=to_the_end)
+        if self._live:
+            self._draw(at_once=to_the_end)
+        else:
+            self._say_progress(at_once=to_the_end)
         self._out.flush()
         return more and not self._out.is_full
 
@@ -163,29 +182,57 @@ class Screen:
             poll.unregister(self._out.fileno)
 
     def close(self) -> None:
-        """Remove the bar."""
-        self._live, self._bar = False, ""
+        """Remove the view."""
+        self._live = False
         if self._out.is_terminal:
-            self._out.add("\r\x1b[2K")
+            self._out.add(self._over_block())
+            self._block = []
             self._out.flush()
 
-    def _print(self, text: str) -> None:
-        self._out.add(f"\r\x1b[2K{text}{self._bar}" if self._live and self._bar else text)
+    def _print_lines(self, name: str, prefix: str, text: str) -> None:
+        if self._options.json:
+            for line in text.split("\n"):
+                output = {"event": "output", "time": time.time(), "task": name, "line": line}
+                self._out.add(msgspec.json.encode(output).decode() + "\n")
+            return
+        lines = f"{prefix}{text}".replace("\n", f"\n{prefix}") + "\n"
+        self._out.add(f"{self._over_block()}{lines}{self._drawn_block()}" if self._live else lines)
 
-    def _show_progress(self, *, at_once: bool) -> None:
+    def _say_progress(self, *, at_once: bool) -> None:
         now = time.monotonic()
-        wait = _SECONDS_BETWEEN_BARS if self._live else _SECONDS_BETWEEN_LINES
-        if not self._is_new or self._out.is_full or (now - self._shown_at < wait and not at_once):
+        if not self._is_new or self._out.is_full:
+            return
+        if now - self._shown_at < _SECONDS_BETWEEN_LINES and not at_once:
             return
         self._is_new, self._shown_at = False, now
-        line = describe_progress(self._reports)
-        if not self._live:
-            self.say(line)
+        if self._options.json:
+            self._out.add(msgspec.json.encode(as_event(self._view.reports[-1][1])).decode() + "\n")
+        else:
+            self.say(describe_progress(self._view.reports))
+
+    def _draw(self, *, at_once: bool) -> None:
+        """Draw the view again, if that is due."""
+        now = time.monotonic()
+        if self._out.is_full or (now - self._shown_at < _SECONDS_BETWEEN_BARS and not at_once):
             return
-        last = self._reports[-1][1]
-        bar = _draw_bar(last.step / last.steps, self._out.encoding) if last.steps else ""
-        self._bar = f"{bar}{line}"[: self._out.columns - 1]
-        self._out.add(f"\r\x1b[2K{self._bar}")
+        if now - self._measured_at > _SECONDS_BETWEEN_MEASUREMENTS:
+            self._measured_at = now
+            self._view.measure()
+        self._shown_at = now
+        # The last column stays free: some terminals begin a new line after it.
+        block = self._view.lines(self._out.columns - 1, self._out.lines)
+        if block != self._block:
+            over = self._over_block()
+            self._block = block
+            self._out.add(over + self._drawn_block())
+
+    def _over_block(self) -> str:
+        """Return what moves the cursor to the beginning of the view, and removes the view."""
+        up = f"\x1b[{len(self._block) - 1}A" if len(self._block) > 1 else ""
+        return f"\r{up}\x1b[J" if self._live or self._block else "\r\x1b[J"
+
+    def _drawn_block(self) -> str:
+        return "\r\n".join(self._block)
 
 
 class _Output:
@@ -213,6 +260,10 @@ class _Output:
         # A terminal whose size is not set reports 0.
         return (os.get_terminal_size(self.fileno).columns if self.fileno is not None else 0) or 80
 
+    @property
+    def lines(self) -> int:
+        return (os.get_terminal_size(self.fileno).lines if self.fileno is not None else 0) or 24
+
     def add(self, text: str) -> None:
         if self._is_gone:
             return
@@ -236,9 +287,3 @@ class _Output:
 
 def _colour(text: str, number: int) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
-
-
-def _draw_bar(part: float, encoding: str, width: int = 24) -> str:
-    full, empty = ("━", "─") if "utf" in encoding.lower() else ("#", "-")
-    done = round(max(0.0, min(part, 1.0)) * width)
-    return f"{full * done}{empty * (width - done)} "

@@ -13,16 +13,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TextIO
 
+from tfdist._utils.files import storage_errors
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.environments import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import chief_reports, progress_file
+from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
+from tfdist.launcher.run_events import FILE, EventFile
+from tfdist.launcher.run_events import VARIABLE as EVENTS
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
 __all__ = ["SECRET", "NetworkIsolation", "launch", "signals_to"]
@@ -56,6 +60,7 @@ def launch(
     loads_once: bool = False,
     elsewhere: bool = False,
     stream: TextIO | None = None,
+    screen: ScreenOptions | None = None,
 ) -> LaunchReport:
     """Run the same command as every task of a cluster on this machine, and wait until all tasks have ended.
 
@@ -87,6 +92,7 @@ def launch(
         loads_once: Whether the command calls `fork_tasks`, which loads a module once for all tasks.
         elsewhere: Whether the command takes each task to another machine, whose addresses the cluster has.
         stream: Where to show what happens; None for the standard output.
+        screen: How to show it: as JSON, or with all that the tasks print.
 
     Raises:
         ConfigError: if the command cannot be started, the logs cannot be written, or the cluster cannot run
@@ -101,6 +107,8 @@ def launch(
     mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
+        with storage_errors(run_dir / FILE):
+            events = stack.enter_context(contextlib.closing(EventFile(run_dir / FILE)))
         reports, reporter = stack.enter_context(_pipe())
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
         scratch = stack.enter_context(
@@ -112,6 +120,7 @@ def launch(
             if task == cluster.lead:
                 own[chief_reports.VARIABLE] = chief_reports.address(reporter)
                 own |= progress_file.variables()
+                own |= {} if elsewhere else {EVENTS: str((run_dir / FILE).absolute())}
             environment = task_environment(
                 cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
             )
@@ -133,8 +142,21 @@ def launch(
         }
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
-        job = stack.enter_context(Job(cluster, logs, supervisor, reports, stream or sys.stdout, plan, mark))
+        job = stack.enter_context(
+            Job(
+                cluster,
+                logs,
+                supervisor,
+                reports,
+                stream or sys.stdout,
+                plan,
+                mark,
+                events,
+                screen or ScreenOptions(),
+            )
+        )
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
+        job.begin([os.fsdecode(word) for word in command], where)
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:
             job.warn_of_exposure("network_isolation is 'never'")

@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
@@ -15,8 +15,20 @@ from typing import Any, NamedTuple, TextIO
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Silence, read_reports
-from tfdist.launcher.console import LogTail, Screen, last_lines
+from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.run_events import (
+    AnyEvent,
+    EventFile,
+    LaunchEnded,
+    LaunchStarted,
+    NetworkChosen,
+    TaskExited,
+    TaskKilled,
+    TasksRestarting,
+    TaskStarted,
+    read_event,
+)
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
 __all__ = ["LAUNCH", "Job", "TaskLog"]
@@ -56,6 +68,8 @@ class Job:
         stream: TextIO,
         plan: Mapping[str, Any],
         mark: str,
+        events: EventFile,
+        options: ScreenOptions,
     ) -> None:
         self._cluster, self._logs, self._reports = cluster, logs, reports
         self._control, self._supervisor = supervisor
@@ -66,7 +80,8 @@ class Job:
         self._heartbeat_timeout: float | None = plan["heartbeat_timeout"]
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
-        self._screen = Screen(stream, self._tails)
+        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), options=options)
+        self._events = events
         self._began = time.monotonic()
         self._received = b""
         self._signals: list[int] = []
@@ -97,8 +112,27 @@ class Job:
         self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
         self._send("end" if len(self._signals) == 1 else "kill")
 
+    def begin(self, command: Sequence[str], shares: str) -> None:
+        """Record the start of the launch.
+
+        Args:
+            command: The program and its arguments.
+            shares: How the tasks share this machine, in one line.
+        """
+        tasks = {str(task): self._cluster.address(task) for task in self._cluster.tasks()}
+        self._record(LaunchStarted(tasks=tasks, command=list(command), shares=shares))
+
     def follow(self) -> LaunchReport:
         """Show what happens until all tasks have ended; then return the report, or raise an error."""
+        try:
+            report = self._follow()
+        except TfdistError as error:
+            self._record_end(str(error))
+            raise
+        self._record_end("")
+        return report
+
+    def _follow(self) -> LaunchReport:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._reports, select.POLLIN)
@@ -133,6 +167,15 @@ class Job:
             f"WARNING: no private network ({reason}): anyone who reaches port {ports} of this machine can run"
             " code in TensorFlow's servers. Close them to others (docs/security.md)"
         )
+
+    def _record(self, event: AnyEvent) -> None:
+        event.time = time.time()
+        self._events.add(event)
+        self._screen.handle(event)
+
+    def _record_end(self, problem: str) -> None:
+        seconds = time.monotonic() - self._began
+        self._record(LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem))
 
     def _result(self) -> LaunchReport:
         failures = [end for end in self._exits if end.failed]
@@ -169,6 +212,9 @@ class Job:
                     poll.poll(_POLL_MS)
 
     def _read_reports(self, data: bytes) -> None:
+        for line in data.splitlines():
+            if (event := read_event(line)) is not None:  # the chief has recorded it
+                self._screen.handle(event)
         progress = None
         for report in read_reports(data):
             if isinstance(report, Silence):
@@ -213,6 +259,7 @@ class Job:
         if time.monotonic() - self._running[task].began < report.seconds:
             return
         self._being_killed.add(task)
+        self._record(TaskKilled(task=str(task), seconds=report.seconds))
         self.say(f"{task} silent for {round(report.seconds, 1):g} s: killing it")
         self._send({"kill": str(task)})
 
@@ -235,12 +282,14 @@ class Job:
         match event:
             case {"network": ""}:
                 self._is_private = True
+                self._record(NetworkChosen(is_private=True, reason=""))
                 self.say("the tasks live in a private network: they reach each other and nobody else")
             case {"network": reason, "required": True}:
                 self._error = ConfigError(
                     "network_isolation", f"no private network: {reason}", remedy="Set it to 'auto'"
                 )
             case {"network": reason}:
+                self._record(NetworkChosen(is_private=False, reason=reason))
                 self.warn_of_exposure(reason)
             case {"slow": reason}:
                 self.say(f"the process that loads for all tasks {reason}: starting the tasks one by one")
@@ -248,6 +297,7 @@ class Job:
                 self._error = self._unstartable(name, repr(program), reason)
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
+                self._record(TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
                 self._note_exit(Task.parse(name), code, asked, again)
                 if "pause" in event:
@@ -278,6 +328,9 @@ class Job:
         self._being_killed.discard(task)
         task_exit = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
         self._exits.append(task_exit)
+        self._record(
+            TaskExited(task=str(task), pid=task_exit.pid, status=code, was_asked=asked, starts_again=again)
+        )
         if code and not asked:
             self.say(f"{task} {task_exit}")
         elif code == -signal.SIGKILL:
@@ -285,6 +338,15 @@ class Job:
 
     def _say_restart(self, task: Task, alone: bool, pause: float) -> None:
         self._restarted += 1
+        self._record(
+            TasksRestarting(
+                task=str(task),
+                all_tasks=not alone,
+                pause=pause,
+                restart=self._restarted,
+                restarts=self._restarts,
+            )
+        )
         what = f"{task} again, alone" if alone else "all tasks again"
         when = f" in {pause:g} s" if pause else ""
         self.say(f"starting {what}{when} (restart {self._restarted} of {self._restarts})")

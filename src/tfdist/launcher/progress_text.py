@@ -1,10 +1,11 @@
 """Describe the progress of a training in one line, for the launcher's bar and for `tfdist status`."""
 
+import itertools
 from collections.abc import Sequence
 
 from tfdist.launcher.chief_reports import Progress
 
-__all__ = ["describe_progress"]
+__all__ = ["average_speed", "describe_progress", "draw_bar", "duration"]
 
 
 def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
@@ -16,20 +17,45 @@ def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
     (began, first), (now, last) = reports[0], reports[-1]
     of_all = f" of {last.steps:,} ({100 * last.step // last.steps} %)" if last.steps else ""
     parts = [f"step {last.step:,}{of_all}"]
-    if last.examples_per_second is not None:
-        rate = last.examples_per_second
+    if (rate := average_speed(reports)) is not None:
         parts.append(f"{rate:,.0f} examples/s" if rate >= 10 else f"{rate:.2g} examples/s")
     if last.loss is not None:
         parts.append(f"loss {last.loss:.4g}")
     if last.steps and last.step > first.step and last.step < last.steps:
         left = (last.steps - last.step) * (now - began) / (last.step - first.step)
-        parts.append(f"{_duration(left)} left")
+        parts.append(f"{duration(left)} left")
     return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
+    """Return the examples per second over all reports but the first, each for the time since the last one."""
+    if not reports:
+        return None
+    if len(reports) == 1 or reports[-1][0] == reports[0][0]:
+        return reports[-1][1].examples_per_second
+    examples = seconds = 0.0
+    for (before, _), (now, report) in itertools.pairwise(reports):
+        if report.examples_per_second is not None:
+            examples += report.examples_per_second * (now - before)
+            seconds += now - before
+    return examples / seconds if seconds else None
+
+
+def duration(seconds: float) -> str:
+    """Return a time in units that people read.
+
+    >>> duration(125)
+    '2 min 5 s'
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours:,} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def draw_bar(part: float, encoding: str, width: int = 24) -> str:
+    """Return a bar of which a part is full, and a blank after it."""
+    full, empty = ("━", "─") if "utf" in encoding.lower() else ("#", "-")
+    done = round(max(0.0, min(part, 1.0)) * width)
+    return f"{full * done}{empty * (width - done)} "

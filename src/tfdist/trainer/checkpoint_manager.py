@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from tfdist._utils.files import storage_errors, write_json
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.trainer import checkpoint
 from tfdist.trainer.run_context import RunContext
 from tfdist.training.variables import State, take_from_chief
@@ -192,7 +194,9 @@ class CheckpointManager:
             "skipped_batches": list(self.skipped),
             "is_stopped": is_stopped,
         }
+        began = time.monotonic()
         checkpoint.save(self._folder, step, values, facts)
+        record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
         checkpoint.prune(self._folder, keep, also)
         if self._remote is not None:

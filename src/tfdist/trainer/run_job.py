@@ -7,6 +7,7 @@ The chief writes the files of a run; the launcher, if there is one, writes its l
     RUN/checkpoints/        the state from which a run resumes, one folder a step
     RUN/summaries/          curves and images for TensorBoard
     RUN/logs/               the output of each task
+    RUN/events.jsonl        what happened, one JSON object a line; the launcher adds to it too
 
 On Vertex AI and SageMaker, run_folder.py finds other places for some of these. In an object store,
 remote_run_folder.py uploads all of them but the logs.
@@ -14,7 +15,6 @@ remote_run_folder.py uploads all of them but the logs.
 
 import contextlib
 import logging
-import platform
 import shutil
 import tempfile
 import time
@@ -27,7 +27,6 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from tfdist import __version__
 from tfdist._utils.files import remove_partial, storage_errors, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.chief_end import keep_servers_at_exit
@@ -38,6 +37,7 @@ from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
+from tfdist.launcher.run_events import FILE, Exported, PhaseBegun, RunEnded, events_to_file, record
 from tfdist.models.output_kind import Outputs
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy, make_strategy
@@ -59,7 +59,7 @@ from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepar
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, newest_step
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.trainer.train_loop import Run
+from tfdist.trainer.train_loop import Run, versions
 from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -113,7 +113,7 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
             return None
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)
         try:
-            with _connected(config, cluster, folder, notice, elastic) as context:
+            with _recorded(cluster, folder), _connected(config, cluster, folder, notice, elastic) as context:
                 return _train(context)
         except (MembershipChanged, Preempted, TaskLost) as error:
             if elastic is None and isinstance(error, Preempted):
@@ -126,6 +126,23 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
 
 
 @contextlib.contextmanager
+def _recorded(cluster: ClusterConfig, folder: RunFolder) -> Iterator[None]:
+    """Record the chief's events, and how the run ended, in the run's folder."""
+    if not cluster.is_chief:
+        yield
+        return
+    with events_to_file(folder.root / FILE):
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            problem = str(error) or type(error).__name__
+            record(RunEnded(seconds=time.monotonic() - began, problem=problem))
+            raise
+        record(RunEnded(seconds=time.monotonic() - began, problem=""))
+
+
+@contextlib.contextmanager
 def _connected(
     config: Config, cluster: ClusterConfig, folder: RunFolder, notice: Notice, elastic: Elastic | None
 ) -> Iterator[RunContext]:
@@ -133,6 +150,7 @@ def _connected(
     options = config.strategy_options(cluster)
     if elastic is not None:
         cluster, options = elastic.cluster, elastic.strategy
+    record(PhaseBegun(phase="connecting"))
     with notice.kept():
         strategy = make_strategy(cluster, **options)
     spared = ("worker",) if isinstance(strategy, tf.distribute.ParameterServerStrategy) else ()
@@ -147,6 +165,7 @@ def _connected(
         task for task in cluster.training().tasks() if cluster.ps and task.type not in ("chief", *spared)
     ]
     with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
+        record(PhaseBegun(phase="loading data"))
         data = open_data(**config.data.wanted())
         prepare_data_on_workers(cluster, data)
         remote = RemoteRunFolder(folder) if cluster.is_chief and folder.copies else None
@@ -158,6 +177,7 @@ def _train(context: RunContext) -> Report | None:
     config, data, folder, strategy = context.config, context.data, context.folder, context.strategy
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is used in place of '%s'", data.name, data.substitute_for)
+    record(PhaseBegun(phase="building"))
     outputs = find_outputs(config, data)
     if context.is_chief and config.export.formats:
         try_formats(build_model(config, data), data.image_shape, config.export.formats, outputs)
@@ -175,8 +195,10 @@ def _train(context: RunContext) -> Report | None:
     weights = model.get_weights()  # all tasks call this, because Keras 2 gathers values from each of them
     report = None
     if context.is_chief:
+        record(PhaseBegun(phase="exporting"))
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
         write_json(folder.root / "report.json", asdict(report))
+        record(Exported(folder=report.export))
         run.close()
         if context.remote is not None:
             context.remote.put_results(run.step)
@@ -214,7 +236,7 @@ def _report(
         seconds=time.monotonic() - started,
         bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()},
         config=msgspec.to_builtins(config),
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -295,7 +317,7 @@ def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str
         "data_fingerprint": data.fingerprint,
         "classes": list(data.classes),
         "test": results,
-        "versions": _versions(),
+        "versions": versions(),
     }
     return export(
         model,
@@ -307,7 +329,3 @@ def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str
         formats=config.export.formats,
         outputs=outputs,
     )
-
-
-def _versions() -> dict[str, str]:
-    return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}

@@ -7,12 +7,25 @@ import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import report_progress
+from tfdist.launcher.run_events import Progressed, TaskSpeed, record
 from tfdist.trainer.stragglers import Stragglers
 from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 
-__all__ = ["Throughput", "computing_seconds"]
+__all__ = ["Throughput", "computing_seconds", "record_task_speed"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
+
+
+def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> None:
+    """Record the milliseconds that each task computes for a step, and its share of all steps."""
+    seconds = computing_seconds(cluster, times)
+    if not seconds:
+        return
+    names = [str(task) for task in cluster.computing_tasks()] or ["this process"]
+    steps = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])[:, :, STEPS].sum(axis=1)
+    shares = {name: float(part) for name, part in zip(names, steps / max(steps.sum(), 1), strict=True)}
+    milliseconds = {name: 1000 * taken for name, taken in seconds.items()}
+    record(TaskSpeed(step=step, milliseconds=milliseconds, shares=shares))
 
 
 def computing_seconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
@@ -55,6 +68,7 @@ class Throughput:
         if time.monotonic() - self._reported[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
             speed, self._reported = self._speed(self._reported, step)
             report_progress(step, total, examples_per_second=speed, loss=self.loss)
+            record(Progressed(step=step, steps=total, examples_per_second=speed, loss=self.loss))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""

@@ -1,13 +1,18 @@
 """Train up to the last step: evaluate, save and report at the steps where that is due, and resume."""
 
 import logging
+import platform
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError, NotFinite, Preempted
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, record
+from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
 from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
@@ -15,7 +20,7 @@ from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
-from tfdist.trainer.throughput import Throughput
+from tfdist.trainer.throughput import Throughput, record_task_speed
 from tfdist.training.evaluate import run_tests
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.logs import as_scalars, as_text
@@ -24,9 +29,14 @@ from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.session import Phase, Session, Step
 from tfdist.training.variables import State
 
-__all__ = ["Run"]
+__all__ = ["Run", "versions"]
 
 _log = logging.getLogger("tfdist")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run's records name."""
+    return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}
 
 
 class Run:
@@ -79,6 +89,7 @@ class Run:
         if self._recovery.skips and self._checkpoint_manager.kept is None:  # a checkpoint to go back to
             self._checkpoint_manager.save(0, state.values() if self._context.is_chief else {}, {})
         self._throughput = self._new_throughput()
+        self._record_start()
         if self._named_callbacks:
             self._callbacks = Callbacks(
                 self._named_callbacks,
@@ -94,6 +105,29 @@ class Run:
         if self._is_leaving:
             raise self._preempted()
         return results
+
+    def _record_start(self) -> None:
+        if not self._context.is_chief:
+            return
+        config, data = self._config, self._context.data
+        record(
+            RunStarted(
+                strategy=strategy_name(config.strategy.name, self._context.cluster),
+                model=config.model.name,
+                parameters=self._model.count_params(),
+                data=data.name,
+                substitute_for=data.substitute_for,
+                train_examples=data.train_examples,
+                test_examples=data.test_examples,
+                batch_size=config.data.batch_size,
+                step=self.step,
+                steps=self.total,
+                steps_lost=self.history[-1].lost if self.history else 0,
+                cluster=dict(Counter(task.type for task in self._context.cluster.tasks())),
+                versions=versions(),
+            )
+        )
+        record(PhaseBegun(phase="training"))
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
         evaluate_every = self._config.evaluation.every or self._per_epoch
@@ -250,6 +284,7 @@ class Run:
             if getattr(self._model, "optimizer", None) is not None:
                 logs["learning rate"] = float(fetch(self._model.optimizer.learning_rate))
             times = step.times(counted)
+            record_task_speed(self._context.cluster, self.step, times)
             taken = {
                 f"milliseconds of a step/{task}": value
                 for task, value in self._throughput.milliseconds(times).items()
@@ -276,7 +311,9 @@ class Run:
         batches, callbacks = self._config.evaluation.batches, self._callbacks
         if callbacks is not None:
             callbacks.before_test()
+        record(PhaseBegun(phase="evaluating"))
         results = as_scalars(run_tests(self._testing, self._model, batches, leave=self._leaves))
+        record(PhaseBegun(phase="training"))
         if self._is_leaving:
             return {}
         _check_results(self._model, results)
@@ -284,6 +321,7 @@ class Run:
             callbacks.after_test(results)
         if self._summaries is not None:
             self._summaries.add("test", self.step, results)
+            record(Evaluated(step=self.step, results=dict(results)))
             _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
         self._checkpoint_manager.note(self.step, results)
         return results

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.launcher.run_events import events_to_file
 from tfdist.training.arguments import (
     callbacks_of,
     limited,
@@ -21,10 +23,11 @@ from tfdist.training.arguments import (
 from tfdist.training.data import Data, known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.callbacks import follow_chief, make_callbacks, reset_batch_count
+from tfdist.training.keras.callbacks import follow_chief, is_chief, make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
+from tfdist.training.report_progress_of_fit import FitReports
 from tfdist.training.run_batches import DataPosition, run_batches
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
@@ -123,7 +126,7 @@ def fit(
         lambda data, steps: DataPosition.of(data, model, strategy, steps),
     )
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with naming_lost_tasks("fit", strategy), methods_restored(model):
+    with events_to_file(), naming_lost_tasks("fit", strategy), methods_restored(model):
         session = Session(model, strategy, x, tests=validation_data is not None)
         training = session.training()
         testing = None if validation_data is None else session.testing(validation_data)
@@ -219,6 +222,7 @@ def _run_epochs(
     leave = None
     if testing is not None:
         leave = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
+    reports = FitReports(is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected)
     logs: dict[str, Any] = {}
     for epoch in range(begun, schedule.epochs):
         calls.on_epoch_begin(epoch)
@@ -232,7 +236,7 @@ def _run_epochs(
             repeats=schedule.repeats,
             position=schedule.position,
         )
-        logs = _run_epoch(batches, stopping)
+        done, logs = _run_epoch(batches, stopping, functools.partial(reports.after_steps, epoch))
         training.step.end_epoch()
         if testing is not None and schedule.validates(epoch):
             results = run_tests(
@@ -245,6 +249,7 @@ def _run_epochs(
                 position=copy.copy(schedule.test_position),
             )
             logs.update({f"val_{name}": value for name, value in results.items()})
+        reports.after_epoch(epoch, done, logs)
         calls.on_epoch_end(epoch, logs)
         if stopping.after_epoch():
             break
@@ -253,17 +258,20 @@ def _run_epochs(
 
 
 def _run_epoch(
-    batches: Generator[tuple[int, dict[str, Any]], None, None], stopping: Stopping
-) -> dict[str, Any]:
-    """Train for an epoch and return the metrics' results."""
+    batches: Generator[tuple[int, dict[str, Any]], None, None],
+    stopping: Stopping,
+    report: Callable[[int, dict[str, Any]], None],
+) -> tuple[int, dict[str, Any]]:
+    """Train for an epoch; return the number of its steps, and the metrics' results."""
     logs: dict[str, Any] = {}
     done = 0
     with contextlib.closing(batches):
-        for done, logs in batches:  # noqa: B007
+        for done, logs in batches:
+            report(done, logs)
             if stopping.after_execution():
                 break
     if not done:
         raise DataError(
             "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
         )
-    return as_logs(logs)
+    return done, as_logs(logs)

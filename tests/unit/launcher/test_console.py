@@ -19,7 +19,7 @@ from launched import SECONDS, driver, holds, nothing_left, run, started, until  
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.console import Screen
-from tfdist.launcher.progress_text import _duration, describe_progress
+from tfdist.launcher.progress_text import describe_progress, duration
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -137,12 +137,12 @@ def test_progress_is_a_line_a_second_at_most_where_there_is_no_terminal(tmp_path
 def test_progress_is_a_live_bar_on_a_terminal(tmp_path):
     code = REPORTING + "print('the end')"
     shown = _on_a_terminal(driver(code, tmp_path), columns=60)
-    bars = re.findall(r"\r\x1b\[2K([━─]+ step [^\r\n]*)", shown)
+    bars = re.findall(r"([━─]+ step [^\r\n\x1b]*)", shown)
     assert len(bars) >= 5
     assert max(map(len, bars)) < 60
     assert bars[-1].startswith("━" * 24)
     assert "\x1b[36m[worker:0]\x1b[0m the end\r\n" in shown
-    assert shown.endswith("\r\x1b[2Kdone\r\n")  # the bar is taken away at the end
+    assert re.search(r"\r\x1b\[\d+A\x1b\[Jdone\r\n$", shown)  # the view is taken away at the end
 
 
 def test_a_terminal_without_a_size_or_colours(tmp_path, monkeypatch):
@@ -173,8 +173,8 @@ def test_ctrl_c_on_a_terminal_is_for_the_launcher_alone(tmp_path):
     ("seconds", "said"),
     [(0, "0 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s"), (3600, "1 h 0 min"), (360_000, "100 h 0 min")],
 )
-def test_durations_are_in_units_that_people_read(seconds, said):
-    assert _duration(seconds) == said
+def testdurations_are_in_units_that_people_read(seconds, said):
+    assert duration(seconds) == said
 
 
 @pytest.mark.parametrize(

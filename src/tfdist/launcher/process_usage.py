@@ -1,0 +1,40 @@
+"""Measure how much of a core each task's process uses, and its memory, from /proc."""
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["ProcessUsage", "Usage"]
+
+_UTIME = 11  # the place of the first of both times in /proc/PID/stat, after the name
+
+
+class Usage(NamedTuple):
+    """The use of one process: cores, and bytes of memory."""
+
+    cores: float | None
+    memory: int
+
+
+class ProcessUsage:
+    """A meter of processes, which compares each call with the last one."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, tuple[float, int]] = {}
+
+    def of(self, pid: int) -> Usage | None:
+        """Return the use of a process since the last call; None if it has ended, or there is no /proc."""
+        try:
+            text = Path("/proc", str(pid), "stat").read_text("ascii", "replace")
+            pages = Path("/proc", str(pid), "statm").read_text("ascii").split()
+        except OSError:
+            self._ticks.pop(pid, None)
+            return None
+        user, system = text.rpartition(")")[2].split()[_UTIME : _UTIME + 2]
+        now, ticks = time.monotonic(), int(user) + int(system)
+        before, self._ticks[pid] = self._ticks.get(pid), (now, ticks)
+        cores = None
+        if before is not None and now > before[0]:
+            cores = (ticks - before[1]) / os.sysconf("SC_CLK_TCK") / (now - before[0])
+        return Usage(cores, int(pages[1]) * os.sysconf("SC_PAGE_SIZE"))

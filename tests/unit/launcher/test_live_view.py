@@ -1,0 +1,132 @@
+"""What the live view shows of each task: its state, speed and process."""
+
+import os
+import re
+
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.run_events import (
+    Evaluated,
+    LaunchStarted,
+    PhaseBegun,
+    RunStarted,
+    TaskExited,
+    TaskKilled,
+    TaskSpeed,
+    TasksRestarting,
+    TaskStarted,
+)
+
+TASKS = ["chief:0", "worker:0", "worker:1", "ps:0"]
+STARTED = RunStarted(
+    strategy="parameter_server",
+    model="mnist_cnn",
+    parameters=3_274_634,
+    data="digits",
+    substitute_for=None,
+    train_examples=60_000,
+    test_examples=10_000,
+    batch_size=128,
+    step=0,
+    steps=100,
+    steps_lost=0,
+    cluster={"chief": 1, "worker": 2, "ps": 1},
+    versions={},
+)
+
+
+def running(*, coloured=False):
+    """Return the view of a cluster whose tasks have started."""
+    view = LiveView("chief:0", coloured=coloured, encoding="utf-8")
+    view.handle(LaunchStarted(tasks=dict.fromkeys(TASKS, "127.0.0.1:1"), command=["x"], shares=""))
+    for name in TASKS:
+        view.handle(TaskStarted(task=name, pid=os.getpid()))
+    return view
+
+
+def rows(view, columns=120, height=24):
+    """Return the cells of each row by its task, split where there are two blanks or more."""
+    return {cells[0]: cells[1:] for line in view.lines(columns, height) if (cells := re.split(r"  +", line))}
+
+
+def states(view):
+    return [rows(view)[name][0] for name in TASKS]
+
+
+def test_tasks_follow_what_the_lead_does():
+    view = running()
+    assert states(view) == ["starting"] * 4
+    view.handle(PhaseBegun(phase="loading data"))
+    assert states(view) == ["loading data", "ready", "ready", "serving"]
+    view.handle(PhaseBegun(phase="training"))
+    assert states(view) == ["training", "training", "training", "serving"]
+    view.handle(PhaseBegun(phase="exporting"))
+    assert states(view) == ["exporting", "ready", "ready", "serving"]
+
+
+def test_a_script_without_phases_trains_when_it_reports_steps():
+    view = running()
+    view.progress(Progress(1, 10))
+    assert states(view) == ["training", "training", "training", "serving"]
+
+
+def test_a_row_has_the_speed_and_the_process_of_its_task():
+    view = running()
+    view.handle(STARTED)
+    view.progress(Progress(40, 100, 400.0, 0.5))
+    view.handle(
+        TaskSpeed(
+            step=40,
+            milliseconds={"worker:0": 10.0, "worker:1": 30.0},
+            shares={"worker:0": 0.75, "worker:1": 0.25},
+        )
+    )
+    view.handle(Evaluated(step=40, results={"accuracy": 0.9}))
+    view.measure()
+    lines = view.lines(120, 24)
+    assert lines[0] == "mnist_cnn (3,274,634 parameters) on digits, parameter_server"
+    assert rows(view)["worker:0"][:4] == ["training", "300", "10", "0.50"]
+    assert rows(view)["worker:1"][:4] == ["training", "100", "30", "1.50"]
+    assert re.fullmatch(r"\d+ MB", rows(view)["ps:0"][-1])  # that of this process
+    assert (
+        lines[-1]
+        == "━━━━━━━━━━────────────── step 40 of 100 (40 %), 400 examples/s, loss 0.5, test accuracy 0.9000"
+    )
+
+
+def test_a_lost_task_is_shown_until_it_runs_again():
+    view = running()
+    view.handle(TaskKilled(task="worker:1", seconds=30.0))
+    assert rows(view)["worker:1"] == ["silent: killing"]
+    view.handle(TaskExited(task="worker:1", pid=1, status=-9, was_asked=False, starts_again=True))
+    assert rows(view)["worker:1"] == ["ended with -9"]
+    view.handle(TasksRestarting(task="worker:1", all_tasks=False, pause=4.0, restart=1, restarts=3))
+    assert rows(view)["worker:1"] == ["again in 4 s", "1"]
+    view.handle(TaskStarted(task="worker:1", pid=os.getpid()))
+    assert rows(view)["worker:1"] == ["starting", "1"]
+    assert rows(view)["worker:0"] == ["starting"]
+
+
+def test_all_columns_fit_a_terminal_of_80_columns_and_few_fit_a_narrow_one():
+    view = running()
+    view.progress(Progress(40, 100, 400.0, 0.5))
+    assert max(map(len, view.lines(79, 24))) <= 79
+    assert view.lines(79, 24)[0].endswith("restarts")
+    assert max(map(len, view.lines(30, 24))) <= 30
+
+
+def test_a_low_terminal_shows_some_tasks_and_counts_the_others():
+    view = running()
+    names = [line.split()[0] for line in view.lines(79, 8)]
+    assert names == ["task", "chief:0", "worker:0", "…"]
+    assert view.lines(79, 5) == []
+
+
+def test_a_slow_task_is_yellow_and_a_lost_one_red():
+    view = running(coloured=True)
+    view.handle(TaskSpeed(step=1, milliseconds={"chief:0": 1.0, "worker:0": 1.0, "worker:1": 9.0}, shares={}))
+    view.handle(TaskExited(task="ps:0", pid=1, status=1, was_asked=False, starts_again=False))
+    painted = {line.split()[0]: line for line in view.lines(79, 24)}
+    assert "\x1b[33mworker:1" in painted
+    assert "\x1b[31mps:0" in painted
+    assert "worker:0" in painted

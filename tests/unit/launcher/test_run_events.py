@@ -1,0 +1,125 @@
+"""Events of a run: written whole and in order, read back as they were, and described in the docs."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tfdist.launcher import chief_reports, run_events
+from tfdist.launcher.run_events import (
+    EpochEnded,
+    Evaluated,
+    EventFile,
+    PhaseBegun,
+    Progressed,
+    TaskStarted,
+    Warned,
+    event_types,
+    events_to_file,
+    read_events,
+    record,
+)
+
+DOCS = Path(__file__).parents[3] / "docs/events.md"
+
+
+def test_what_is_recorded_is_read(tmp_path):
+    path = tmp_path / "run/events.jsonl"
+    with events_to_file(path):
+        record(PhaseBegun(phase="training"))
+        record(Evaluated(step=3, results={"loss": float("nan"), "accuracy": 0.5}))
+        logging.getLogger("tfdist").warning("%s is slow", "worker:1")
+    record(PhaseBegun(phase="after the block"))
+    phase, evaluated, warned = read_events(path)
+    assert (phase.phase, evaluated.results) == ("training", {"loss": None, "accuracy": 0.5})
+    assert warned == Warned(text="worker:1 is slow", time=warned.time)
+    assert phase.time <= evaluated.time <= warned.time
+
+
+def test_a_second_start_adds_to_the_file(tmp_path):
+    for epoch in (0, 1):
+        with events_to_file(tmp_path / "events.jsonl"):
+            record(EpochEnded(epoch=epoch, epochs=2, logs={}))
+    assert [event.epoch for event in read_events(tmp_path / "events.jsonl")] == [0, 1]
+
+
+def test_lines_of_others_and_a_torn_last_line_are_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    good = msgspec.json.encode(TaskStarted(task="worker:0", pid=5))
+    path.write_bytes(b'{"event": "of_a_later_version"}\n\xff\n[1]\n' + good + b'\n{"event": "task_st')
+    assert read_events(path) == [TaskStarted(task="worker:0", pid=5)]
+
+
+def test_processes_add_whole_lines(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.touch()
+
+    def add(name):
+        file = EventFile(path)
+        for number in range(200):
+            file.add(TaskStarted(task=name * 50, pid=number))
+        file.close()
+
+    threads = [threading.Thread(target=add, args=[name]) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_events(path)) == 400
+
+
+def test_progress_is_written_once_a_second_and_at_the_last_step(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(run_events.time, "monotonic", lambda: now[0])
+    file = EventFile(tmp_path / "events.jsonl")
+    for step in range(1, 41):
+        now[0] += 0.1
+        file.add(Progressed(step=step, steps=40, examples_per_second=None, loss=None))
+    file.close()
+    steps = [event.step for event in read_events(tmp_path / "events.jsonl")]
+    assert steps[0] == 1
+    assert steps[-1] == 40
+    assert 4 <= len(steps) <= 6
+
+
+def test_a_run_of_a_month_has_a_small_file(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run_events.time, "monotonic", lambda: now[0])
+    file = EventFile(tmp_path / "events.jsonl")
+    while now[0] < 30 * 86_400:
+        now[0] += 10
+        file.add(Progressed(step=int(now[0]), steps=10**9, examples_per_second=1.0, loss=1.0))
+    file.close()
+    assert (tmp_path / "events.jsonl").stat().st_size < 2_000_000
+
+
+def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    monkeypatch.setenv(chief_reports.VARIABLE, chief_reports.address(writer))
+    monkeypatch.setenv(run_events.VARIABLE, str(tmp_path / "events.jsonl"))
+    with events_to_file():  # the launcher has named the file
+        record(PhaseBegun(phase="training"))
+        record(Warned(text="x" * 5000))  # longer than what a pipe takes at once
+    os.close(writer)
+    data = os.read(reader, 10_000)
+    os.close(reader)
+    assert [run_events.read_event(line).phase for line in data.splitlines()] == ["training"]
+    assert len(read_events(tmp_path / "events.jsonl")) == 2
+    assert list(chief_reports.read_reports(data)) == []
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    with events_to_file(tmp_path / "file/events.jsonl"):
+        record(PhaseBegun(phase="training"))
+
+
+@pytest.mark.parametrize("kind", event_types())
+def test_the_docs_describe_every_event_with_its_fields(kind):
+    described = DOCS.read_text()
+    assert f"`{kind.__struct_config__.tag}`" in described
+    for field in kind.__struct_fields__:
+        assert f"`{field}`" in described
