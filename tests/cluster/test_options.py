@@ -6,6 +6,7 @@ import pytest
 from test_lost import begun, lose, says
 
 from conftest import run_cluster
+from tfdist.transport.authentication import SECRET
 
 TIMEOUT = 4.0
 
@@ -44,10 +45,12 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_not_said_is_left_to_tensorflow(tmp_path):
-    finished = run_cluster(tmp_path, "multi_worker_mirrored", ["option_cases.seen"], workers=2)
-
+def test_what_is_not_said_is_tcp_between_tasks_with_a_secret_else_tensorflows(tmp_path, monkeypatch):
+    finished = run_cluster(tmp_path / "secret", "multi_worker_mirrored", ["option_cases.seen"], workers=2)
     found = finished.chief["option_cases.seen"]
-    assert found["exchanges"] == 1
-    assert found["hints"] == ["auto"]
-    assert found["computed_in"] == "float32"
+    assert (found["exchanges"], found["computed_in"]) == (0, "float32")
+
+    monkeypatch.setenv(SECRET, "")
+    finished = run_cluster(tmp_path / "none", "multi_worker_mirrored", ["option_cases.seen"], workers=2)
+    found = finished.chief["option_cases.seen"]
+    assert (found["exchanges"], found["hints"]) == (1, ["auto"])
