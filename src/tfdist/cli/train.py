@@ -6,6 +6,7 @@ Where the file counts tasks, they are started on this machine. Where it gives ad
 of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ from tfdist._utils.files import path_or_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
@@ -85,7 +87,7 @@ def _main(
     elif cluster and cluster.task is None:
         raise _which_task(cluster, settings)
     else:
-        _train(settings, cluster, folder)
+        _train(settings, cluster, folder, screen)
 
 
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
@@ -163,12 +165,14 @@ def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolati
     return "never"
 
 
-def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
+def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen: ScreenOptions) -> None:
     """Train as one task, in this process."""
     from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
-    if train(settings.config, cluster, folder) is not None and is_alone:
+    with showing_progress(json=screen.json) if is_alone else contextlib.nullcontext():
+        report = train(settings.config, cluster, folder)
+    if report is not None and is_alone and not screen.json:
         _print_report(folder)
 
 

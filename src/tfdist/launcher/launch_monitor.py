@@ -160,7 +160,8 @@ class Job:
         self._screen.say(text)
 
     def warn_of_exposure(self, reason: str) -> None:
-        """Warn that others can reach the tasks."""
+        """Record and warn that others can reach the tasks."""
+        self._record(NetworkChosen(is_private=False, reason=reason))
         addresses = (self._cluster.address(task) for task in self._cluster.tasks())
         ports = ", ".join(address.rpartition(":")[2] for address in addresses)
         self.say(
@@ -289,7 +290,6 @@ class Job:
                     "network_isolation", f"no private network: {reason}", remedy="Set it to 'auto'"
                 )
             case {"network": reason}:
-                self._record(NetworkChosen(is_private=False, reason=reason))
                 self.warn_of_exposure(reason)
             case {"slow": reason}:
                 self.say(f"the process that loads for all tasks {reason}: starting the tasks one by one")

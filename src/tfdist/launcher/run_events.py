@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Union, get_args
 
@@ -45,6 +45,7 @@ __all__ = [
     "as_event",
     "event_types",
     "events_to_file",
+    "listening",
     "read_event",
     "read_events",
     "record",
@@ -266,6 +267,7 @@ class EventFile:
 
 
 _file: EventFile | None = None
+_listener: Callable[[AnyEvent], object] | None = None
 
 
 @contextlib.contextmanager
@@ -301,9 +303,22 @@ class _WarningsToEvents(logging.Handler):
         record(Warned(text=record_.getMessage()))
 
 
+@contextlib.contextmanager
+def listening(listener: Callable[[AnyEvent], object]) -> Iterator[None]:
+    """Call a function with each event that this process records while the block runs."""
+    global _listener
+    _listener = listener
+    try:
+        yield
+    finally:
+        _listener = None
+
+
 def record(event: AnyEvent) -> None:
     """Add an event of the chief to its file, if it has one, and tell the launcher, if there is one."""
     event.time = time.time()
+    if _listener is not None:
+        _listener(event)
     if _file is not None:
         _file.add(event)
     if not isinstance(event, Progressed):  # the launcher gets a report of it twice a second

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import re
 import select
@@ -18,8 +19,10 @@ from launched import SECONDS, driver, holds, nothing_left, run, started, until  
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.console import Screen
+from tfdist.launcher.console import Screen, ScreenOptions
+from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import describe_progress, duration
+from tfdist.launcher.run_events import LaunchEnded, LaunchStarted, TaskExited, TaskStarted, read_events
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -192,6 +195,36 @@ def testdurations_are_in_units_that_people_read(seconds, said):
 )
 def test_progress_is_a_sentence(reports, said):
     assert describe_progress(reports) == said
+
+
+def test_json_is_an_object_a_line():
+    stream = io.StringIO()
+    screen = Screen(stream, [], lead="worker:0", options=ScreenOptions(json=True))
+    screen.handle(LaunchStarted(tasks={"worker:0": "127.0.0.1:1"}, command=["x"], shares="1 task"))
+    screen.say("first\nsecond")
+    screen.progress(Progress(3, 10, 5.0, 0.25))
+    screen.refresh(to_the_end=True)
+    shown = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(each["event"], each.get("line")) for each in shown] == [
+        ("launch_started", None),
+        ("output", "first"),
+        ("output", "second"),
+        ("progressed", None),
+    ]
+    assert shown[-1]["loss"] == 0.25
+
+
+def test_a_launch_records_its_tasks(tmp_path):
+    code = "import os, sys; sys.exit(os.environ['TF_CONFIG'].count('\"index\": 1'))"
+    with pytest.raises(LaunchError, match="worker:1"):
+        run(code, tmp_path, ClusterConfig.local(workers=2), network_isolation="never")
+    events = read_events(tmp_path / "events.jsonl")
+    assert [type(event).__name__ for event in events][:2] == ["LaunchStarted", "NetworkChosen"]
+    pids = {event.task: event.pid for event in events if isinstance(event, TaskStarted)}
+    exits = {event.task: (event.pid, event.status) for event in events if isinstance(event, TaskExited)}
+    assert exits == {"worker:0": (pids["worker:0"], 0), "worker:1": (pids["worker:1"], 1)}
+    assert isinstance(events[-1], LaunchEnded)
+    assert "worker:1" in events[-1].problem
 
 
 def test_a_pipe_that_nobody_reads_any_more_wakes_nobody_up():

@@ -1,0 +1,112 @@
+"""Show the progress of a run in one process, which no launcher watches."""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TextIO
+
+import msgspec
+
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, listening
+
+__all__ = ["showing_progress"]
+
+_SECONDS_BETWEEN_LINES = 10.0
+_CLEAR = "\r\x1b[2K"
+_log = logging.getLogger("tfdist")
+
+
+@contextlib.contextmanager
+def showing_progress(stream: TextIO | None = None, *, json: bool = False) -> Iterator[None]:
+    """Show each event of this process while the block runs.
+
+    A terminal gets a bar; elsewhere the progress is logged every ten seconds. With JSON, the stream gets
+    each event as a line.
+
+    Args:
+        stream: Where to show it; None for the standard output.
+        json: Whether to write JSON in place of text.
+    """
+    stream = stream or sys.stdout
+    if json:
+        with listening(lambda event: print(msgspec.json.encode(event).decode(), file=stream, flush=True)):
+            yield
+        return
+    if not stream.isatty():
+        with listening(_ProgressLog().handle):
+            yield
+        return
+    bar = _Bar(stream)
+    handlers = logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(bar.clear)
+    try:
+        with listening(bar.handle):
+            yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(bar.clear)
+        bar.clear()
+
+
+class _Bar:
+    """A bar on the last line of a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._view = LiveView("", coloured=False, encoding=stream.encoding or "utf-8")
+        self._is_shown = False
+
+    def handle(self, event: AnyEvent) -> None:
+        """Draw the bar again if the event changes it."""
+        if isinstance(event, Progressed):
+            self._view.progress(_report(event))
+        elif isinstance(event, Evaluated):
+            self._view.handle(event)
+        else:
+            return
+        columns = _columns(self._stream)
+        self._stream.write(_CLEAR + self._view.lines(columns - 1, 1)[-1])
+        self._stream.flush()
+        self._is_shown = True
+
+    def clear(self, _: object = None) -> bool:
+        """Remove the bar, before a line is logged; return True, as a filter of logs that keeps the line."""
+        if self._is_shown:
+            self._stream.write(_CLEAR)
+            self._stream.flush()
+            self._is_shown = False
+        return True
+
+
+class _ProgressLog:
+    """Lines about the progress, at most one in ten seconds."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
+        self._logged_at = time.monotonic()
+
+    def handle(self, event: AnyEvent) -> None:
+        """Log the progress, if that is due."""
+        now = time.monotonic()
+        if not isinstance(event, Progressed):
+            return
+        self._reports.append((now, _report(event)))
+        if now - self._logged_at >= _SECONDS_BETWEEN_LINES:
+            self._logged_at = now
+            _log.info("%s", describe_progress(self._reports))
+
+
+def _report(event: Progressed) -> Progress:
+    return Progress(event.step, event.steps, event.examples_per_second, event.loss)
+
+
+def _columns(stream: TextIO) -> int:
+    return os.get_terminal_size(stream.fileno()).columns or 80  # 0 where the size is not set

@@ -1,0 +1,70 @@
+"""What a run in one process shows of its progress."""
+
+import io
+import json
+import logging
+
+from tfdist.launcher import progress_of_one_process
+from tfdist.launcher.progress_of_one_process import showing_progress
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed, record
+
+
+class Terminal(io.StringIO):
+    """A stream that looks like a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def steps(*numbers):
+    for step in numbers:
+        record(Progressed(step=step, steps=10, examples_per_second=100.0, loss=0.5))
+
+
+def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(progress_of_one_process, "_columns", lambda _: 120)
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with showing_progress(stream):
+            steps(5)
+            logging.getLogger("other").error("a line")
+            record(Evaluated(step=5, results={"accuracy": 0.75}))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    first, line, last = stream.getvalue().split("\n")[0], *stream.getvalue().split("\x1b[2K")[2:4]
+    assert first.startswith("\r\x1b[2K━━━━━━━━━━━━──────────── step 5 of 10 (50 %), 100 examples/s, loss 0.5")
+    assert line == "a line\n\r"
+    assert "test accuracy 0.7500" in last
+    assert stream.getvalue().endswith("\r\x1b[2K")
+    assert handler.filters == []
+
+
+def test_a_file_gets_a_line_in_ten_seconds(monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr(progress_of_one_process.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with caplog.at_level(logging.INFO, "tfdist"), showing_progress(stream):
+        for step in range(1, 10):
+            now[0] += 3
+            steps(step)
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "step 4 of 10 (40 %)",
+        "step 8 of 10 (80 %)",
+    ]
+    assert stream.getvalue() == ""
+
+
+def test_json_is_every_event_a_line():
+    stream = io.StringIO()
+    with showing_progress(stream, json=True):
+        record(PhaseBegun(phase="training"))
+        steps(1)
+    record(PhaseBegun(phase="after the block"))
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
+        "phase_begun",
+        "progressed",
+    ]
