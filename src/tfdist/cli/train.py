@@ -22,6 +22,7 @@ from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration
+from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
@@ -127,21 +128,24 @@ def _launch(
         words += ["--run_dir", folder.place]
     words += [f"--set={change}" for change in changes]
     name = strategy_name(settings.config.strategy.name, cluster)
+    metrics = settings.config.metrics
     try:
-        launch(
-            cluster,
-            words,
-            run_dir=folder.root,
-            threads=section.threads,
-            pin=section.pin,
-            network_isolation=isolation,
-            linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
-            restarts=section.restarts,
-            alone=roles_started_alone(name),
-            heartbeat_timeout=settings.config.watch.heartbeat_timeout,
-            loads_once=True,
-            screen=screen,
-        )
+        with serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served:
+            launch(
+                cluster,
+                words,
+                run_dir=folder.root,
+                threads=section.threads,
+                pin=section.pin,
+                network_isolation=isolation,
+                linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+                restarts=section.restarts,
+                alone=roles_started_alone(name),
+                heartbeat_timeout=settings.config.watch.heartbeat_timeout,
+                loads_once=True,
+                screen=screen,
+                metrics=served,
+            )
     except LaunchError as error:
         if error.may_pass:
             error.exit_code = LOST  # all is saved: start the same command again

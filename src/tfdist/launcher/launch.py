@@ -24,6 +24,7 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
+from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
 from tfdist.launcher.run_events import FILE, EventFile
 from tfdist.launcher.run_events import VARIABLE as EVENTS
@@ -61,6 +62,7 @@ def launch(
     elsewhere: bool = False,
     stream: TextIO | None = None,
     screen: ScreenOptions | None = None,
+    metrics: PrometheusMetrics | None = None,
 ) -> LaunchReport:
     """Run the same command as every task of a cluster on this machine, and wait until all tasks have ended.
 
@@ -93,6 +95,7 @@ def launch(
         elsewhere: Whether the command takes each task to another machine, whose addresses the cluster has.
         stream: Where to show what happens; None for the standard output.
         screen: How to show it: as JSON, or with all that the tasks print.
+        metrics: Metrics that follow what happens.
 
     Raises:
         ConfigError: if the command cannot be started, the logs cannot be written, or the cluster cannot run
@@ -153,6 +156,7 @@ def launch(
                 mark,
                 events,
                 screen or ScreenOptions(),
+                metrics,
             )
         )
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)

@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Silence, read_reports
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.run_events import (
     AnyEvent,
     EventFile,
@@ -70,6 +71,7 @@ class Job:
         mark: str,
         events: EventFile,
         options: ScreenOptions,
+        metrics: PrometheusMetrics | None,
     ) -> None:
         self._cluster, self._logs, self._reports = cluster, logs, reports
         self._control, self._supervisor = supervisor
@@ -81,7 +83,7 @@ class Job:
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
         self._screen = Screen(stream, self._tails, lead=str(cluster.lead), options=options)
-        self._events = events
+        self._events, self._metrics = events, metrics
         self._began = time.monotonic()
         self._received = b""
         self._signals: list[int] = []
@@ -172,7 +174,12 @@ class Job:
     def _record(self, event: AnyEvent) -> None:
         event.time = time.time()
         self._events.add(event)
+        self._show(event)
+
+    def _show(self, event: AnyEvent) -> None:
         self._screen.handle(event)
+        if self._metrics is not None:
+            self._metrics.handle(event)
 
     def _record_end(self, problem: str) -> None:
         seconds = time.monotonic() - self._began
@@ -215,7 +222,7 @@ class Job:
     def _read_reports(self, data: bytes) -> None:
         for line in data.splitlines():
             if (event := read_event(line)) is not None:  # the chief has recorded it
-                self._screen.handle(event)
+                self._show(event)
         progress = None
         for report in read_reports(data):
             if isinstance(report, Silence):
@@ -226,6 +233,8 @@ class Job:
                 progress = report
         if progress is not None:
             self._screen.progress(progress)
+            if self._metrics is not None:
+                self._metrics.progress(progress)
 
     def _check_supervisor(self) -> None:
         """Continue the supervisor if somebody has stopped it, and kill it if it does not end in time."""

@@ -45,6 +45,7 @@ __all__ = [
     "as_event",
     "event_types",
     "events_to_file",
+    "is_launched",
     "listening",
     "read_event",
     "read_events",
@@ -267,7 +268,7 @@ class EventFile:
 
 
 _file: EventFile | None = None
-_listener: Callable[[AnyEvent], object] | None = None
+_listeners: list[Callable[[AnyEvent], object]] = []
 
 
 @contextlib.contextmanager
@@ -303,22 +304,26 @@ class _WarningsToEvents(logging.Handler):
         record(Warned(text=record_.getMessage()))
 
 
+def is_launched() -> bool:
+    """Return whether a launcher on this machine records the events of the tasks."""
+    return bool(os.environ.get(VARIABLE))
+
+
 @contextlib.contextmanager
 def listening(listener: Callable[[AnyEvent], object]) -> Iterator[None]:
     """Call a function with each event that this process records while the block runs."""
-    global _listener
-    _listener = listener
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _listener = None
+        _listeners.remove(listener)
 
 
 def record(event: AnyEvent) -> None:
     """Add an event of the chief to its file, if it has one, and tell the launcher, if there is one."""
     event.time = time.time()
-    if _listener is not None:
-        _listener(event)
+    for listener in _listeners:
+        listener(event)
     if _file is not None:
         _file.add(event)
     if not isinstance(event, Progressed):  # the launcher gets a report of it twice a second

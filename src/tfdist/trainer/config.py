@@ -281,6 +281,20 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 30.0
 
 
+class MetricsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Set what a monitor can read while the run lasts."""
+
+    prometheus_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(
+            description="The port at which Prometheus finds metrics of the run, on the machine of the chief.",
+        ),
+    ] = None
+    prometheus_address: Annotated[
+        str, Meta(description="The address to listen on; by default, all of the machine.")
+    ] = "0.0.0.0"
+
+
 class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set how a cluster on this machine is started."""
 
@@ -328,6 +342,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     export: ExportSection = ExportSection()
     watch: WatchSection = WatchSection()
     launch: LaunchSection = LaunchSection()
+    metrics: MetricsSection = MetricsSection()
     elastic: ElasticSection | None = None
     engine: EngineSection = EngineSection()
 

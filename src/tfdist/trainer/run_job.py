@@ -37,7 +37,17 @@ from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
-from tfdist.launcher.run_events import FILE, Exported, PhaseBegun, RunEnded, events_to_file, record
+from tfdist.launcher.prometheus_metrics import serving_metrics
+from tfdist.launcher.run_events import (
+    FILE,
+    Exported,
+    PhaseBegun,
+    RunEnded,
+    events_to_file,
+    is_launched,
+    listening,
+    record,
+)
 from tfdist.models.output_kind import Outputs
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy, make_strategy
@@ -113,7 +123,10 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
             return None
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)
         try:
-            with _recorded(cluster, folder), _connected(config, cluster, folder, notice, elastic) as context:
+            with (
+                _recorded(config, cluster, folder),
+                _connected(config, cluster, folder, notice, elastic) as context,
+            ):
                 return _train(context)
         except (MembershipChanged, Preempted, TaskLost) as error:
             if elastic is None and isinstance(error, Preempted):
@@ -126,12 +139,17 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
 
 
 @contextlib.contextmanager
-def _recorded(cluster: ClusterConfig, folder: RunFolder) -> Iterator[None]:
-    """Record the chief's events, and how the run ended, in the run's folder."""
+def _recorded(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Iterator[None]:
+    """Record the chief's events, and how the run ended; serve metrics, unless the launcher does."""
     if not cluster.is_chief:
         yield
         return
-    with events_to_file(folder.root / FILE):
+    port = None if is_launched() else config.metrics.prometheus_port
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(serving_metrics(port, config.metrics.prometheus_address))
+        if metrics is not None:
+            stack.enter_context(listening(metrics.handle))
+        stack.enter_context(events_to_file(folder.root / FILE))
         began = time.monotonic()
         try:
             yield

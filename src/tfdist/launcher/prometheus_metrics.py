@@ -1,0 +1,134 @@
+"""Serve the state of a run to Prometheus, by the launcher if there is one, else by the chief."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.cluster.addresses import is_free
+from tfdist.errors import ConfigError
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.run_events import (
+    AnyEvent,
+    CheckpointSaved,
+    EpochEnded,
+    Evaluated,
+    LaunchStarted,
+    Progressed,
+    RunStarted,
+    TaskExited,
+    TaskSpeed,
+    TasksRestarting,
+    TaskStarted,
+    Warned,
+)
+
+__all__ = ["PrometheusMetrics", "serving_metrics"]
+
+_PLACE = "metrics.prometheus_port"
+
+
+@contextlib.contextmanager
+def serving_metrics(port: int | None, address: str) -> Iterator["PrometheusMetrics | None"]:
+    """Serve the metrics at a port while the block runs; do nothing without a port.
+
+    Raises:
+        ConfigError: prometheus_client is not installed, or the port is taken.
+    """
+    if port is None:
+        yield None
+        return
+    try:
+        import prometheus_client
+    except ImportError:
+        remedy = "Type `pip install 'tfdist[metrics]'`"
+        raise ConfigError(_PLACE, "needs prometheus_client", remedy=remedy) from None
+    metrics = PrometheusMetrics(prometheus_client)
+    try:
+        server, thread = prometheus_client.start_http_server(port, address, metrics.registry)
+    except OSError as error:
+        remedy = "Set another one" if not is_free(port) else "Check metrics.prometheus_address"
+        problem = f"cannot listen on {address}:{port}: {error.strerror or error}"
+        raise ConfigError(_PLACE, problem, remedy=remedy) from None
+    try:
+        yield metrics
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class PrometheusMetrics:
+    """The metrics of a run, which follow its events.
+
+    Attributes:
+        registry: The registry of prometheus_client that has them, and nothing else.
+    """
+
+    def __init__(self, client: Any) -> None:
+        """Make the metrics with the module prometheus_client."""
+        self.registry = client.CollectorRegistry()
+
+        def value(name: str, text: str, *labels: str) -> Any:
+            return client.Gauge(f"tfdist_{name}", text, labels, registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return client.Counter(f"tfdist_{name}", text, labels, registry=self.registry)
+
+        self._run = client.Info("tfdist_run", "What is trained", registry=self.registry)
+        self._step = value("step", "Steps done")
+        self._steps = value("steps", "Steps of the whole run")
+        self._speed = value("examples_per_second", "Examples per second of the whole cluster")
+        self._loss = value("loss", "Loss of the last steps")
+        self._progressed_at = value("progress_timestamp_seconds", "When the last step was reported")
+        self._tested = value("evaluation", "Result of the last evaluation", "metric")
+        self._step_seconds = value("task_step_seconds", "Seconds that a task computes for a step", "task")
+        self._up = value("task_up", "Whether the process of a task runs", "task")
+        self._restarts = counter("task_restarts", "How often a task was started again", "task")
+        self._checkpoint = value("checkpoint_step", "Step of the newest checkpoint")
+        self._warnings = counter("warnings", "Warnings of the chief")
+        self._tasks: tuple[str, ...] = ()
+
+    def handle(self, event: AnyEvent) -> None:
+        """Update the metrics by an event."""
+        match event:
+            case LaunchStarted(tasks=tasks):
+                self._tasks = tuple(tasks)
+                for task in tasks:
+                    self._up.labels(task).set(0)
+                    self._restarts.labels(task)
+            case TaskStarted(task=task):
+                self._up.labels(task).set(1)
+            case TaskExited(task=task):
+                self._up.labels(task).set(0)
+            case TasksRestarting(task=task, all_tasks=all_tasks):
+                for each in self._tasks if all_tasks else (task,):
+                    self._restarts.labels(each).inc()
+            case RunStarted(model=model, data=data, strategy=strategy, steps=steps):
+                self._run.info({"model": model, "data": data, "strategy": strategy})
+                self._steps.set(steps)
+            case Progressed(step=step, steps=steps, examples_per_second=speed, loss=loss, time=time):
+                self.progress(Progress(step, steps, speed, loss), time)
+            case TaskSpeed(milliseconds=milliseconds):
+                for task, taken in milliseconds.items():
+                    self._step_seconds.labels(task).set(taken / 1000)
+            case Evaluated(results=results) | EpochEnded(logs=results):
+                for name, value in results.items():
+                    self._tested.labels(name).set(float("nan") if value is None else value)
+            case CheckpointSaved(step=step):
+                self._checkpoint.set(step)
+            case Warned():
+                self._warnings.inc()
+
+    def progress(self, report: Progress, time: float | None = None) -> None:
+        """Update the metrics by a report of progress, at a time in seconds since 1970, or else now."""
+        self._step.set(report.step)
+        if time is None:
+            self._progressed_at.set_to_current_time()
+        else:
+            self._progressed_at.set(time)
+        if report.steps is not None:
+            self._steps.set(report.steps)
+        if report.examples_per_second is not None:
+            self._speed.set(report.examples_per_second)
+        if report.loss is not None:
+            self._loss.set(report.loss)

@@ -1,0 +1,125 @@
+"""What Prometheus reads of a run, over HTTP as it reads it."""
+
+import socket
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from launched import nothing_left, run  # noqa: F401  # a fixture
+
+from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.prometheus_metrics import serving_metrics
+from tfdist.launcher.run_events import (
+    CheckpointSaved,
+    Evaluated,
+    LaunchStarted,
+    Progressed,
+    TaskExited,
+    TaskSpeed,
+    TasksRestarting,
+    TaskStarted,
+    Warned,
+)
+
+
+@pytest.fixture
+def port():
+    reserved = LocalPorts(1)
+    return reserved.ports[0]
+
+
+def scraped(port):
+    """Return the samples that a scrape finds, by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def test_a_scrape_finds_what_has_happened(port):
+    with serving_metrics(port, "127.0.0.1") as metrics:
+        metrics.handle(LaunchStarted(tasks={"chief:0": "a:1", "worker:0": "a:2"}, command=["x"], shares=""))
+        metrics.handle(TaskStarted(task="worker:0", pid=5))
+        metrics.handle(TaskExited(task="worker:0", pid=5, status=-9, was_asked=False, starts_again=True))
+        metrics.handle(TasksRestarting(task="worker:0", all_tasks=False, pause=0, restart=1, restarts=3))
+        metrics.handle(TasksRestarting(task="worker:0", all_tasks=True, pause=0, restart=2, restarts=3))
+        metrics.handle(TaskStarted(task="chief:0", pid=6))
+        metrics.handle(TaskSpeed(step=5, milliseconds={"worker:0": 20.0}, shares={"worker:0": 1.0}))
+        metrics.handle(Evaluated(step=5, results={"accuracy": 0.5, "loss": None}))
+        metrics.handle(CheckpointSaved(step=4, seconds=0.1))
+        metrics.handle(Warned(text="slow"))
+        metrics.handle(Progressed(step=5, steps=10, examples_per_second=7.0, loss=0.25, time=1000.0))
+        found = scraped(port)
+        expected = {
+            "tfdist_step": 5,
+            "tfdist_steps": 10,
+            "tfdist_examples_per_second": 7,
+            "tfdist_loss": 0.25,
+            "tfdist_progress_timestamp_seconds": 1000,
+            'tfdist_task_up{task="chief:0"}': 1,
+            'tfdist_task_up{task="worker:0"}': 0,
+            'tfdist_task_restarts_total{task="chief:0"}': 1,
+            'tfdist_task_restarts_total{task="worker:0"}': 2,
+            'tfdist_task_step_seconds{task="worker:0"}': 0.02,
+            'tfdist_evaluation{metric="accuracy"}': 0.5,
+            "tfdist_checkpoint_step": 4,
+            "tfdist_warnings_total": 1,
+        }
+        assert {name: found[name] for name in expected} == expected
+        assert str(found['tfdist_evaluation{metric="loss"}']) == "nan"
+        metrics.progress(Progress(6, 10))
+        assert scraped(port)["tfdist_step"] == 6
+    with pytest.raises(urllib.error.URLError):  # the port is closed again
+        scraped(port)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_launcher_serves_what_it_sees(tmp_path, port):
+    code = f"""
+import time, urllib.request
+from tfdist.launcher import report_progress
+report_progress(3, 10, loss=0.5)
+time.sleep(1)
+print(urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read().decode())
+"""
+    with serving_metrics(port, "127.0.0.1") as metrics:
+        one = ClusterConfig.local(workers=1)
+        _, shown = run(code, tmp_path, one, metrics=metrics, network_isolation="never")
+    assert "[worker:0] tfdist_step 3.0\n" in shown
+    assert '[worker:0] tfdist_task_up{task="worker:0"} 1.0\n' in shown
+
+
+def test_without_a_port_nothing_is_served():
+    with serving_metrics(None, "0.0.0.0") as metrics:
+        assert metrics is None
+
+
+def test_a_taken_port_is_one_line(port):
+    listening = socket.create_server(("127.0.0.1", port))
+    with listening, pytest.raises(ConfigError) as raised, serving_metrics(port, "127.0.0.1"):
+        pass
+    assert str(raised.value) == (
+        f"metrics.prometheus_port: cannot listen on 127.0.0.1:{port}: Address already in use. Set another one"
+    )
+
+
+def test_an_address_of_another_machine_is_one_line(port):
+    with (
+        pytest.raises(ConfigError, match=r"Check metrics.prometheus_address"),
+        serving_metrics(port, "192.0.2.1"),
+    ):
+        pass
+
+
+def test_a_missing_package_is_one_line(monkeypatch, port):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with (
+        pytest.raises(ConfigError, match=r"pip install 'tfdist\[metrics\]'"),
+        serving_metrics(port, "127.0.0.1"),
+    ):
+        pass
