@@ -35,12 +35,13 @@ def test_each_task_has_its_own_config_log_and_prefix(tmp_path):
         assert f"[{task}] {log}" in shown
 
 
-def test_only_logs_are_left(tmp_path, monkeypatch):
+def test_only_logs_and_events_are_left(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     run("import tempfile; print(tempfile.mkstemp()[1])", tmp_path / "run")
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != "tmp"}
-    assert left == {"run", "run/logs", "run/logs/worker-0.log", "run/logs/worker-1.log"}
+    logs = {"run/logs", "run/logs/worker-0.log", "run/logs/worker-1.log"}
+    assert left == {"run", "run/events.jsonl", *logs}
     assert str(tmp_path / "tmp" / "tfdist-") in (tmp_path / "run/logs/worker-0.log").read_text()
 
 
