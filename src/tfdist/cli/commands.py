@@ -11,6 +11,7 @@ __all__ = ["COMMANDS", "main", "run_command"]
 
 COMMANDS: dict[str, str] = {
     "bench": "Measure how fast a config trains here, where the time goes, and which changes help.",
+    "init": "Start a project: answer five questions, and get a config or a script to begin with.",
     "train": "Train on the cluster that a config file describes, and export the model.",
     "launch": "Start a script of your own as a cluster on this machine.",
     "render": "Print what a scheduler reads to run a config, or a script of your own, on its machines.",

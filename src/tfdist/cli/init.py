@@ -1,0 +1,121 @@
+"""Start a project: ask where to train, how and what, and write a config or a script to begin with.
+
+    tfdist init
+    tfdist init FOLDER --where slurm --workers 4 --data cifar10 --model own
+
+With any of the flags but --force, or without a terminal, it asks nothing, and prints the defaults
+that it takes. It replaces no file without --force.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist._utils.files import local_path, write_whole
+from tfdist.errors import ConfigError
+from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.trainer.new_project import (
+    DATA,
+    MODELS,
+    PLACES,
+    QUESTIONS,
+    STRATEGIES,
+    Machine,
+    Project,
+    applies,
+    check_answer,
+    complete_answers,
+    default_answer,
+    question,
+)
+from tfdist.trainer.new_project_files import project_files
+
+__all__ = ["main"]
+
+_CHOICES = {"where": PLACES, "strategy": STRATEGIES, "data": DATA, "model": MODELS}
+
+
+def main(command: Sequence[str], force: bool = False, **flags: Any) -> None:
+    """Write the files of a project; `flags` are the answers to `QUESTIONS`, None for those not given."""
+    if len(command) > 1:
+        raise ConfigError("command line", expected="one folder", received=str(len(command)))
+    folder = local_path(command[0] if command else ".", "FOLDER").expanduser()
+    given = {key: answer for key, answer in flags.items() if answer is not None}
+    machine = Machine(len(own_cores()), len(own_gpus()))
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    asks = has_terminal and not given
+    project, defaults = complete_answers(_ask_all(machine) if asks else given, machine)
+    if defaults:
+        reason = "" if has_terminal else "no terminal to ask on; "
+        print(f"{reason}defaults: {', '.join(f'{key} {_text(value)}' for key, value in defaults.items())}")
+    _write(project, folder, force)
+
+
+def _write(project: Project, folder: Path, force: bool) -> None:
+    """Write the files, and print the commands to type next."""
+    files = {folder / name: text for name, text in project_files(project).items()}
+    for path in files:
+        if path.is_dir() or (path.exists() and not force):
+            remedy = "--force replaces it, or name another folder"
+            if path.name == "model.py":
+                remedy += "; --model model:build takes a function that it has"
+            raise ConfigError(str(path), "exists already", remedy=remedy)
+    for path, text in files.items():
+        write_whole(path, text.encode())
+    print(f"wrote {', '.join(map(str, files))}\n\nNext:\n")
+    for command in project.next_commands(folder):
+        print(f"    {command}")
+
+
+def _ask_all(machine: Machine) -> dict[str, Any]:
+    """Ask each question that applies after the answers to those before it."""
+    print("Return takes the answer in brackets; Ctrl-C ends, and writes nothing.")
+    answers: dict[str, Any] = {}
+    for key in QUESTIONS:
+        if applies(key, answers, machine):
+            answers[key] = _ask(key, answers, machine)
+    print()
+    return answers
+
+
+def _ask(key: str, answers: Mapping[str, Any], machine: Machine) -> Any:
+    """Ask one question until the answer is possible."""
+    choices = list(_CHOICES.get(key, {}))
+    print(f"\n{question(key, answers)}")
+    for number, name in enumerate(choices, 1):
+        print(f"  {number}  {name:<23}{_CHOICES[key][name]}")
+    default = default_answer(key, answers, machine)
+    while True:
+        try:
+            typed = input(f"[{_text(default)}] ").strip() or default
+        except EOFError:
+            print()
+            raise ConfigError("tfdist init", "the input ended before the last answer") from None
+        if choices and str(typed).isdecimal() and 0 < int(typed) <= len(choices):
+            typed = choices[int(typed) - 1]
+        try:
+            return check_answer(key, typed, answers)
+        except ConfigError as error:
+            print(f"  {str(error).removeprefix(f'--{key}: ')}")
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run_command import run
+
+    flags.DEFINE_string("where", None, f"Where it will run: {', '.join(PLACES)}.")
+    flags.DEFINE_string("hosts", None, "With ssh: the hosts, such as node1,me@node2.")
+    flags.DEFINE_string("image", None, "With kubernetes: the image of the tasks.")
+    flags.DEFINE_string("strategy", None, f"How the tasks share the work: {', '.join(STRATEGIES)}.")
+    flags.DEFINE_integer("workers", None, "How many workers, or devices of mirrored.")
+    flags.DEFINE_integer("ps", None, "How many parameter servers.")
+    flags.DEFINE_string("data", None, "A data set, a folder of images, or script for data of your own.")
+    flags.DEFINE_string("model", None, f"{', '.join(MODELS)}, or my_package.my_module:function.")
+    flags.DEFINE_bool("force", False, "Replace files that exist.")
+    run(main, takes_words=True)
