@@ -1,0 +1,123 @@
+"""Estimate the memory that each task of a config needs, and what it sends in a step; nothing is trained.
+
+    tfdist estimate --config configs/ps2w.yaml
+    tfdist estimate --config configs/mwms2w.yaml --set cluster.worker=8 --set communication.dtype=int8 --json
+
+The model is built and traced on this machine, and the data are prepared. docs/estimate.md compares estimates
+with real runs.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, examples_per_replica, milliseconds
+from tfdist.errors import ConfigError
+from tfdist.launcher.resources import own_gpus
+from tfdist.strategies.options import StrategyName, strategy_name
+from tfdist.trainer.config import Config, read_config
+
+if TYPE_CHECKING:
+    from tfdist.trainer.model_sizes import ModelSizes
+
+__all__ = ["main"]
+
+_SPEEDS = (1, 10)  # Gbit/s
+
+
+def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
+    """Print the estimate of a config; as JSON with `json`."""
+    if not config:
+        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
+    settings = read_config(config, set)
+    cluster = settings.find_cluster()
+    devices = _devices(settings.config)
+    name = strategy_name(settings.config.strategy.name, cluster, devices=devices)
+    from tfdist.trainer.measure_model import measure_model  # loads TensorFlow, after all mistakes are found
+
+    examples = examples_per_replica(settings.config, cluster, name, devices)
+    sizes = measure_model(settings.config, examples)
+    estimates = estimate_tasks(settings.config, cluster, name, sizes, devices)
+    if formats.get("json"):
+        _print_json(name, sizes, estimates)
+    else:
+        _print_tables(name, sizes, estimates)
+
+
+def _devices(config: Config) -> int:
+    gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
+    return config.strategy.logical_devices or max(1, gpus)
+
+
+def _print_json(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[TaskEstimate]) -> None:
+    tasks = {
+        each.task: {
+            **asdict(each),
+            "total": each.total,
+            "milliseconds": {f"{speed} Gbit/s": milliseconds(each.sent, speed) for speed in _SPEEDS},
+        }
+        for each in estimates
+    }
+    print(json.dumps({"strategy": name, "libraries": sizes.libraries, "tasks": tasks}, indent=2))
+
+
+def _print_tables(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[TaskEstimate]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    parameters = sum(variable.value for variable in sizes.variables)
+    # A file or a pipe has no width, so rich would cut the lines.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(f"{name}, {_megabytes(parameters)} of variables. Memory of each task, in MB:")
+    estimates = _one_of_each(estimates)
+    parts = list(dict.fromkeys(part for each in estimates for part in each.memory))
+    table = Table("", *(each.task for each in estimates), box=SIMPLE)
+    for part in parts:
+        table.add_row(part, *(_number(each.memory.get(part, 0)) for each in estimates))
+    table.add_row("in all", *(_number(each.total) for each in estimates), style="bold")
+    table.add_row("data, shared", *(_number(each.data) for each in estimates))
+    console.print(table)
+    console.print(f"TensorFlow's libraries take {_megabytes(sizes.libraries)} more on each machine.")
+    console.print("\nWhat each task sends in a step:")
+    times = Table("", "MB", *(f"ms at {speed} Gbit/s" for speed in _SPEEDS), box=SIMPLE)
+    for each in estimates:
+        row = (f"{milliseconds(each.sent, speed):,.1f}" for speed in _SPEEDS)
+        times.add_row(each.task, f"{each.sent / 1e6:,.2f}", *row)
+    console.print(times)
+
+
+def _one_of_each(estimates: Sequence[TaskEstimate]) -> list[TaskEstimate]:
+    """Return one estimate for neighbours that are equal, with the names of the first and the last task."""
+    found = []
+    for (_, equal), group in groupby(estimates, lambda each: (_role(each), replace(each, task=""))):
+        names = [each.task for each in group]
+        last = names[-1].partition(":")[2]
+        found.append(replace(equal, task=names[0] if len(names) == 1 else f"{names[0]}…{last}"))
+    return found
+
+
+def _role(estimate: TaskEstimate) -> str:
+    return estimate.task.partition(":")[0]
+
+
+def _number(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count else "-"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+if __name__ == "__main__":
+    from absl import flags
+
+    from tfdist.cli._run_command import run
+
+    flags.DEFINE_string("config", None, "The YAML file whose tasks are estimated.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. cluster.worker=8; can be repeated.")
+    flags.DEFINE_bool("json", False, "Print JSON, in bytes.")
+    run(main)
