@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "verify": "Prove that the cluster computes what one process computes, step by step.",
     "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
     "configs": "List the configs that come with tfdist, or copy one for you to change.",
+    "doctor": "Check this machine, the cluster and a run before it starts, and say what to do.",
     "env": "Print the versions, the machine and the variables that a bug report needs.",
     "schema": "Print the JSON Schema of the config file.",
 }

@@ -13,7 +13,7 @@ from tfdist import __version__
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.resources import own_cores, own_gpus
 
-__all__ = ["describe_environment"]
+__all__ = ["bytes_available", "describe_environment", "gpu_names"]
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-datasets"),
@@ -64,7 +64,7 @@ def describe_environment(environ: Mapping[str, str] = os.environ, root: Path = P
         "shared memory": _room(root / "dev/shm"),
         "disk here": _room(Path.cwd()),
         "open files": " of at most ".join(map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))),
-        "gpus": ", ".join(_gpus(root / "proc/driver/nvidia")) or "none",
+        "gpus": _gpus(root / "proc/driver/nvidia"),
         **_variables(environ),
     }
 
@@ -101,11 +101,24 @@ def _room(folder: Path) -> str:
     return f"{_gib(usage.free)} free of {_gib(usage.total)}"
 
 
-def _gpus(driver: Path) -> list[str]:
+def bytes_available(root: Path = Path("/")) -> int | None:
+    """Return how many bytes of memory programs may take without swapping; None if unknown."""
+    text = _value(root / "proc/meminfo", "MemAvailable")
+    return 1024 * int(text.split()[0]) if text else None
+
+
+def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> list[str]:
+    """Return the names of the GPUs that the driver lists, or else the numbers of those that are visible."""
     models = [_value(path, "Model") for path in sorted(driver.glob("gpus/*/information"))]
-    names = [model for model in models if model] or [f"GPU {name}" for name in own_gpus()]
+    return [model for model in models if model] or [f"GPU {name}" for name in own_gpus()]
+
+
+def _gpus(driver: Path) -> str:
+    names = gpu_names(driver)
     version = next(iter(_text(driver / "version").splitlines()), "")
-    return [*names, version.removeprefix("NVRM version: ").strip()] if names and version else names
+    if not names:
+        return "none"
+    return ", ".join([*names, version.removeprefix("NVRM version: ").strip()] if version else names)
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,139 @@
+"""Check this machine: cores, memory, files, disks. The software is checked in software.py."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tfdist._utils.files import default_cache_dir
+from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
+from tfdist.diagnostics.doctor.limits import core_limit, memory_left
+from tfdist.diagnostics.environment import bytes_available
+from tfdist.launcher import onednn
+from tfdist.launcher.resources import own_cores, own_gpus
+
+__all__ = ["check_machine", "existing_parent"]
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 1 * _GIB
+_DOCKERS_SHARED_MEMORY, _NCCLS_SHARED_MEMORY = 64 * _MIB, 1 * _GIB  # NVIDIA's advice for containers
+_LEAST_FILES = 1024
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_find = Findings(MACHINE)
+
+
+def check_machine(
+    run_folder: Path, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Iterator[Finding]:
+    """Yield what the checks of this machine find, without loading TensorFlow.
+
+    Args:
+        run_folder: The folder that a run would write to; it need not exist.
+        environ: The environment variables.
+        root: The folder that has the system's `proc`, `sys` and `dev`.
+    """
+    yield _cores(root)
+    yield _memory(root)
+    yield _shared_memory(root)
+    yield _memory_files()
+    yield _open_files()
+    yield _disk("run folder", run_folder, "Free disk space, or name another folder by --run_dir")
+    yield _disk("cache folder", default_cache_dir(), "Free disk space, or set TFDIST_CACHE_DIR")
+    yield _onednn(environ, root)
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def _cores(root: Path) -> Finding:
+    own, limit = len(own_cores()), core_limit(root)
+    found = f"this process may use {own} of {os.cpu_count()}"
+    if limit is None:
+        return _find.ok("cores", found)
+    found += f", and the time of {limit:g}, which its control group allows"
+    remedy = f"Set launch.threads, or TF_NUM_INTRAOP_THREADS, to {max(1, int(limit))}"
+    # TensorFlow starts a thread for each core, and the system stops them all when their time is used up.
+    return _find.warning_if(limit < own, "cores", found, remedy)
+
+
+def _memory(root: Path) -> Finding:
+    free, left = bytes_available(root), memory_left(root)
+    known = [count for count in (free, left) if count is not None]
+    if not known:
+        return _find.ok("memory", "the system does not tell what is available")
+    least = min(known)
+    found = f"{_size(least)} available" + (" below the limit of its control group" if least == left else "")
+    remedy = f"End other programs, or give this one more: a task with TensorFlow takes up to {_size(_GIB)}"
+    return _find.warning_if(least < _LEAST_MEMORY, "memory", found, remedy)
+
+
+def _shared_memory(root: Path) -> Finding:
+    folder, gpus = root / "dev/shm", len(own_gpus())
+    needed = _NCCLS_SHARED_MEMORY if gpus > 1 else _DOCKERS_SHARED_MEMORY
+    readers = "NCCL between GPUs needs it" if gpus > 1 else "Python's multiprocessing and NCCL use it"
+    remedy = "Mount a larger one (docker run --shm-size=1g; a medium: Memory volume in Kubernetes)"
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        return _find.warning("shared memory", f"{folder}: {error.strerror}; {readers}", remedy)
+    found = f"{folder}: {_size(usage.free)} free of {_size(usage.total)}"
+    too_small = usage.free < needed
+    return _find.warning_if(too_small, "shared memory", f"{found}; {readers}" if too_small else found, remedy)
+
+
+def _memory_files() -> Finding:
+    """Try the memory files (memfd) in which tasks of one machine pass tensors."""
+    problem = ""
+    try:
+        os.close(os.memfd_create("tfdist-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except AttributeError:
+        problem = "this system has none"
+    except OSError as error:
+        problem = str(error.strerror)
+    if not problem:
+        return _find.ok("memory files", "tasks of this machine can pass tensors in memory (memfd)")
+    found = f"{problem}: tasks of this machine send tensors over TCP, which is slower"
+    return _find.warning("memory files", found, "Use Linux, and a seccomp profile with memfd_create")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _find.ok("open files", "unlimited")
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    remedy = f"ulimit -n {wanted}" if wanted > soft else "Ask root for a higher limit (limits.conf)"
+    return _find.warning_if(soft < _LEAST_FILES, "open files", f"at most {soft}", remedy)
+
+
+def _disk(check: str, folder: Path, remedy: str) -> Finding:
+    place = existing_parent(folder)
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return _find.failed(check, f"{place}: {error.strerror}", remedy)
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return _find.failed(check, f"{folder}: {place} cannot be written to", remedy)
+    found = f"{folder}: {_size(free)} free"
+    if free == 0:
+        return _find.failed(check, found, remedy)
+    return _find.warning_if(free < _LEAST_DISK, check, found, remedy)
+
+
+def _onednn(environ: Mapping[str, str], root: Path) -> Finding:
+    helps = bool(onednn.variables(root / "proc/cpuinfo"))
+    value = environ.get(_ONEDNN)
+    if helps and value == "0":
+        found = f"{_ONEDNN}=0 switches it off, though this processor trains faster with it"
+        return _find.warning("oneDNN", found, f"Unset {_ONEDNN}")
+    if helps:
+        return _find.ok("oneDNN", "on")
+    how = "TensorFlow's own choice" if value is None else f"as {_ONEDNN}={value} says"
+    return _find.ok("oneDNN", f"{how}: no other is known to be faster on this processor")
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"

@@ -1,0 +1,151 @@
+"""Check the versions of Python, tfdist, TensorFlow and Keras, and that TensorFlow loads and finds the GPUs.
+
+A process of its own loads it: it may crash, as on a processor without AVX, or hang.
+"""
+
+import importlib.metadata
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tfdist import __version__
+from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
+from tfdist.diagnostics.environment import gpu_names
+
+__all__ = ["Loaded", "check_software", "last_line", "why_ended"]
+
+_SECONDS_TO_LOAD = 180.0
+_CODE = """
+import json
+import tensorflow as tf
+print()
+print(json.dumps({
+    "tensorflow": tf.__version__,
+    "keras": tf.keras.__version__,
+    "gpus": len(tf.config.list_physical_devices("GPU")),
+    "has_cuda": tf.test.is_built_with_cuda(),
+}))
+"""
+_find = Findings(MACHINE)
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a process has seen of TensorFlow."""
+
+    tensorflow: str = ""
+    keras: str = ""
+    gpus: int = 0
+    has_cuda: bool = False
+
+
+def check_software(
+    environ: Mapping[str, str] = os.environ, root: Path = Path("/"), *, seconds: float = _SECONDS_TO_LOAD
+) -> tuple[Loaded, list[Finding]]:
+    """Return what loads, and what the checks of it find.
+
+    Args:
+        environ: The environment variables of the process that loads TensorFlow.
+        root: The folder that has the system's `proc`.
+        seconds: After how long the process counts as hanging.
+    """
+    loaded, problem = _load(environ, seconds)
+    findings = [*_own_versions(), *_tensorflow(loaded, problem)]
+    if not problem:
+        findings.append(_gpus(loaded, environ, root))
+    return loaded, findings
+
+
+def _load(environ: Mapping[str, str], seconds: float) -> tuple[Loaded, str]:
+    """Load TensorFlow in a process of its own; return what it saw, and why there is nothing."""
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **environ}
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", _CODE], capture_output=True, timeout=seconds, env=variables, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Loaded(), f"does not load within {seconds:g} s"
+    if run.returncode:
+        return Loaded(), f"does not load: {why_ended(run.returncode, run.stderr)}"
+    try:
+        return msgspec.json.decode(last_line(run.stdout), type=Loaded), ""
+    except msgspec.MsgspecError:
+        return Loaded(), "loads, but prints no version"
+
+
+def why_ended(status: int, errors: bytes) -> str:
+    """Return in one line why a process has failed: its signal, or the last line that it wrote."""
+    if status < 0:
+        return f"{signal.Signals(-status).name} ended the process"
+    return last_line(errors) or f"exit status {status}"
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line that a process has written, or nothing."""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def _own_versions() -> Iterator[Finding]:
+    try:
+        wanted = importlib.metadata.metadata("tfdist")["Requires-Python"] or ""
+    except importlib.metadata.PackageNotFoundError:  # the source tree, on PYTHONPATH
+        wanted = ""
+    version = platform.python_version()
+    yield _version("Python", f"{version} ({sys.executable})", version, wanted)
+    yield _find.ok("tfdist", __version__)
+
+
+def _version(check: str, found: str, version: str, wanted: str) -> Finding:
+    from packaging.specifiers import SpecifierSet  # TensorFlow needs it too
+
+    if not wanted or SpecifierSet(wanted).contains(version, prereleases=True):
+        return _find.ok(check, found)
+    return _find.warning(check, f"{found}; tfdist is tested with {wanted}", f"Install {check} {wanted}")
+
+
+def _tensorflow(loaded: Loaded, problem: str) -> Iterator[Finding]:
+    if problem:
+        yield _find.failed("TensorFlow", problem, _remedy_for(problem))
+        return
+    found = f"{loaded.tensorflow} with Keras {loaded.keras}"
+    try:
+        yield _version("TensorFlow", found, loaded.tensorflow, _range_of("tensorflow"))
+    except ModuleNotFoundError:  # packaging, which another build of TensorFlow need not have
+        yield _find.ok("TensorFlow", f"{found}; without the package `packaging` its range is not checked")
+
+
+def _range_of(package: str) -> str:
+    """Return the versions of a package that tfdist requires, such as >=2.12,<2.22; empty if unknown."""
+    from packaging.requirements import Requirement
+
+    try:
+        required = map(Requirement, importlib.metadata.requires("tfdist") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return next((str(one.specifier) for one in required if one.name == package), "")
+
+
+def _remedy_for(problem: str) -> str:
+    if "SIGILL" in problem:
+        return "This processor lacks instructions (AVX) of that build: use another machine or build"
+    if "No module named 'tensorflow'" in problem:
+        return "pip install tensorflow"
+    return "See python -c 'import tensorflow', and install it again: pip install --force-reinstall tensorflow"
+
+
+def _gpus(loaded: Loaded, environ: Mapping[str, str], root: Path) -> Finding:
+    names, hidden = gpu_names(root / "proc/driver/nvidia"), environ.get("CUDA_VISIBLE_DEVICES")
+    seen = f"TensorFlow uses {loaded.gpus}"
+    if not names:
+        return _find.ok("GPUs", seen if loaded.gpus else "none")
+    found = f"{', '.join(names)}; {seen}"
+    if hidden is not None:
+        return _find.ok("GPUs", f"{found}, with CUDA_VISIBLE_DEVICES={hidden}")
+    remedy = "Install TensorFlow with its CUDA libraries: pip install 'tensorflow[and-cuda]'"
+    return _find.warning_if(loaded.gpus < len(names), "GPUs", found, remedy)
