@@ -7,33 +7,64 @@ The exit status is 2 if a check has failed. Nothing is trained, and nothing is l
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from absl import flags
 
 from tfdist._utils.files import local_path
-from tfdist.diagnostics.doctor.finding import Finding
+from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
+from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
 from tfdist.diagnostics.doctor.machine import check_machine
 from tfdist.diagnostics.doctor.software import check_software
+from tfdist.diagnostics.doctor.transport import check_transport
+from tfdist.errors import ConfigError
+from tfdist.trainer.config import Config, Settings, read_config
 
 __all__ = ["main"]
 
 _FAILED = 2
 
 
-def main(run_dir: str | None, json: bool) -> int:
+def main(
+    config: str | None,
+    set: Sequence[str] = (),
+    task: str | None = None,
+    run_dir: str | None = None,
+    json: bool = False,
+) -> int:
     """Print what the checks find: a line for each, or one JSON list."""
-    findings = list(_shown(_check(run_dir), json=json))
+    findings = list(_shown(_check(config, set, task, run_dir), json=json))
     if json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     return _FAILED if any(finding.state == "failed" for finding in findings) else 0
 
 
-def _check(run_dir: str | None) -> Iterator[Finding]:
-    _, findings = check_software()
+def _check(
+    config: str | None, set: Sequence[str], task: str | None, run_dir: str | None
+) -> Iterator[Finding]:
+    loaded, findings = check_software()
     yield from findings
     yield from check_machine(local_path(run_dir or "runs", "--run_dir"), os.environ)
+    settings: Settings | None = None
+    try:
+        settings = read_config(config, set) if config else None
+        cluster = find_cluster(settings, task)
+    except ConfigError as error:
+        yield failure_of(CLUSTER if settings or not config else RUN, "config", error)
+        return
+    yield from _check_cluster(cluster, settings.config if settings else Config(), loaded.gpus)
+
+
+def _check_cluster(cluster: ClusterConfig, config: Config, gpus: int) -> Iterator[Finding]:
+    yield describe(cluster)
+    if not cluster:
+        return
+    if not cluster.is_on_ports_of_ours:
+        yield from check_addresses(cluster)
+        yield from reach_all(cluster)
+    yield from check_transport(cluster, config, gpus=gpus)
 
 
 def _shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
@@ -51,6 +82,9 @@ def _shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
 if __name__ == "__main__":
     from tfdist.cli._run_command import run
 
+    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
+    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
+    flags.DEFINE_string("task", None, "Which task of the cluster this host runs, e.g. worker:0.")
     flags.DEFINE_string("run_dir", None, "The folder that a run would write to; runs by default.")
     flags.DEFINE_bool("json", False, "Print JSON.")
     run(main)

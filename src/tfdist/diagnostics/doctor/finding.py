@@ -66,5 +66,5 @@ class Findings:
 def failure_of(group: Group, check: str, error: TfdistError) -> Finding:
     """Return the finding that an error of the library's stands for."""
     found = f"{error.where}: {error.problem}"
-    remedy = error.remedy or "See the documentation of that setting"
+    remedy = error.remedy or f"Correct {error.where}"
     return Finding(group=group, check=check, state="failed", found=found, remedy=remedy)

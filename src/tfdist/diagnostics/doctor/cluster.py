@@ -1,0 +1,137 @@
+"""Check a cluster from one of its hosts: names, this task's own address and port, and the other tasks."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+
+from tfdist._utils.yaml import read_yaml
+from tfdist.cluster.addresses import is_free, split_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
+from tfdist.diagnostics.doctor.network import (
+    Names,
+    Reached,
+    each_in_time,
+    is_local,
+    is_loopback,
+    look_up,
+    own_address,
+    reach,
+)
+from tfdist.errors import ConfigError
+from tfdist.trainer.config import Settings
+
+__all__ = ["check_addresses", "describe", "find_cluster", "of_reached", "reach_all"]
+
+_SECONDS_TO_REACH = 10.0
+_FIREWALL = (
+    "Start that host, or let the firewalls and security groups between the two hosts pass TCP to the port"
+)
+_find = Findings(CLUSTER)
+
+
+def find_cluster(
+    settings: Settings | None, task: str | None, environ: Mapping[str, str] = os.environ
+) -> ClusterConfig:
+    """Return the cluster of a config and of the scheduler's variables, or of the latter alone.
+
+    Raises:
+        ConfigError: They are wrong, or contradict each other.
+    """
+    if settings is not None:
+        return settings.find_cluster(task=task, environ=environ)
+    if task is not None and not ClusterConfig.from_environment(environ=environ):
+        problem = "names a task, but there is no cluster"
+        raise ConfigError("--task", problem, remedy="Name a file by --config, or set TF_CONFIG")
+    nothing = read_yaml(b"cluster: {}", "the environment").part("cluster")
+    return ClusterConfig.from_section(nothing, task=task, environ=environ)
+
+
+def describe(cluster: ClusterConfig) -> Finding:
+    """Return the finding that says which tasks there are, and which is this one."""
+    if not cluster:
+        return _find.ok("tasks", "no cluster: this is one process")
+    sizes = {task.type: cluster.size(task.type) for task in cluster.tasks()}
+    found = f"{' + '.join(f'{size} {role}' for role, size in sizes.items())}, from {cluster.source.at()}"
+    if cluster.is_on_ports_of_ours:
+        return _find.ok("tasks", f"{found}; the launcher starts them on this machine, on free ports")
+    if cluster.task is None:
+        remedy = "Add --task, such as --task worker:0, to check this host's own address and port"
+        return _find.warning("tasks", f"{found}; nothing says which of them this host runs", remedy)
+    return _find.ok("tasks", f"{found}; this is {cluster.task} at {cluster.address(cluster.task)}")
+
+
+def check_addresses(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Yield what is found about the names, and about this task's own address and port."""
+    hosts = {task: split_address(cluster.address(task))[0] for task in cluster.tasks()}
+    names = look_up(hosts.values())
+    yield from _unknown_names(cluster, hosts, names)
+    if cluster.task is not None:
+        others = [names[host] for task, host in hosts.items() if task != cluster.task]
+        own = names[hosts[cluster.task]]
+        if own.addresses:
+            yield _own_address(cluster, cluster.task, own, others)
+        yield _own_port(cluster, cluster.task)
+
+
+def reach_all(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Yield for each other task with a known name whether its port can be reached from here."""
+    names = look_up(split_address(cluster.address(task))[0] for task in cluster.tasks())
+    known = [task for task in cluster.tasks() if names[split_address(cluster.address(task))[0]].addresses]
+    others = [task for task in known if task != cluster.task]
+    seconds = _SECONDS_TO_REACH * (1 + len(others) // 64)
+    reached = each_in_time(lambda task: reach(cluster.address(task)), others, seconds)
+    for task in others:
+        yield of_reached(cluster, task, reached.get(task, Reached(problem=f"no answer in {seconds:g} s")))
+
+
+def of_reached(cluster: ClusterConfig, task: Task, reached: Reached) -> Finding:
+    """Return the finding for what came of a connection to another task."""
+    address = cluster.address(task)
+    if reached.is_open:
+        return _find.ok(str(task), f"{address}: something listens at the port")
+    if reached.is_refused:
+        return _find.ok(str(task), f"{address}: the host answers; nothing listens at the port yet")
+    return _find.failed(str(task), f"{address} cannot be reached: {reached.problem}", _FIREWALL)
+
+
+def _unknown_names(
+    cluster: ClusterConfig, hosts: Mapping[Task, str], names: Mapping[str, Names]
+) -> Iterator[Finding]:
+    unknown = {host: known.problem for host, known in names.items() if known.problem}
+    if not unknown:
+        yield _find.ok("names", f"all {len(names)} of the hosts are known here")
+    for host, problem in unknown.items():
+        first = next(task for task, name in hosts.items() if name == host)
+        remedy = (
+            f"Correct {cluster.source.at(first.type, first.index)}, or add the name to the DNS or /etc/hosts"
+        )
+        yield _find.failed("names", f"{host} ({first}): {problem}", remedy)
+
+
+def _own_address(cluster: ClusterConfig, task: Task, own: Names, others: list[Names]) -> Finding:
+    where = cluster.source.at(task.type, task.index)
+    listed = ", ".join(own.addresses)
+    local = [address for address in own.addresses if is_local(address)]
+    if not local:
+        here = ", ".join(filter(None, (socket.gethostname(), own_address())))
+        found = f"{where} is {listed}, which is no address of this host ({here})"
+        return _find.failed("own address", found, f"Run {task} on the host with that address, or correct it")
+    elsewhere = any(not is_loopback(address) for other in others for address in other.addresses)
+    only_here = all(is_loopback(address) for address in local)
+    remedy = "Write the address by which the others reach this host, or correct its name in /etc/hosts"
+    found = f"{listed} is this host's"
+    if elsewhere and only_here:
+        return _find.warning("own address", f"{found}, but other hosts cannot connect to it", remedy)
+    return _find.ok("own address", found)
+
+
+def _own_port(cluster: ClusterConfig, task: Task) -> Finding:
+    port = split_address(cluster.address(task))[1]
+    if is_free(port):
+        return _find.ok("own port", f"{port} is free")
+    if port < 1024 and os.geteuid() != 0:
+        return _find.failed(
+            "own port", f"{port} is taken, or only root may take it", "Choose one from 1024 on"
+        )
+    return _find.failed("own port", f"{port} is taken", "`ss -lntp` shows which process has it")

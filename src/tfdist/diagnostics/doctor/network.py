@@ -1,0 +1,123 @@
+"""Look names up, and try which addresses are this host's and which others answer, each with a deadline."""
+
+import errno
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, TypeVar
+
+from tfdist.coordination.health import connected, reason_of
+
+__all__ = ["Names", "Reached", "each_in_time", "is_local", "is_loopback", "look_up", "own_address", "reach"]
+
+_MOST_THREADS = 64
+_SECONDS_FOR_NAMES = 10.0
+_A_STRANGER = ("192.0.2.1", 9)  # RFC 5737: nobody's; nothing is sent there
+_Item = TypeVar("_Item", bound=Hashable)
+_Result = TypeVar("_Result")
+
+
+class Names(NamedTuple):
+    """What a host's name stands for, or why that is unknown."""
+
+    addresses: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Reached(NamedTuple):
+    """What came of a connection to an address.
+
+    Attributes:
+        is_open: Whether something listens there.
+        is_refused: Whether the host answered that nothing does, or a firewall did so in its place.
+        problem: Why there is no connection.
+    """
+
+    is_open: bool = False
+    is_refused: bool = False
+    problem: str = ""
+
+
+def each_in_time(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], seconds: float
+) -> dict[_Item, _Result]:
+    """Call a function with each item, many at a time; return the results that are there after so long.
+
+    The system's resolver cannot be interrupted, so what is late continues in a thread that ends with the
+    process.
+    """
+    waiting: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+    results: dict[_Item, _Result] = {}
+    for item in (items := list(items)):
+        waiting.put(item)
+
+    def work() -> None:
+        while True:
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            results[item] = function(item)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(items), _MOST_THREADS))]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(results)
+
+
+def look_up(hosts: Iterable[str], seconds: float = _SECONDS_FOR_NAMES) -> dict[str, Names]:
+    """Return what each host's name stands for."""
+    hosts = sorted(set(hosts))
+    found = each_in_time(_look_up, hosts, seconds)
+    return {host: found.get(host, Names(problem=f"no answer within {seconds:g} s")) for host in hosts}
+
+
+def _look_up(host: str) -> Names:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError:  # a label that is too long for the DNS
+        return Names(problem="no name of the DNS")
+    except OSError as error:
+        return Names(problem=str(error.strerror))
+    return Names(tuple(sorted({str(address[0]) for _, _, _, _, address in found})))
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address, as a number, is one of this host's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this host can reach an address, given as a number."""
+    return address.startswith("127.") or address == "::1"
+
+
+def own_address() -> str:
+    """Return the address from which this host sends to others; empty if it has no route to any."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(_A_STRANGER)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def reach(address: str) -> Reached:
+    """Try to connect to a task's address."""
+    try:
+        connected(address).close()
+    except OSError as error:
+        refused = error.errno == errno.ECONNREFUSED
+        return Reached(is_refused=refused, problem=reason_of(error))
+    return Reached(is_open=True)

@@ -1,0 +1,231 @@
+"""Check that `tfdist doctor` finds what is wrong with a cluster: each test makes it so on this machine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
+from tfdist.diagnostics.doctor.network import each_in_time, is_local, look_up
+from tfdist.diagnostics.doctor.transport import check_transport
+from tfdist.errors import ConfigError
+from tfdist.trainer.config import Config, read_config
+
+SECRET = {"TFDIST_SECRET": "0123456789abcdef"}
+ELSEWHERE = "10.9.9.9:2222"
+
+
+@pytest.fixture
+def taken():
+    """An address on which something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def free():
+    """An address on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+def tf_config(*workers, index=0):
+    """Return the cluster of a TF_CONFIG."""
+    text = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+    return find_cluster(None, None, {"TF_CONFIG": text})
+
+
+def by_check(findings):
+    return {finding.check: finding for finding in findings}
+
+
+def test_a_task_on_its_own_host_is_well(free, taken):
+    found = by_check([*check_addresses(tf_config(free, taken)), *reach_all(tf_config(free, taken))])
+
+    assert {name: finding.state for name, finding in found.items()} == {
+        "names": "ok",
+        "own address": "ok",
+        "own port": "ok",
+        "worker:1": "ok",
+    }
+    assert "something listens" in found["worker:1"].found
+
+
+def test_a_taken_port_is_a_failure(taken, free):
+    found = by_check(check_addresses(tf_config(taken, free)))["own port"]
+
+    assert (found.state, found.remedy) == ("failed", "`ss -lntp` shows which process has it")
+    assert found.found == f"{taken.split(':')[1]} is taken"
+
+
+def test_a_port_of_roots_is_a_failure_for_others():
+    code = (
+        "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from tfdist.cluster.config import ClusterConfig\n"
+        "from tfdist.diagnostics.doctor.cluster import check_addresses\n"
+        "for finding in check_addresses(ClusterConfig(worker=['127.0.0.1:81']).with_task('worker')): print(finding)"
+    )
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    run = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            sys.executable,
+            "-c",
+            f"import tfdist.diagnostics.doctor.cluster, encodings.idna; {code}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unshare failed" in run.stderr:
+        pytest.skip(run.stderr)
+
+    line = next(line for line in run.stdout.splitlines() if "own port" in line)
+    assert line.startswith("  failed")
+    assert "only root may take it" in line
+
+
+def test_a_name_that_nobody_knows_is_a_failure(free):
+    cluster = tf_config(free, "no-such-host.invalid:2222")
+    found = by_check(check_addresses(cluster))
+
+    assert found["names"].state == "failed"
+    assert found["names"].found.startswith("no-such-host.invalid (worker:1): ")
+    assert "TF_CONFIG: cluster.worker[1]" in found["names"].remedy
+    assert list(reach_all(cluster)) == []  # it is reported once
+
+
+def test_a_tf_config_of_another_host_is_a_failure(free):
+    found = by_check(check_addresses(tf_config(ELSEWHERE, free)))["own address"]
+
+    assert found.state == "failed"
+    assert "TF_CONFIG: cluster.worker[0] is 10.9.9.9, which is no address of this host" in found.found
+    assert socket.gethostname() in found.found
+
+
+def test_a_loopback_address_among_other_hosts_is_a_warning(free):
+    found = by_check(check_addresses(tf_config(free, ELSEWHERE)))["own address"]
+
+    assert (found.state, "/etc/hosts" in found.remedy) == ("warning", True)
+
+
+def test_a_port_on_which_nothing_listens_is_not_started_yet(free, taken):
+    found = by_check(reach_all(tf_config(taken, free)))["worker:1"]
+
+    assert found.state == "ok"
+    assert found.found.endswith("nothing listens at the port yet")
+
+
+def test_a_host_without_a_route_is_a_failure():
+    code = (
+        "from tfdist.cluster.config import ClusterConfig\n"
+        "from tfdist.diagnostics.doctor.cluster import reach_all\n"
+        f"for finding in reach_all(ClusterConfig(worker=['{ELSEWHERE}'])): print(finding)"
+    )
+    run = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unshare failed" in run.stderr:
+        pytest.skip(run.stderr)
+
+    assert run.stdout.startswith(
+        "  failed   worker:0       10.9.9.9:2222 cannot be reached: network is unreachable. "
+    )
+    assert "firewalls" in run.stdout
+
+
+def test_what_hangs_is_not_waited_for():
+    began = time.monotonic()
+    results = each_in_time(lambda seconds: time.sleep(seconds) or seconds, [0.0, 30.0], 1.0)
+
+    assert results == {0.0: 0.0}
+    assert time.monotonic() - began < 10.0
+
+
+def test_names_and_addresses_of_this_host_are_recognized():
+    assert look_up(["127.0.0.1"])["127.0.0.1"].addresses == ("127.0.0.1",)
+    assert look_up(["a" * 64])["a" * 64].problem == "no name of the DNS"
+    assert is_local("127.0.0.1")
+    assert not is_local("10.9.9.9")
+    assert not is_local("2001:db8::1")
+
+
+def test_a_task_that_nobody_names_is_a_warning(free):
+    cluster = find_cluster(None, None, {"TF_CONFIG": json.dumps({"cluster": {"worker": [free, ELSEWHERE]}})})
+
+    assert describe(cluster).state == "warning"
+    assert "--task worker:0" in describe(cluster).remedy
+    assert describe(ClusterConfig()).found == "no cluster: this is one process"
+    assert "own port" not in by_check(check_addresses(cluster))
+
+
+def test_variables_that_are_wrong_raise_one_line(free):
+    with pytest.raises(ConfigError, match="malformed JSON"):
+        find_cluster(None, None, {"TF_CONFIG": "{"})
+    with pytest.raises(ConfigError, match="there is no cluster"):
+        find_cluster(None, "worker:0", {})
+    assert find_cluster(
+        None, "worker:0", {"TF_CONFIG": json.dumps({"cluster": {"worker": [free]}})}
+    ).task == ("worker", 0)
+
+
+def config(tmp_path, text="{}"):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return read_config(path).config
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "environ", "states", "words"),
+    [
+        ("{}", 0, SECRET, "ok ok", "tfdist's own TCP connections, a ring, because the tasks compute on CPUs"),
+        ("{}", 0, {}, "warning ok", "because this task has no secret"),
+        ("{}", 1, {}, "ok", "because the tasks compute on GPUs"),
+        ("strategy: {device: cpu}", 1, SECRET, "ok ok", "a ring"),
+        ("communication: {implementation: tcp}", 0, {}, "failed", "which needs one"),
+        (
+            "communication: {implementation: tcp, dtype: bfloat16}",
+            1,
+            SECRET,
+            "ok ok",
+            "sent as bfloat16, because comm",
+        ),
+        ("communication: {implementation: nccl}", 1, {}, "ok", "TensorFlow's nccl, because"),
+        ("communication: {bytes_per_pack: 0}", 0, {}, "ok", "bytes_per_pack is set"),
+        ("{}", 0, {"TFDIST_SECRET": "short"}, "failed", "a secret of at least 16 characters"),
+        ("{}", 0, {"TFDIST_SECRET_FILE": "/nonexistent"}, "failed", "No such file"),
+    ],
+)
+def test_the_transport_and_its_secret_are_told(tmp_path, text, gpus, environ, states, words):
+    cluster = ClusterConfig(worker=["a:1", "b:1"], task=("worker", 0))
+    findings = list(check_transport(cluster, config(tmp_path, text), gpus=gpus, environ=environ))
+
+    assert " ".join(finding.state for finding in findings) == states
+    assert words in findings[-1].found
+    assert all(finding.remedy for finding in findings if finding.state != "ok")
+
+
+def test_the_transport_beside_a_ps_and_of_one_process_is_told():
+    beside = ClusterConfig(chief=["c:1"], worker=["a:1"], ps=["b:1"])
+    local = ClusterConfig.local(workers=2)
+
+    assert (
+        "from each worker to each ps"
+        in list(check_transport(beside, Config(), gpus=0, environ=SECRET))[-1].found
+    )
+    assert "the launcher makes one" in next(check_transport(local, Config(), gpus=0, environ={})).found
+    [alone] = check_transport(ClusterConfig(worker=["a:1"]), Config(), gpus=0, environ={})
+    assert alone.found.startswith("none: with one_device")
