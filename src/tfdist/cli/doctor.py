@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from absl import flags
 
-from tfdist._utils.files import local_path
+from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
 from tfdist.diagnostics.doctor.machine import check_machine
+from tfdist.diagnostics.doctor.run import check_run, try_parts
 from tfdist.diagnostics.doctor.software import check_software
 from tfdist.diagnostics.doctor.transport import check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings, read_config
+from tfdist.trainer.run_folder import find_run_folder
 
 __all__ = ["main"]
 
@@ -46,7 +48,7 @@ def _check(
 ) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
-    yield from check_machine(local_path(run_dir or "runs", "--run_dir"), os.environ)
+    yield from check_machine(find_run_folder(run_dir, "runs", os.environ).root)
     settings: Settings | None = None
     try:
         settings = read_config(config, set) if config else None
@@ -54,7 +56,12 @@ def _check(
     except ConfigError as error:
         yield failure_of(CLUSTER if settings or not config else RUN, "config", error)
         return
+    parts: list[Part] = []
+    if settings is not None:
+        parts = try_parts(Plan(config=settings.path, changes=tuple(set), task=task, run_dir=run_dir))
     yield from _check_cluster(cluster, settings.config if settings else Config(), loaded.gpus)
+    if settings is not None:
+        yield from check_run(settings.config, settings.path, cluster, parts)
 
 
 def _check_cluster(cluster: ClusterConfig, config: Config, gpus: int) -> Iterator[Finding]:

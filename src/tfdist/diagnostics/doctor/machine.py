@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -115,11 +116,12 @@ def _disk(check: str, folder: Path, remedy: str) -> Finding:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return _find.failed(check, f"{place}: {error.strerror}", remedy)
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        return _find.failed(check, f"{folder}: {place} cannot be written to", remedy)
     found = f"{folder}: {_size(free)} free"
-    if free == 0:
-        return _find.failed(check, found, remedy)
+    try:  # quotas and read-only disks show only when something is written
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return _find.failed(check, f"{found}, but {place} cannot be written to: {error.strerror}", remedy)
     return _find.warning_if(free < _LEAST_DISK, check, found, remedy)
 
 

@@ -1,0 +1,159 @@
+"""Try the parts of a run in this process alone: strategy, data, model, and on request the speed of a step.
+
+    python -m tfdist.benchmark.rehearsal PLAN
+
+PLAN is the JSON text of a `Plan`. Each part adds its record to the plan's output as soon as it was tried:
+this process may crash at the next one, or be too late for it.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tensorflow as tf
+from msgspec.structs import replace
+
+from tfdist.benchmark.records import Record
+from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.benchmark.worker import measure
+from tfdist.cluster.config import ClusterConfig
+from tfdist.datasets.open_data import Data, open_data
+from tfdist.errors import TfdistError
+from tfdist.export.write_export import try_formats
+from tfdist.strategies.devices_and_threads import check_device
+from tfdist.strategies.factory import check_strategy
+from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer.config import Config, StrategySection, read_config
+from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_epoch, total_steps
+from tfdist.trainer.nan_recovery import check_on_nan
+from tfdist.trainer.remote_run_folder import check_address
+from tfdist.trainer.run_folder import find_run_folder
+
+__all__ = ["rehearse_parts"]
+
+_STEPS, _WARM_UP = 20, 5
+
+
+def rehearse_parts(plan: Plan) -> None:
+    """Try one part after the other, up to the first that has a problem."""
+    settings = read_config(plan.config, plan.changes)
+    config, cluster = settings.config, settings.find_cluster(task=plan.task)
+    opened: list[Data] = []
+
+    def data() -> Part:
+        opened.append(open_data(**config.data.wanted()))
+        return _data(opened[0])
+
+    tries: dict[str, Callable[[], Part]] = {
+        "strategy": lambda: _strategy(config, cluster, plan.run_dir),
+        "data": data,
+        "model": lambda: _model(config, opened[0]),
+    }
+    if plan.measures_speed:
+        tries["speed"] = lambda: _speed(config, cluster)
+    for name, attempt in tries.items():
+        part = _tried(name, attempt)
+        with Path(plan.output).open("ab") as output:
+            output.write(msgspec.json.encode(part) + b"\n")
+        if part.problem:
+            return
+
+
+def _tried(name: str, attempt: Callable[[], Part]) -> Part:
+    """Return what a part is, or the problem that it has."""
+    try:
+        return attempt()
+    except TfdistError as error:
+        return Part(name=name, problem=f"{error.where}: {error.problem}", remedy=error.remedy)
+    except Exception as error:  # noqa: BLE001  # the user's own model may raise anything
+        return Part(name=name, problem=f"{type(error).__name__}: {error}")
+
+
+def _strategy(config: Config, cluster: ClusterConfig, run_dir: str | None) -> Part:
+    lead = cluster.with_task(cluster.lead) if cluster else cluster
+    name = check_strategy(lead, **config.strategy_options(cluster))
+    check_on_nan(config, is_asynchronous=name == "parameter_server")
+    if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
+        check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
+    named_callbacks(config)  # raises if there is no such callback
+    check_address(find_run_folder(run_dir, "runs", os.environ))
+    return Part(name="strategy", found=name)
+
+
+def _data(data: Data) -> Part:
+    instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
+    shape = "x".join(map(str, data.image_shape))
+    counts = f"{data.train_examples} images to train on, {data.test_examples} to test on"
+    return Part(
+        name="data",
+        found=f"{data.name}{instead}: {counts}, {shape}, {len(data.classes)} classes",
+        fingerprint=data.fingerprint,
+        folder=str(data.prepared.folder),
+    )
+
+
+def _model(config: Config, data: Data) -> Part:
+    if config.strategy.precision is not None:
+        tf.keras.mixed_precision.set_global_policy(config.strategy.precision)
+    outputs = find_outputs(config, data)
+    model = compiled_model(config, data, outputs)
+    if config.export.formats:
+        try_formats(model, data.image_shape, config.export.formats, outputs)
+    steps = f"{total_steps(config, data)} steps, of which {steps_per_epoch(config, data)} are an epoch"
+    return Part(
+        name="model",
+        found=f"{config.model.name} builds and compiles: {model.count_params()} parameters; {steps}",
+        parameter_bytes=_bytes(model.weights),
+        slot_bytes=_slot_bytes(model),
+    )
+
+
+def _slot_bytes(model: Any) -> int:
+    """Return the bytes of the optimizer's variables, which it makes for the model's."""
+    optimizer = model.optimizer
+    if hasattr(optimizer, "build"):
+        optimizer.build(model.trainable_variables)
+    variables = optimizer.variables
+    return _bytes(variables() if callable(variables) else variables)
+
+
+def _bytes(variables: Any) -> int:
+    return sum(
+        variable.shape.num_elements() * tf.as_dtype(variable.dtype).size
+        for variable in map(_of_tensorflow, variables)
+    )
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    """Return TensorFlow's variable, which Keras 3 has inside its own."""
+    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+
+
+def _speed(config: Config, cluster: ClusterConfig) -> Part:
+    """Train some steps of one worker's share of the batch, on real data and without any exchange."""
+    workers = max(1, len(cluster.computing_tasks()))
+    shares = not cluster.ps or config.strategy.name == "parameter_server_sync"
+    batch = max(1, config.data.batch_size // (workers if shares else 1))
+    section = config.strategy
+    alone = replace(
+        config,
+        data=replace(config.data, batch_size=batch),
+        strategy=StrategySection(name="one_device", device=section.device, precision=section.precision),
+        communication=type(config.communication)(),
+        elastic=None,
+    )
+    with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as folder:
+        measure(alone, ClusterConfig(), Path(folder), steps=_STEPS, warmup=_WARM_UP)
+        [written] = Path(folder).glob("*.json")
+        record = msgspec.json.decode(written.read_bytes(), type=Record)
+    speed = record.examples_per_second
+    found = f"{speed:.0f} examples/s in batches of {batch}, by one process alone ({_STEPS} steps)"
+    return Part(name="speed", found=found, examples_per_second=speed, batch_size=batch)
+
+
+if __name__ == "__main__":
+    rehearse_parts(msgspec.json.decode(sys.argv[1], type=Plan))

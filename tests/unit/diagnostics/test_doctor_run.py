@@ -1,0 +1,128 @@
+"""Check that `tfdist doctor` finds what is wrong with a run: its data, its model, its memory."""
+
+import json
+import os
+
+import pytest
+
+from commands import tfdist
+from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.doctor.run import check_run, config_digest, memory_finding, try_parts
+from tfdist.trainer.config import read_config
+
+BROKEN = """
+import os, signal, time
+import tensorflow as tf
+
+def fails(image_shape, classes):
+    raise RuntimeError("layers do not fit")
+
+def crashes(image_shape, classes):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def hangs(image_shape, classes):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def written(tmp_path, cache, monkeypatch):
+    """Return a function that writes a config, in the folder of models that do not build."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDIST_CACHE_DIR", cache)
+
+    def write(text):
+        (tmp_path / "run.yaml").write_text(text)
+        return "run.yaml"
+
+    return write
+
+
+def found(path, *, seconds=300.0, speed=False):
+    """Return the findings about a run, by check."""
+    settings = read_config(path)
+    cluster = settings.find_cluster()
+    parts = try_parts(Plan(config=path, measures_speed=speed), seconds=seconds)
+    return {finding.check: finding for finding in check_run(settings.config, path, cluster, parts)}
+
+
+def test_a_run_that_can_start_is_well(written):
+    findings = found(written("{data: {name: digits, batch_size: 32}, cluster: {worker: 2}}"), speed=True)
+
+    assert [finding.state for finding in findings.values()] == ["ok"] * 6
+    assert list(findings) == ["config", "strategy", "data", "model", "memory needed", "speed"]
+    assert findings["strategy"].found == "multi_worker_mirrored"
+    assert findings["data"].found.startswith("digits: 60000 images to train on, 10000 to test on, 28x28x1")
+    assert "mnist_cnn builds and compiles: " in findings["model"].found
+    assert "examples/s in batches of 16, by one process alone" in findings["speed"].found
+
+
+def test_a_data_folder_that_does_not_exist_is_a_failure(written):
+    findings = found(written("data: {name: ./no-such-folder}"))
+
+    assert findings["strategy"].state == "ok"
+    assert findings["data"].state == "failed"
+    assert "no-such-folder: does not exist" in findings["data"].found
+    assert findings["data"].remedy
+    assert "model" not in findings
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "seconds"),
+    [
+        ("fails", "RuntimeError: layers do not fit", 300.0),
+        ("crashes", "SIGSEGV ended the process", 300.0),
+        pytest.param("hangs", "is not done within 60 s", 60.0, marks=pytest.mark.slow),
+        ("missing", "has no 'missing'", 300.0),
+    ],
+)
+def test_a_model_that_does_not_build_is_a_failure(written, name, problem, seconds):
+    findings = found(
+        written(f"{{data: {{name: digits}}, model: {{name: 'broken:{name}'}}}}"), seconds=seconds
+    )
+
+    assert findings["data"].state == "ok"
+    assert findings["model"].state == "failed"
+    assert problem in findings["model"].found
+    assert findings["model"].remedy
+
+
+def test_a_strategy_that_does_not_fit_is_a_failure(written):
+    findings = found(written("{strategy: {name: mirrored, min_shard_bytes: 5}}"))
+
+    assert findings["strategy"].state == "failed"
+    assert "has no effect with mirrored" in findings["strategy"].found
+
+
+def test_the_memory_that_tasks_need_is_told():
+    model = Part(name="model", parameter_bytes=100_000_000, slot_bytes=200_000_000)
+    mirrored = ClusterConfig.local(workers=2)
+    beside = ClusterConfig(chief=["a:1"], worker=["b:1", "c:1"], ps=["d:1"])
+
+    enough = memory_finding(model, mirrored, 1_800_000_000)
+    short = memory_finding(model, mirrored, 1_799_999_999)
+    assert (enough.state, short.state) == ("ok", "warning")
+    assert "400.0 MB for each task that computes" in enough.found
+    assert "2 of them here need 1800.0 MB" in short.found
+    assert "200.0 MB for each task that computes" in memory_finding(model, beside, None).found
+
+
+def test_a_digest_depends_on_what_is_said_alone(written):
+    one = read_config(written("train: {epochs: 3}  # a comment")).config
+    same = read_config(written("train: {epochs: 3, seed: 0}")).config
+    other = read_config(written("train: {epochs: 4}")).config
+
+    assert config_digest(one) == config_digest(same) != config_digest(other)
+
+
+def test_the_command_reports_a_config_that_is_wrong(written):
+    path = written("trian: {epochs: 3}")
+    run = tfdist("doctor", "--config", path, "--json", PATH=os.environ["PATH"])
+
+    assert run.returncode == 2
+    last = json.loads(run.stdout)[-1]
+    assert (last["group"], last["check"], last["state"]) == ("Run", "config", "failed")
+    assert "trian" in last["found"]
+    assert "Traceback" not in run.stderr
