@@ -3,7 +3,8 @@
     tfdist doctor
     tfdist doctor --config cluster.yaml --task worker:1
 
-The exit status is 2 if a check has failed. Nothing is trained, and nothing is left behind but prepared data.
+Started for all tasks at the same time, each on its host, they meet and compare their hosts. The exit status
+is 2 if a check has failed. Nothing is trained, and nothing is left behind but prepared data.
 """
 
 import os
@@ -13,15 +14,14 @@ import msgspec
 from absl import flags
 
 from tfdist.benchmark.rehearsal_parts import Part, Plan
-from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
+from tfdist.diagnostics.doctor.all_of_cluster import check_cluster
+from tfdist.diagnostics.doctor.cluster import describe, find_cluster
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
 from tfdist.diagnostics.doctor.machine import check_machine
 from tfdist.diagnostics.doctor.run import check_run, try_parts
 from tfdist.diagnostics.doctor.software import check_software
-from tfdist.diagnostics.doctor.transport import check_transport
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import Config, Settings, read_config
+from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import find_run_folder
 
 __all__ = ["main"]
@@ -34,17 +34,18 @@ def main(
     set: Sequence[str] = (),
     task: str | None = None,
     run_dir: str | None = None,
+    wait: float = 30.0,
     json: bool = False,
 ) -> int:
     """Print what the checks find: a line for each, or one JSON list."""
-    findings = list(_shown(_check(config, set, task, run_dir), json=json))
+    findings = list(_shown(_check(config, set, task, run_dir, wait), json=json))
     if json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     return _FAILED if any(finding.state == "failed" for finding in findings) else 0
 
 
 def _check(
-    config: str | None, set: Sequence[str], task: str | None, run_dir: str | None
+    config: str | None, set: Sequence[str], task: str | None, run_dir: str | None, wait: float
 ) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
@@ -59,19 +60,11 @@ def _check(
     parts: list[Part] = []
     if settings is not None:
         parts = try_parts(Plan(config=settings.path, changes=tuple(set), task=task, run_dir=run_dir))
-    yield from _check_cluster(cluster, settings.config if settings else Config(), loaded.gpus)
+    yield describe(cluster)
+    if cluster:
+        yield from check_cluster(cluster, settings, loaded, parts, seconds=wait)
     if settings is not None:
         yield from check_run(settings.config, settings.path, cluster, parts)
-
-
-def _check_cluster(cluster: ClusterConfig, config: Config, gpus: int) -> Iterator[Finding]:
-    yield describe(cluster)
-    if not cluster:
-        return
-    if not cluster.is_on_ports_of_ours:
-        yield from check_addresses(cluster)
-        yield from reach_all(cluster)
-    yield from check_transport(cluster, config, gpus=gpus)
 
 
 def _shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
@@ -93,5 +86,8 @@ if __name__ == "__main__":
     flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
     flags.DEFINE_string("task", None, "Which task of the cluster this host runs, e.g. worker:0.")
     flags.DEFINE_string("run_dir", None, "The folder that a run would write to; runs by default.")
+    flags.DEFINE_float(
+        "wait", 30.0, "Seconds to wait for `tfdist doctor` on the hosts of the other tasks.", lower_bound=0
+    )
     flags.DEFINE_bool("json", False, "Print JSON.")
     run(main)

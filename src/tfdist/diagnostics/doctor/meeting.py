@@ -1,0 +1,180 @@
+"""Meet the doctors of the other tasks: call each of them until it answers or the time is over."""
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tfdist.cluster.addresses import split_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.health import connected
+from tfdist.diagnostics.doctor.answering import Answering, proofs_of, ranks_of
+from tfdist.diagnostics.doctor.messages import Clock, Facts, Link, LinkError, Time
+from tfdist.diagnostics.doctor.network import Reached
+from tfdist.transport.listen_and_call import ConnectError, call
+
+__all__ = ["Meeting", "Met", "call_task", "listen_on_any_port", "round_trips"]
+
+_MOST_THREADS = 32
+_SECONDS_TO_CONNECT = 3.0
+_SECONDS_BETWEEN_CALLS = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.05
+_ROUND_TRIPS = 8
+
+
+class Met(NamedTuple):
+    """What a call to another task has shown.
+
+    Attributes:
+        facts: What it says of its host.
+        round_trip: Seconds of the fastest question and answer.
+        ahead: Seconds by which its clock is ahead of this host's, give or take half a round trip.
+        reaches_any_port: Whether a port that its system has chosen can be reached; None if it has none.
+    """
+
+    facts: Facts
+    round_trip: float
+    ahead: float
+    reaches_any_port: bool | None
+
+
+class Meeting:
+    """The calls of this task to all others.
+
+    Attributes:
+        met: The tasks that have answered.
+        failures: Of the other tasks, what came of the last connection.
+        refusals: Of tasks that were once reached, why they are no doctor of this cluster's.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        task: Task,
+        secret: bytes | None,
+        facts: Facts,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._secret, self._facts, self._clock = cluster, secret, facts, clock
+        self.others = tuple(other for other in cluster.tasks() if other != task)
+        self.met: dict[Task, Met] = {}
+        self.failures: dict[Task, Reached] = {}
+        self.refusals: dict[Task, str] = {}
+        self._is_over = False
+
+    def hold(self, answering: Answering, seconds: float) -> None:
+        """Call the others until all were met and have called in their turn, or the time is over."""
+        deadline = time.monotonic() + seconds
+        waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for other in self.others:
+            waiting.put(other)
+        for _ in range(min(len(self.others), _MOST_THREADS)):
+            threading.Thread(target=self._work, args=(waiting,), daemon=True).start()
+        everybody = set(self.others)
+        while time.monotonic() < deadline:
+            if everybody <= self.met.keys() and everybody <= answering.finished:
+                break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._is_over = True
+
+    def _work(self, waiting: "queue.SimpleQueue[Task]") -> None:
+        while not self._is_over:
+            try:
+                other = waiting.get(timeout=_SECONDS_BETWEEN_CALLS)
+            except queue.Empty:
+                continue
+            if not self._meet(other):
+                time.sleep(_SECONDS_BETWEEN_CALLS)
+                waiting.put(other)
+
+    def _meet(self, other: Task) -> bool:
+        """Call a task once; return whether it was met."""
+        try:
+            link, facts = call_task(self._cluster, other, self._secret, self._facts)
+        except ConnectError as error:
+            self._note(other, error)
+            return False
+        except LinkError as error:
+            self.refusals[other] = f"breaks off: {error}"
+            return False
+        with link:
+            if facts.cluster != self._facts.cluster:
+                self.refusals[other] = "is a task of another cluster: the addresses in its config differ"
+            elif facts.task != str(other):
+                self.refusals[other] = f"answers as {facts.task}"
+            else:
+                return self._ask(other, link, facts)
+        return False
+
+    def _ask(self, other: Task, link: Link, facts: Facts) -> bool:
+        try:
+            round_trip, ahead = round_trips(link, self._clock)
+        except LinkError as error:
+            self.refusals[other] = f"breaks off: {error}"
+            return False
+        host = split_address(self._cluster.address(other))[0]
+        self.met[other] = Met(facts, round_trip, ahead, _reaches(host, facts.any_port))
+        return True
+
+    def _note(self, other: Task, error: ConnectError) -> None:
+        cause = error.__cause__
+        if "cannot be reached" in str(error) and isinstance(cause, OSError):
+            reason = str(error).partition("cannot be reached: ")[2]
+            self.failures[other] = Reached(
+                is_refused=isinstance(cause, ConnectionRefusedError), problem=reason
+            )
+        else:
+            self.failures[other] = Reached(is_open=True)
+            self.refusals[other] = str(error).partition(" ")[2]
+
+
+def call_task(cluster: ClusterConfig, other: Task, secret: bytes | None, facts: Facts) -> tuple[Link, Facts]:
+    """Call the doctor of another task, exchange proofs and facts, and return the connection.
+
+    Raises:
+        ConnectError: It cannot be reached, or does not know the same secret.
+        LinkError: It sends something else.
+    """
+    address = split_address(cluster.address(other))
+    connection = call(address, ranks_of(cluster, other), proofs_of(secret), _SECONDS_TO_CONNECT)
+    link = Link(connection)
+    try:
+        link.send(facts)
+        return link, link.receive(Facts)
+    except LinkError:
+        connection.close()
+        raise
+
+
+def round_trips(link: Link, clock: Callable[[], float] = time.time) -> tuple[float, float]:
+    """Return the seconds of the fastest round trip, and by how much the other clock is ahead."""
+    results = []
+    for _ in range(_ROUND_TRIPS):
+        began, then = clock(), time.perf_counter()
+        link.send(Clock())
+        theirs = link.receive(Time).seconds
+        taken = time.perf_counter() - then
+        results.append((taken, theirs - (began + taken / 2)))
+    return min(results)
+
+
+def _reaches(host: str, port: int) -> bool | None:
+    if not port:
+        return None
+    try:
+        connected(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").close()
+    except OSError:
+        return False
+    return True
+
+
+def listen_on_any_port(host: str) -> socket.socket | None:
+    """Listen on the task's own address, on a port of the system's choice, as tfdist's transport does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family)
+    except OSError:  # the address is not this host's; that has a finding of its own
+        return None

@@ -1,0 +1,236 @@
+"""Check that the doctors of a cluster's tasks meet at their ports, and tell in what their hosts differ."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.rendezvous import fingerprint
+from tfdist.diagnostics.doctor.answering import Answering, proofs_of, ranks_of
+from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
+from tfdist.diagnostics.doctor.meeting import Meeting, call_task, listen_on_any_port, round_trips
+from tfdist.diagnostics.doctor.messages import MOST_BULK, Bulk, Facts, LinkError, Measure, Measured, Received
+from tfdist.transport.listen_and_call import ConnectError, call
+
+SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+FIRST, SECOND = Task("worker", 0), Task("worker", 1)
+
+
+@pytest.fixture
+def cluster():
+    """A cluster of two tasks on free ports."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = [listener.getsockname()[1] for listener in (one, two)]
+    return ClusterConfig(worker=[f"127.0.0.1:{port}" for port in ports])
+
+
+def facts_of(cluster, task, **values):
+    versions = {"python": "3.11.7", "tensorflow": "2.21.0", "keras": "3.1", "tfdist": "1"}
+    return Facts(**{"task": str(task), "cluster": fingerprint(cluster), **versions, **values})
+
+
+class Doctor(threading.Thread):
+    """One task's doctor, without the checks of its machine."""
+
+    def __init__(self, cluster, task, secret=SECRET, seconds=20.0, clock=time.time, says=None, **values):
+        super().__init__()
+        self.cluster, self.task, self.secret, self.seconds, self.clock = cluster, task, secret, seconds, clock
+        self.facts = facts_of(cluster, says or task, **values)
+        self.start()
+
+    def run(self):
+        with Answering(self.cluster, self.task, self.secret, self.facts, clock=self.clock) as answering:
+            meeting = Meeting(self.cluster, self.task, self.secret, self.facts, clock=self.clock)
+            meeting.hold(answering, self.seconds)
+        self.meeting = meeting
+        self.findings = list(compare_meeting(self.cluster, meeting, answering.finished, self.seconds))
+        self.findings += compare_hosts(self.facts, meeting.met, needs_any_port=True)
+
+    def found(self, check):
+        """Return the one finding of a check."""
+        self.join()
+        [finding] = [finding for finding in self.findings if finding.check == check]
+        return finding
+
+
+def pair(cluster, others=None, **both):
+    """Return the findings of the first of two doctors, which run at the same time."""
+    first, second = Doctor(cluster, FIRST, **both), Doctor(cluster, SECOND, **{**both, **(others or {})})
+    second.join()
+    first.join()
+    return first
+
+
+def test_doctors_of_equal_hosts_meet(cluster):
+    began = time.monotonic()
+    first = pair(cluster, config="c", data="d", folder="/data")
+
+    assert time.monotonic() - began < 15.0  # they end as soon as they have met, and not after their wait
+    assert {finding.state for finding in first.findings} == {"ok"}
+    assert "met, round trip" in first.found("worker:1").found
+    assert first.found("versions").found == (
+        "on all of 2 hosts: tfdist 1, TensorFlow 2.21.0, Keras 3.1, Python 3.11.7"
+    )
+    assert first.found("config").found == "the config is the same on all of 2 hosts: c"
+    assert " ms of this host's" in first.found("clocks").found
+
+
+@pytest.mark.parametrize(
+    ("values", "check", "state", "words"),
+    [
+        (
+            {"tensorflow": "2.20.0"},
+            "versions",
+            "failed",
+            "TensorFlow differs: 2.21.0 on worker:0, 2.20.0 on worker:1",
+        ),
+        ({"python": "3.12.1"}, "versions", "warning", "Python differs"),
+        ({"config": "other"}, "config", "failed", "the config differs: c on worker:0, other on worker:1"),
+        ({"data": ""}, "data", "failed", "the data differs: d on worker:0, none on worker:1"),
+        ({"folder": "/elsewhere"}, "data", "warning", "/data on worker:0, /elsewhere on worker:1"),
+    ],
+)
+def test_what_differs_between_hosts_is_found(cluster, values, check, state, words):
+    first = pair(cluster, values, config="c", data="d", folder="/data")
+
+    [finding] = [finding for finding in first.findings if finding.state != "ok"]
+    assert (finding.check, finding.state) == (check, state)
+    assert words in finding.found
+    assert finding.remedy
+
+
+def test_a_clock_that_is_ahead_is_found(cluster):
+    first = pair(cluster, {"clock": lambda: time.time() + 90})
+
+    assert first.found("clocks").state == "warning"
+    assert "worker:1 +90.0 s" in first.found("clocks").found
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(SECRET, OTHER), (SECRET, None), (None, SECRET)])
+def test_another_secret_is_a_failure(cluster, mine, theirs):
+    first = pair(cluster, {"secret": theirs}, secret=mine, seconds=3.0)
+
+    assert first.found("worker:1").state == "failed"
+    assert "TFDIST_SECRET" in first.found("worker:1").remedy
+    assert first.meeting.met == {}
+
+
+def test_doctors_without_a_secret_meet(cluster):
+    assert pair(cluster, secret=None).found("worker:1").state == "ok"
+
+
+def test_another_cluster_and_another_task_are_failures(cluster):
+    more = ClusterConfig(worker=[*cluster.worker, "127.0.0.1:1"])
+    first, second = Doctor(cluster, FIRST, seconds=2.0), Doctor(more, SECOND, seconds=2.0)
+    assert first.found("worker:1").state == "failed"
+    assert "another cluster" in first.found("worker:1").found
+    second.join()
+
+    first = Doctor(cluster, FIRST, seconds=2.0)
+    second = Doctor(cluster, SECOND, seconds=2.0, says=FIRST)
+    assert "answers as worker:0" in first.found("worker:1").found
+    second.join()
+
+
+def test_a_host_without_a_doctor_is_a_warning(cluster):
+    first = Doctor(cluster, FIRST, seconds=1.0)
+
+    assert first.found("worker:1").state == "warning"
+    assert "no `tfdist doctor` was there within 1 s" in first.found("worker:1").found
+    assert "--task worker:1" in first.found("worker:1").remedy
+
+
+def test_another_program_at_the_port_is_a_warning(cluster):
+    def greet():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6 and more\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", int(cluster.worker[1].split(":")[1]))) as listener:
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        first = Doctor(cluster, FIRST, seconds=1.5)
+        found = first.found("worker:1")
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+    assert found.state == "warning"
+    assert "is not a task of this version of tfdist (something listens at the port)" in found.found
+
+
+def test_a_task_that_does_not_call_back_is_a_warning(cluster):
+    # It answers, as behind a firewall that lets packets in and drops what it sends by itself.
+    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
+        first = Doctor(cluster, FIRST, seconds=1.5)
+        found = first.found("worker:1")
+
+    assert found.state == "warning"
+    assert "has not reached this task's port within 1.5 s" in found.found
+
+
+def test_a_port_of_the_systems_choice_that_is_closed_is_a_warning(cluster):
+    with listen_on_any_port("127.0.0.1") as listener:
+        port = listener.getsockname()[1]
+        assert pair(cluster, any_port=port).found("other ports").state == "ok"
+    first = pair(cluster, any_port=port)
+
+    assert first.found("other ports").state == "warning"
+    assert "gRPC" in first.found("other ports").remedy
+    assert listen_on_any_port("10.9.9.9") is None
+
+
+@pytest.fixture
+def link(cluster):
+    """A connection to a doctor that answers."""
+    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
+        link, facts = call_task(cluster, SECOND, SECRET, facts_of(cluster, FIRST))
+        with link:
+            assert facts.task == "worker:1"
+            yield link
+
+
+def test_bytes_are_received_and_bounded(link):
+    link.send(Bulk(1_000_000))
+    link.send_bulk(1_000_000)
+    assert link.receive(Received) == Received()
+
+    link.send(Bulk(MOST_BULK + 1))
+    with pytest.raises(LinkError, match="closes the connection"):
+        round_trips(link)
+
+
+def test_only_the_lead_has_a_task_measure(link):
+    link.send(Measure("worker:0"))
+
+    assert link.receive(Measured).problem == "does not measure"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        struct.pack("!I", 5) + b"\xff\xfe{}[",
+        struct.pack("!I", 2) + b"{}",
+        struct.pack("!I", 8192) + b"[" * 8192,
+    ],
+)
+def test_what_is_no_message_ends_only_its_connection(cluster, data):
+    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
+        address = ("127.0.0.1", int(cluster.worker[1].split(":")[1]))
+        with call(address, ranks_of(cluster, SECOND), proofs_of(SECRET), 5.0) as connection:
+            connection.sendall(data)
+            assert connection.recv(1) == b""
+        link, _ = call_task(cluster, SECOND, SECRET, facts_of(cluster, FIRST))
+        with link:
+            assert round_trips(link)[0] < 5.0
+
+
+def test_a_stranger_learns_nothing(cluster):
+    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)), pytest.raises(ConnectError):
+        call_task(cluster, SECOND, OTHER, facts_of(cluster, FIRST))
