@@ -35,34 +35,37 @@ def main(
     task: str | None = None,
     run_dir: str | None = None,
     wait: float = 30.0,
+    measure: bool = False,
     json: bool = False,
 ) -> int:
     """Print what the checks find: a line for each, or one JSON list."""
-    findings = list(_shown(_check(config, set, task, run_dir, wait), json=json))
+    if measure and not config:
+        remedy = "Name a file: --config cluster.yaml"
+        raise ConfigError("--measure", "trains some steps, for which it needs a config", remedy=remedy)
+    plan = Plan(config=config or "", changes=tuple(set), task=task, run_dir=run_dir, measures_speed=measure)
+    findings = list(_shown(_check(plan, wait), json=json))
     if json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     return _FAILED if any(finding.state == "failed" for finding in findings) else 0
 
 
-def _check(
-    config: str | None, set: Sequence[str], task: str | None, run_dir: str | None, wait: float
-) -> Iterator[Finding]:
+def _check(plan: Plan, wait: float) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
-    yield from check_machine(find_run_folder(run_dir, "runs", os.environ).root)
+    yield from check_machine(find_run_folder(plan.run_dir, "runs", os.environ).root)
     settings: Settings | None = None
     try:
-        settings = read_config(config, set) if config else None
-        cluster = find_cluster(settings, task)
+        settings = read_config(plan.config, plan.changes) if plan.config else None
+        cluster = find_cluster(settings, plan.task)
     except ConfigError as error:
-        yield failure_of(CLUSTER if settings or not config else RUN, "config", error)
+        yield failure_of(CLUSTER if settings or not plan.config else RUN, "config", error)
         return
     parts: list[Part] = []
     if settings is not None:
-        parts = try_parts(Plan(config=settings.path, changes=tuple(set), task=task, run_dir=run_dir))
+        parts = try_parts(plan)
     yield describe(cluster)
     if cluster:
-        yield from check_cluster(cluster, settings, loaded, parts, seconds=wait)
+        yield from check_cluster(cluster, settings, loaded, parts, seconds=wait, measures=plan.measures_speed)
     if settings is not None:
         yield from check_run(settings.config, settings.path, cluster, parts)
 
@@ -88,6 +91,9 @@ if __name__ == "__main__":
     flags.DEFINE_string("run_dir", None, "The folder that a run would write to; runs by default.")
     flags.DEFINE_float(
         "wait", 30.0, "Seconds to wait for `tfdist doctor` on the hosts of the other tasks.", lower_bound=0
+    )
+    flags.DEFINE_bool(
+        "measure", False, "Train some steps here, and measure the links between tasks that measure too."
     )
     flags.DEFINE_bool("json", False, "Print JSON.")
     run(main)

@@ -1,9 +1,11 @@
 """Check a cluster: this task's own place in it, the other tasks, and the transport between them."""
 
 import contextlib
+import functools
 import logging
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,11 +17,13 @@ from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.cluster import check_addresses, reach_all
 from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
-from tfdist.diagnostics.doctor.finding import Finding
+from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
+from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting, listen_on_any_port
 from tfdist.diagnostics.doctor.messages import Facts
 from tfdist.diagnostics.doctor.run import config_digest
 from tfdist.diagnostics.doctor.software import Loaded
+from tfdist.diagnostics.doctor.speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.transport import check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings
@@ -37,6 +41,7 @@ def check_cluster(
     parts: Sequence[Part],
     *,
     seconds: float,
+    measures: bool = False,
 ) -> Iterator[Finding]:
     """Yield what is found about a cluster with tasks.
 
@@ -45,7 +50,8 @@ def check_cluster(
         settings: The config, if there is one.
         loaded: What was seen of TensorFlow here.
         parts: The parts of the run that were tried here.
-        seconds: How long to wait for the doctors of the other tasks; 0 to call them only once.
+        seconds: How long to wait for the doctors of the other tasks; 0 to try their ports once.
+        measures: Whether the links between the tasks are measured.
     """
     config = settings.config if settings else Config()
     transport = list(check_transport(cluster, config, gpus=loaded.gpus))
@@ -55,17 +61,25 @@ def check_cluster(
         is_free = any(finding.check == "own port" and finding.state == "ok" for finding in own)
         if seconds > 0 and is_free and cluster.task is not None and len(cluster.tasks()) > 1:
             needs_any_port = any("ports that the system chooses" in finding.found for finding in transport)
-            facts = _facts(cluster, cluster.task, settings, loaded, parts)
-            yield from _meet(cluster, cluster.task, facts, seconds, needs_any_port=needs_any_port)
+            facts = _facts(cluster, cluster.task, settings, loaded, parts, measures=measures)
+            gathering = _Gathering(cluster, cluster.task, config, facts, parts)
+            yield from gathering.findings(seconds, needs_any_port=needs_any_port)
         else:
             yield from reach_all(cluster)
     yield from transport
 
 
 def _facts(
-    cluster: ClusterConfig, task: Task, settings: Settings | None, loaded: Loaded, parts: Sequence[Part]
+    cluster: ClusterConfig,
+    task: Task,
+    settings: Settings | None,
+    loaded: Loaded,
+    parts: Sequence[Part],
+    *,
+    measures: bool,
 ) -> Facts:
-    data = next((part for part in parts if part.name == "data"), Part(name="data"))
+    by_name = {part.name: part for part in parts}
+    data, speed = by_name.get("data", Part(name="data")), by_name.get("speed", Part(name="speed"))
     return Facts(
         task=str(task),
         cluster=fingerprint(cluster),
@@ -76,28 +90,56 @@ def _facts(
         config=config_digest(settings.config) if settings else "",
         data=data.fingerprint,
         folder=data.folder,
+        measures=measures,
+        examples_per_second=speed.examples_per_second,
     )
 
 
-def _meet(
-    cluster: ClusterConfig, task: Task, facts: Facts, seconds: float, *, needs_any_port: bool
-) -> Iterator[Finding]:
-    secret = _secret()
-    with contextlib.ExitStack() as stack:
-        listener = listen_on_any_port(split_address(cluster.address(task))[0])
-        if listener is not None:
-            stack.enter_context(listener)
-            facts = msgspec.structs.replace(facts, any_port=listener.getsockname()[1])
-        try:
-            answering = stack.enter_context(Answering(cluster, task, secret, facts))
-        except ConfigError:  # taken since it was found free
-            yield from reach_all(cluster)
+@dataclass(frozen=True)
+class _Gathering:
+    """The meeting of this task with all others, and what follows from it."""
+
+    cluster: ClusterConfig
+    task: Task
+    config: Config
+    facts: Facts
+    parts: Sequence[Part]
+
+    def findings(self, seconds: float, *, needs_any_port: bool) -> Iterator[Finding]:
+        """Meet the others, and yield what that shows."""
+        cluster, task, secret, facts = self.cluster, self.task, _secret(), self.facts
+        with contextlib.ExitStack() as stack:
+            listener = listen_on_any_port(split_address(cluster.address(task))[0])
+            if listener is not None:
+                stack.enter_context(listener)
+                facts = msgspec.structs.replace(facts, any_port=listener.getsockname()[1])
+            measure = functools.partial(measure_to, cluster, secret=secret, facts=facts)
+            answering = Answering(cluster, task, secret, facts, measure=measure if facts.measures else None)
+            try:
+                stack.enter_context(answering)
+            except ConfigError:  # the port was taken since it was found free
+                yield from reach_all(cluster)
+                return
+            _log.info("waiting up to %g s for `tfdist doctor` on the hosts of the other tasks", seconds)
+            meeting = Meeting(cluster, task, secret, facts)
+            meeting.hold(answering, seconds)
+            links = (
+                measure_links(cluster, task, meeting, answering, secret, facts) if facts.measures else None
+            )
+        yield from compare_meeting(cluster, meeting, answering.finished, seconds)
+        yield from compare_hosts(facts, meeting.met, needs_any_port=needs_any_port)
+        if links is not None:
+            yield from self._speeds(links, meeting)
+
+    def _speeds(self, links: Links, meeting: Meeting) -> Iterator[Finding]:
+        if self.task != self.cluster.lead:
+            yield Findings(CLUSTER).ok("link", f"{self.cluster.lead} prints what was measured")
             return
-        _log.info("waiting up to %g s for `tfdist doctor` on the hosts of the other tasks", seconds)
-        meeting = Meeting(cluster, task, secret, facts)
-        meeting.hold(answering, seconds)
-    yield from compare_meeting(cluster, meeting, answering.finished, seconds)
-    yield from compare_hosts(facts, meeting.met, needs_any_port=needs_any_port)
+        speeds = {task: met.facts.examples_per_second for task, met in meeting.met.items()}
+        speeds[self.task] = self.facts.examples_per_second
+        yield from check_links(links)
+        parts = {part.name: part for part in self.parts if not part.problem}
+        yield from expected_speed(self.cluster, self.config, links, speeds, parts)
 
 
 def _secret() -> bytes | None:

@@ -100,7 +100,7 @@ def _unknown_names(
 ) -> Iterator[Finding]:
     unknown = {host: known.problem for host, known in names.items() if known.problem}
     if not unknown:
-        yield _find.ok("names", f"all {len(names)} of the hosts are known here")
+        yield _find.ok("names", f"the names of all hosts are known here ({len(names)})")
     for host, problem in unknown.items():
         first = next(task for task, name in hosts.items() if name == host)
         remedy = (
