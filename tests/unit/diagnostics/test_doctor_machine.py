@@ -274,6 +274,8 @@ def test_a_gpu_that_tensorflow_does_not_use_is_found(tmp_path):
     assert "tensorflow[and-cuda]" in found["GPUs"].remedy
     assert found["GPUs"].found == "NVIDIA A100; TensorFlow uses 0"
     assert hidden["GPUs"].state == "ok"
+    _, chosen = software(tmp_path, FAKE.format(version="2.21.0"), root=tmp_path, CUDA_VISIBLE_DEVICES="0")
+    assert chosen["GPUs"].state == "warning"
 
 
 def test_what_others_write_obeys_no_terminal():

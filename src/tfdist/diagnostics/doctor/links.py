@@ -101,7 +101,7 @@ def measure_links(
 
 
 def _asked(caller: _Caller, first: Task, second: Task) -> Measured:
-    """Have a task measure its link to another one."""
+    """Ask a task to measure its link to another one."""
     try:
         with caller.call(first) as link:
             link.send(Measure(str(second)))

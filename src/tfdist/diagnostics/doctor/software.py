@@ -145,7 +145,10 @@ def _gpus(loaded: Loaded, environ: Mapping[str, str], root: Path) -> Finding:
     if not names:
         return _find.ok("GPUs", seen if loaded.gpus else "none")
     found = f"{', '.join(names)}; {seen}"
+    expected = len(names)
     if hidden is not None:
-        return _find.ok("GPUs", f"{found}, with CUDA_VISIBLE_DEVICES={hidden}")
+        found += f", with CUDA_VISIBLE_DEVICES={hidden}"
+        visible = [name for name in hidden.split(",") if name.strip() and not name.strip().startswith("-")]
+        expected = min(expected, len(visible))
     remedy = "Install TensorFlow with its CUDA libraries: pip install 'tensorflow[and-cuda]'"
-    return _find.warning_if(loaded.gpus < len(names), "GPUs", found, remedy)
+    return _find.warning_if(loaded.gpus < expected, "GPUs", found, remedy)
