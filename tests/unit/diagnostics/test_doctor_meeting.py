@@ -144,6 +144,15 @@ def test_a_host_without_a_doctor_is_a_warning(cluster):
     assert "--task worker:1" in first.found("worker:1").remedy
 
 
+def test_a_name_that_nobody_knows_is_a_failure(cluster):
+    unknown = ClusterConfig(worker=[cluster.worker[0], "no-such-host.invalid:2222"])
+    first = Doctor(unknown, FIRST, seconds=3.0)
+
+    assert first.found("worker:1").state == "failed"
+    assert "its name is unknown" in first.found("worker:1").found
+    assert first.found("worker:1").remedy == "Correct ClusterConfig: worker[1]"
+
+
 def test_another_program_at_the_port_is_a_warning(cluster):
     def greet():
         with contextlib.suppress(OSError):
@@ -201,7 +210,7 @@ def test_bytes_are_received_and_bounded(link):
     assert link.receive(Received) == Received()
 
     link.send(Bulk(MOST_BULK + 1))
-    with pytest.raises(LinkError, match="closes the connection"):
+    with pytest.raises(LinkError):  # the connection is closed, or reset
         round_trips(link)
 
 
@@ -225,7 +234,8 @@ def test_what_is_no_message_ends_only_its_connection(cluster, data):
         address = ("127.0.0.1", int(cluster.worker[1].split(":")[1]))
         with call(address, ranks_of(cluster, SECOND), proofs_of(SECRET), 5.0) as connection:
             connection.sendall(data)
-            assert connection.recv(1) == b""
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
         link, _ = call_task(cluster, SECOND, SECRET, facts_of(cluster, FIRST))
         with link:
             assert round_trips(link)[0] < 5.0

@@ -92,7 +92,9 @@ def of_reached(cluster: ClusterConfig, task: Task, reached: Reached) -> Finding:
         return _find.ok(str(task), f"{address}: something listens at the port")
     if reached.is_refused:
         return _find.ok(str(task), f"{address}: the host answers; nothing listens at the port yet")
-    return _find.failed(str(task), f"{address} cannot be reached: {reached.problem}", _FIREWALL)
+    is_unknown = reached.problem.startswith("its name is unknown")
+    remedy = f"Correct {cluster.source.at(task.type, task.index)}" if is_unknown else _FIREWALL
+    return _find.failed(str(task), f"{address} cannot be reached: {reached.problem}", remedy)
 
 
 def _unknown_names(

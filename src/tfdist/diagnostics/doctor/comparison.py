@@ -63,7 +63,10 @@ def _missed(cluster: ClusterConfig, other: Task, failure: Reached | None, second
     found = (
         f"{cluster.address(other)}: the host answers, but no `tfdist doctor` was there within {seconds:g} s"
     )
-    remedy = f"Run it there at the same time, with --task {other}, to check that host too"
+    remedy = (
+        f"Run it there at the same time, with --task {other}, to check that host too,"
+        " or see whether a firewall there refuses"
+    )
     return _find.warning(str(other), found, remedy)
 
 
