@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.export.model_loading import load  # noqa: E402
-from tfdist.trainer.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tfdist"
 SOURCES = sorted(PACKAGE.glob("**/*.py"))

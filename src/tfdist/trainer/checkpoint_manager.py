@@ -16,8 +16,8 @@ from tfdist._utils.files import storage_errors, write_json
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.run_events import CheckpointSaved, record
-from tfdist.trainer import checkpoint
 from tfdist.trainer.run_context import RunContext
+from tfdist.training import checkpoint
 from tfdist.training.variables import State, take_from_chief
 
 __all__ = ["CheckpointManager", "Start"]

@@ -11,13 +11,13 @@ from tfdist.coordination.health import answers
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
-from tfdist.trainer.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
+from tfdist.training.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.training.evaluate import run_tests
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.session import Session

@@ -25,8 +25,8 @@ from tfdist._utils.object_store import (
     write_file,
 )
 from tfdist.errors import StorageError
-from tfdist.trainer.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.training.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
 
 __all__ = ["RemoteRunFolder", "check_address", "newest_step"]
 

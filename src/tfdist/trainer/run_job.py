@@ -53,7 +53,6 @@ from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy, make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.callbacks import named_callbacks
-from tfdist.trainer.checkpoint import find_newest
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
@@ -70,6 +69,7 @@ from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, new
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run, versions
+from tfdist.training.checkpoint import find_newest
 from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 

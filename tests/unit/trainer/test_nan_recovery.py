@@ -15,13 +15,13 @@ from tfdist.coordination.preemption import Notice
 from tfdist.coordination.server_ending_notice import Departures
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
-from tfdist.trainer.checkpoint import list_steps
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.run_job import rehearse
 from tfdist.trainer.train_loop import Run
+from tfdist.training.checkpoint import list_steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 KEPT = ("checkpoint.every=3", "checkpoint.keep=9")

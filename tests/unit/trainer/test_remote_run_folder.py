@@ -9,9 +9,9 @@ from tfdist._utils.files import write_json
 from tfdist._utils.object_store import list_files, list_names, read_file, remove_file, write_file
 from tfdist.errors import StorageError
 from tfdist.trainer import remote_run_folder
-from tfdist.trainer.checkpoint import find_newest, list_steps, prune, save
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, newest_step
 from tfdist.trainer.run_folder import find_run_folder
+from tfdist.training.checkpoint import find_newest, list_steps, prune, save
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from tfdist.coordination.server_ending_notice import Departures
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.trainer.callbacks import named_callbacks
-from tfdist.trainer.checkpoint import list_steps
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
+from tfdist.training.checkpoint import list_steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 keras = tf.keras

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, StorageError
-from tfdist.trainer.checkpoint import (
+from tfdist.training.checkpoint import (
     Checkpoint,
     check_variables,
     find_newest,

@@ -10,6 +10,7 @@ number of tasks.
 """
 
 import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,7 +135,13 @@ def open_checkpoint(folder: Path) -> Checkpoint | str:
         return f"cannot be read ({type(error).__name__}: {error})"
 
 
-def check_variables(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
+def check_variables(
+    checkpoint: Checkpoint,
+    values: Mapping[str, Any],
+    *,
+    whose: str = "the config's model",
+    remedy: str = "Set another --run_dir, or use the same model",
+) -> None:
     """Raise ConfigError for a checkpoint of another model, with the first difference.
 
     This compares the shapes and types of the variables in order, but not their names: Keras numbers layers by
@@ -142,17 +149,16 @@ def check_variables(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
     """
     mine = [(name, tuple(value.shape), value.dtype.name) for name, value in values.items()]
     theirs: Sequence[Any] = checkpoint.variables
+    differs = functools.partial(_differs, checkpoint, whose, remedy)
     for (name, shape, dtype), (their_name, their_shape, their_dtype) in zip(mine, theirs, strict=False):
         if (shape, dtype) != (their_shape, their_dtype):
-            raise _differs(
-                checkpoint, f"{their_name} {_size(their_shape, their_dtype)}", f"{name} {_size(shape, dtype)}"
-            )
+            raise differs(f"{their_name} {_size(their_shape, their_dtype)}", f"{name} {_size(shape, dtype)}")
     if len(mine) != len(theirs):
         longer = max(mine, theirs, key=len)
         first = longer[min(len(mine), len(theirs))]
         extra = f"{len(longer)} variables, the first extra one {first[0]} {_size(first[1], first[2])}"
         both = (extra, f"{len(mine)}") if longer is theirs else (f"{len(theirs)}", extra)
-        raise _differs(checkpoint, *both)
+        raise differs(*both)
 
 
 def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
@@ -167,9 +173,9 @@ def obsolete(steps: Sequence[int], keep: int, also: Sequence[int] = ()) -> list[
     return [step for step in steps[:-keep] if step not in also]
 
 
-def _differs(checkpoint: Checkpoint, theirs: str, mine: str) -> ConfigError:
-    problem = f"is of another model: it has {theirs}, the config's model has {mine}"
-    return ConfigError(str(checkpoint.folder), problem, remedy="Set another --run_dir, or use the same model")
+def _differs(checkpoint: Checkpoint, whose: str, remedy: str, theirs: str, mine: str) -> ConfigError:
+    problem = f"is of another model: it has {theirs}, {whose} has {mine}"
+    return ConfigError(str(checkpoint.folder), problem, remedy=remedy)
 
 
 def _size(shape: Sequence[int], dtype: str) -> str:
