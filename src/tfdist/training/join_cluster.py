@@ -2,15 +2,13 @@
 
 import logging
 import sys
-import traceback
-from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.lasting_scope import enter_for_good
@@ -19,6 +17,7 @@ from tfdist.strategies.server import serve
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
+from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
 
 __all__ = ["start"]
@@ -66,7 +65,7 @@ def start(
     wanted = {"strategy": strategy, "cluster": cluster, "workers": workers, "ps": ps, **options}
     if _started:
         return _started_with(wanted)
-    _print_own_errors_in_a_line()
+    print_own_errors_in_a_line()
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:
         cluster = _cluster_beside(cluster, workers, ps)
@@ -117,23 +116,3 @@ def _replace_methods_of_keras() -> None:
     if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
         for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
             setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))
-
-
-def _print_own_errors_in_a_line() -> None:
-    if getattr(sys.excepthook, "__module__", None) == __name__:
-        return
-    others = sys.excepthook
-
-    def print_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = error
-        while type(own).__name__ == "StagingError" and own.__context__ is not None:
-            own = own.__context__  # AutoGraph raised it in a step of the script
-        if not isinstance(own, TfdistError):
-            others(kind, error, trace)
-            return
-        line = next(iter(traceback.extract_tb(trace, limit=1)), None)
-        where = "" if line is None else f" ({line.filename}, line {line.lineno})"
-        print(f"tfdist: {own}{where}", file=sys.stderr, flush=True)
-        raise SystemExit(own.exit_code)  # Python ends the process with this status
-
-    sys.excepthook = print_own
