@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,36 @@ class CoordinatedRunner:
         self._is_winding_up = False
         self._is_without = False  # whether the epoch continues without a silent worker
         self._slowest = 0.0  # seconds of the slowest answer
+        self._taken = [0] * workers  # batches that each worker has taken since the beginning of the data
+        self._begun = 0  # how often the data have begun
+        self._left_out: Any = None  # the distributed data without these batches, to begin with
+        self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
+        self._done = 0  # steps of this epoch
+        self.is_at_rest = True
         self.waited = 0.0
+
+    def place(self) -> dict[str, Any]:
+        """Return the place in the data: how many batches each worker has taken."""
+        return {
+            "begun": self._begun,
+            "taken": list(self._taken),
+            "is_open": self._iterator is not None,
+        }
+
+    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was.
+
+        Each worker makes its data again for each pass, in the same order, so no earlier pass matters.
+        """
+        del again
+        self._begun = place["begun"] - place["is_open"]
+        if place["is_open"]:
+            self._taken = list(place["taken"])
+            self._left_out = make(self._taken)
+
+    def rest_every(self, steps: int, done: int) -> None:
+        """Make all executions end at each multiple of a number of steps, of which some are done."""
+        self._rests = steps, done
 
     def rewind(self, dataset: Any = None) -> None:
         """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
@@ -113,15 +142,13 @@ class CoordinatedRunner:
             self._begin_data()
         exhausted: set[int] = set()
         self._is_winding_up = False
-        done = promised = 0
+        self._done = done = promised = 0
         last_news, is_well = time.monotonic(), True
         try:
             while steps is None or done < steps:
                 while len(exhausted) < self._workers and self._has_room(steps, promised):
-                    wanted = (
-                        steps_per_execution if steps is None else min(steps_per_execution, steps - promised)
-                    )
-                    promised += self._schedule(wanted)
+                    wanted = min(steps_per_execution, self._limit(steps) - promised)
+                    promised += self._schedule(int(wanted))
                 if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
                     if steps is None or not self._since_begun or self._is_winding_up:
                         return
@@ -138,6 +165,9 @@ class CoordinatedRunner:
                 wanted, worker, ran, given = self._fetch(place)
                 promised -= wanted - ran
                 done, self._since_begun = done + ran, self._since_begun + ran
+                self._done = done
+                self._taken[worker] += ran
+                self.is_at_rest = not self._scheduled
                 if ran:
                     yield ran, given
                 if ran or worker not in exhausted:
@@ -171,12 +201,29 @@ class CoordinatedRunner:
                 self._coordinator.join()
 
     def _begin_data(self) -> None:
+        dataset = self._note_begun()
         with untuned_on_devices():
-            self._iterator, self._since_begun = iter(self._dataset), 0
+            self._iterator = iter(dataset)
+
+    def _note_begun(self) -> Any:
+        """Count from the beginning of the data, or from where they are resumed; return the data to begin."""
+        dataset, self._left_out = self._left_out, None
+        if dataset is None:
+            self._taken = [0] * self._workers
+        self._begun, self._since_begun = self._begun + 1, sum(self._taken)
+        return self._dataset if dataset is None else dataset
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
-        return not (is_full or self._is_winding_up) and (steps is None or promised < steps)
+        return not (is_full or self._is_winding_up) and promised < self._limit(steps)
+
+    def _limit(self, steps: int | None) -> float:
+        """Return up to how many steps of the epoch may be scheduled now."""
+        limit = float("inf") if steps is None else steps
+        if self._rests is None:
+            return limit
+        every, before = self._rests
+        return min(limit, ((before + self._done) // every + 1) * every - before)
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""

@@ -1,6 +1,6 @@
 """Distribute data to the replicas, each example to one of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -53,13 +53,19 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
 
 
 def distribute_to_workers(
-    data: Data, strategy: tf.distribute.Strategy, coordinator: Any, workers: int
+    data: Data,
+    strategy: tf.distribute.Strategy,
+    coordinator: Any,
+    workers: int,
+    skips: Sequence[int] = (),
 ) -> tuple[Any, Any]:
     """Distribute a data set over asynchronous workers; return it and its element spec.
 
     TensorFlow gives all workers the same data set and the same input context. tfdist gives each worker its
     own part, which the worker's index selects inside the graph. What workers cannot read is `ChiefData`.
+    Each worker leaves out as many of its first batches as `skips` says, which is all zeros if empty.
     """
+    skips = [skip * strategy.num_replicas_in_sync for skip in skips or [0] * workers]
     if isinstance(data, tf.data.Dataset) and chief_must_read(data):
         data = ChiefData.of(data)
     if isinstance(data, ChiefData):
@@ -68,17 +74,17 @@ def distribute_to_workers(
             remedy = "Pass a function of a tf.distribute.InputContext that makes a data set on each worker"
             raise DataError("the data set", problem, remedy=remedy)
         return data, data.dataset.element_spec
-    make_own, spec = (_rebuilt if isinstance(data, tf.data.Dataset) else _chosen)(data, workers)
+    make_own, spec = (_rebuilt if isinstance(data, tf.data.Dataset) else _chosen)(data, skips)
     if strategy.num_replicas_in_sync == 1:  # the call for several replicas adds threads and buffers
         return coordinator.create_per_worker_dataset(make_own), spec
     shared = lambda: strategy.distribute_datasets_from_function(lambda _: make_own())  # noqa: E731
     return coordinator.create_per_worker_dataset(shared), spec
 
 
-def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
+def _chosen(data: Any, skips: Sequence[int]) -> tuple[Callable[[], tf.data.Dataset], Any]:
     """Return a function that calls the user's function with the running worker's index, and a spec."""
     make = _checked(data)
-    contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
+    contexts = [tf.distribute.InputContext(len(skips), index, 1) for index in range(len(skips))]
     first = make(contexts[0])
     spec, options = first.element_spec, first.options()
 
@@ -87,7 +93,10 @@ def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any
         # (to slice a list of files). So the graph contains every worker's data set, and makes one of them.
         index = worker_index()
         makers = [
-            lambda context=context: tf.data.experimental.to_variant(make(context)) for context in contexts
+            lambda context=context, skip=skip: tf.data.experimental.to_variant(
+                _without_first(make(context), skip)
+            )
+            for context, skip in zip(contexts, skips, strict=True)
         ]
         variant = tf.switch_case(tf.cast(index, tf.int32), makers)
         return tf.data.experimental.from_variant(variant, spec).with_options(options)
@@ -95,9 +104,9 @@ def _chosen(data: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any
     return make_own, spec
 
 
-def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
+def _rebuilt(dataset: tf.data.Dataset, skips: Sequence[int]) -> tuple[Callable[[], tf.data.Dataset], Any]:
     """Return a function that rebuilds a data set on a worker and takes the worker's batches, and a spec."""
-    if workers > 1:
+    if len(skips) > 1:
         check_order(dataset)
     dataset = untuned(dataset)
     spec, options = dataset.element_spec, dataset.options()
@@ -108,9 +117,14 @@ def _rebuilt(dataset: tf.data.Dataset, workers: int) -> tuple[Callable[[], tf.da
     def make_own() -> tf.data.Dataset:
         index = worker_index()
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
-        return tf.data.experimental.from_variant(variant, spec).shard(workers, index).with_options(options)
+        own = tf.data.experimental.from_variant(variant, spec).shard(len(skips), index)
+        return _without_first(own, tf.gather(skips, index) if any(skips) else 0).with_options(options)
 
     return make_own, spec
+
+
+def _without_first(dataset: tf.data.Dataset, skip: Any) -> tf.data.Dataset:
+    return dataset if isinstance(skip, int) and not skip else dataset.skip(tf.cast(skip, tf.int64))
 
 
 def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[..., tf.data.Dataset]:

@@ -4,9 +4,10 @@ Workers cannot read some data themselves: Python code exists in one process only
 2 GB of arrays cannot be sent.
 """
 
+import collections
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,24 @@ class ChiefDataRunner(CoordinatedRunner):
         self._of_count: dict[int, Any] = {}
         self._next: Any = _END
 
+    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was; the chief begins them as often."""
+        del make
+        for _ in range(place["begun"] - place["is_open"]):
+            earlier = iter(self._dataset.dataset)
+            if again:
+                collections.deque(earlier, maxlen=0)
+        self._begun = place["begun"] - place["is_open"]
+        if place["is_open"]:
+            self._taken = list(place["taken"])
+            self._left_out = sum(self._taken)
+
     def _begin_data(self) -> None:
-        self._iterator, self._since_begun = iter(self._dataset.dataset), 0
+        skipped = self._left_out or 0
+        self._note_begun()
+        self._iterator = iter(self._dataset.dataset)
+        for _ in range(skipped):
+            next(self._iterator, _END)
         self._next = next(self._iterator, _END)
 
     def _has_room(self, steps: int | None, promised: int) -> bool:

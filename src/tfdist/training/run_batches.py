@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
 from tfdist.training.session import Phase
 
-__all__ = ["RAN_OUT", "DataPosition", "last_index", "run_batches", "steps_per_execution"]
+__all__ = ["RAN_OUT", "DataPosition", "EpochPart", "last_index", "run_batches", "steps_per_execution"]
 
 
 RAN_OUT = (
@@ -58,6 +58,26 @@ class DataPosition:
         self.seen = 0
 
 
+@dataclass
+class EpochPart:
+    """The part of an epoch that is done, which `run_batches` continues and keeps up to date.
+
+    Attributes:
+        done: The number of batches.
+        index: The index of the next batch, as callbacks get it.
+        totals: The totals of the metrics; None before the first batch.
+        logs: The metrics' results.
+        is_leaving: Whether the epoch is left, without a word to the callbacks, once all executions that are
+            under way have ended.
+    """
+
+    done: int = 0
+    index: int = 0
+    totals: Any = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    is_leaving: bool = False
+
+
 def run_batches(
     name: str,
     phase: Phase,
@@ -68,6 +88,7 @@ def run_batches(
     calls: Any,
     repeats: bool = False,
     position: DataPosition | None = None,
+    part: EpochPart | None = None,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Run an epoch; yield after each execution how many batches are done, and the metrics' results.
 
@@ -80,43 +101,49 @@ def run_batches(
         calls: Keras's list of callbacks; None for a config-driven job, which counts steps in its own way.
         repeats: Whether to begin the data again if they end before `steps` batches; otherwise the epoch ends.
         position: The position in the data, which epochs of a number of steps share; None if none ends early.
+        part: The part of the epoch that is done already.
     """
-    done, index, step = 0, 0, phase.step
+    part, step = EpochPart() if part is None else part, phase.step
     together = steps_per_execution(model)
     wanted = steps
     if steps is not None and calls is not None and not is_keras_2(model):  # Keras 3 runs whole executions
         wanted = -(-steps // together) * together
-    totals = step.begin()
-    running = phase.runner.epoch(wanted, together, totals, repeats=repeats)
+    if part.totals is None:
+        part.totals = step.begin()
+    left = None if wanted is None else wanted - part.done
+    running = phase.runner.epoch(left, together, part.totals, repeats=repeats)
     with contextlib.closing(running):
         while True:
-            is_over = position is not None and (position.is_at_end or index >= (wanted or 0))
+            is_over = position is not None and (position.is_at_end or part.index >= (wanted or 0))
             # Before the steps, which may need what a callback sets here. If the number of batches is unknown,
             # there is one call too many after the last batch, as in Keras.
-            if calls is not None and not is_over and (expected is None or done < expected):
-                getattr(calls, f"on_{name}_batch_begin")(index)
-            ran, totals = (0, totals) if is_over else next(running, (0, totals))
+            is_expected = not (is_over or part.is_leaving) and (expected is None or part.done < expected)
+            if calls is not None and is_expected:
+                getattr(calls, f"on_{name}_batch_begin")(part.index)
+            ran, part.totals = (0, part.totals) if is_over else next(running, (0, part.totals))
+            if part.is_leaving and not ran:
+                break
             if position is not None and not is_over:
                 position.seen += together
             if not ran:
                 if position is not None and (position.is_at_end or not is_over):
                     position.end_data()
-                if calls is not None and steps is not None and 0 < done < steps:
+                if calls is not None and steps is not None and 0 < part.done < steps:
                     warnings.warn(RAN_OUT, stacklevel=3)
                 break
-            results = step.results(totals)
-            done += ran
+            part.logs = step.results(part.totals)
+            part.done += ran
             count(model, name, ran)
-            last = last_index(model, index, ran)
+            last = last_index(model, part.index, ran)
             if calls is not None:
-                getattr(calls, f"on_{name}_batch_end")(last, results)
-            index = last + 1
+                getattr(calls, f"on_{name}_batch_end")(last, part.logs)
+            part.index = last + 1
             try:
-                yield done, results
+                yield part.done, part.logs
             except GeneratorExit:  # the caller ends the epoch here
-                step.store(totals)
+                step.store(part.totals)
                 raise
-    step.store(totals)
+    step.store(part.totals)
 
 
 def steps_per_execution(model: Any) -> int:

@@ -1,7 +1,7 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -30,9 +30,28 @@ class Runner(Protocol):
 
     Attributes:
         waited: The seconds that the steps have waited for data, in this process or in all workers together.
+        is_at_rest: Whether no execution is under way when `epoch` yields.
     """
 
     waited: float
+
+    is_at_rest: bool
+
+    def place(self) -> dict[str, Any]:
+        """Return the place in the data, for `resume`."""
+
+    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was.
+
+        Args:
+            place: The place that `place` returned there.
+            make: A function that returns the distributed data, with a number of batches left out for each
+                asynchronous worker.
+            again: Whether to read all earlier passes over the data again, on which this one depends.
+        """
+
+    def rest_every(self, steps: int, done: int) -> None:
+        """Make all executions end at each multiple of a number of steps, of which some are done."""
 
     def rewind(self, dataset: Any = None) -> None:
         """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
@@ -70,6 +89,12 @@ class Step(Protocol):
     def end_epoch(self) -> None:
         """Synchronize the variables that each replica may have written for itself."""
 
+    def kept(self, totals: Totals) -> list[Any]:
+        """Return what a checkpoint keeps of the metrics in the middle of an epoch."""
+
+    def resumed(self, kept: Sequence[Any]) -> Totals:
+        """Return the totals of an epoch that continues from what `kept` returned."""
+
     def times(self, totals: Totals) -> tf.Tensor | None:
         """Return the seconds and steps of each replica or worker, None if unknown."""
 
@@ -98,10 +123,13 @@ class Cluster:
             self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
             self.workers = worker_count(strategy)
 
-    def distribute(self, data: Data) -> tuple[Any, Any]:
-        """Return the distributed data, and their element spec."""
+    def distribute(self, data: Data, skips: Sequence[int] = ()) -> tuple[Any, Any]:
+        """Return the distributed data, and their element spec.
+
+        `skips` are the numbers of batches that asynchronous workers leave out.
+        """
         if self.coordinator is not None:
-            return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
+            return distribute_to_workers(data, self.strategy, self.coordinator, self.workers, skips)
         dataset = distribute(data, self.strategy)
         return dataset, dataset.element_spec
 
@@ -156,9 +184,9 @@ class Session:
         """Return the training phase; with `stops_at_failure`, a NaN or infinite loss ends an execution."""
         return self._phase("train_step", self._dataset, self._spec, stops_at_failure)
 
-    def distribute(self, data: Data) -> Any:
-        """Distribute other data of the same kind, for `rewind`."""
-        return self._cluster.distribute(data)[0]
+    def distribute(self, data: Data, skips: Sequence[int] = ()) -> Any:
+        """Distribute other data of the same kind, for `rewind`; see `Cluster.distribute`."""
+        return self._cluster.distribute(data, skips)[0]
 
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""

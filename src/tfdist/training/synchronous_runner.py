@@ -1,14 +1,17 @@
 """Run the steps of an epoch on replicas that work in step."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.multi_step import Totals
+from tfdist.errors import DataError
+from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.no_autotune import untuned_on_devices
 
 __all__ = ["SynchronousRunner"]
+
+_ALL = 2**31 - 1
 
 
 class SynchronousRunner:
@@ -25,7 +28,43 @@ class SynchronousRunner:
         self._dataset = dataset
         self._iterator: Any = None
         self._is_winding_up = False
+        self._begun = self._taken = 0  # how often the data have begun, and the batches taken since then
+        self._is_resumed = False
+        self.is_at_rest = True
         self.waited = 0.0
+
+    def place(self) -> dict[str, Any]:
+        """Return the place in the data: the number of passes begun, and of batches taken in the last one."""
+        return {"begun": self._begun, "taken": self._taken, "is_open": self._iterator is not None}
+
+    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was.
+
+        A shuffle draws new seeds whenever the data begin, so they begin as often as they did.
+
+        Raises:
+            DataError: The data end before this place.
+        """
+        del make
+        *earlier, last = range(place["begun"]) or [-1]
+        for _ in earlier:
+            self._begin_data()
+            if again:
+                self._leave_out(_ALL)
+        if last < 0:
+            return
+        self._begin_data()
+        if again or place["is_open"]:
+            self._leave_out(place["taken"] if place["is_open"] else _ALL)
+        if place["is_open"] and self._taken < place["taken"]:
+            problem = f"ended after {self._taken} batches, but training has taken {place['taken']} of them"
+            raise DataError("the training data", problem, remedy="Pass the same data to resume")
+        self._is_resumed = place["is_open"]
+        if not self._is_resumed:
+            self._iterator = None
+
+    def rest_every(self, steps: int, done: int) -> None:
+        """Do nothing: an execution is over before the next one starts."""
 
     def rewind(self, dataset: Any = None) -> None:
         """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
@@ -41,13 +80,15 @@ class SynchronousRunner:
         first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
         epoch is the data set.
         """
-        if steps is None or self._iterator is None:
+        if self._iterator is None or (steps is None and not self._is_resumed):
             self._begin_data()
+        self._is_resumed = False
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
             ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
             ran, self.waited = int(ran), self.waited + float(waited)
+            self._taken += ran
             if ran:
                 done += ran
                 yield ran, totals
@@ -67,5 +108,15 @@ class SynchronousRunner:
         self._is_winding_up = True
 
     def _begin_data(self) -> None:
+        self._begun, self._taken = self._begun + 1, 0
         with untuned_on_devices():
             self._iterator = iter(self._dataset)
+
+    def _leave_out(self, batches: int) -> None:
+        """Leave batches out, up to the end of the data."""
+        nothing = Totals((), tf.zeros([]))
+        ran, _, _ = _leave_out(self._iterator, tf.constant(batches), nothing)
+        self._taken += int(ran)
+
+
+_leave_out = tf.function(make_execution(lambda batch, totals: totals), autograph=False, reduce_retracing=True)

@@ -4,32 +4,43 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
 from tfdist.training.keras.sharded_variables import built_on_parts
 
-__all__ = ["State", "optimizer_variables", "take_from_chief"]
+__all__ = ["State", "optimizer_variables", "take_from_chief", "take_text_from_chief"]
 
 
 class State:
     """The variables of a model, its optimizer and its random generators, by name."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, others: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        others: Sequence[Any] = (),
+        *,
+        has_learning_rate: bool = False,
+    ) -> None:
         """Collect the variables.
 
         Args:
             model: The model, built and compiled.
             strategy: The strategy in whose scope it was made.
             others: Variables that belong to neither model nor optimizer.
+            has_learning_rate: Whether the learning rate belongs to the state, where it is a variable.
+                Otherwise it stays the one that the model is compiled with now.
         """
         self._strategy = strategy
         optimizer = model.optimizer
         with strategy.scope(), built_on_parts(optimizer):
             optimizer.build(model.trainable_variables)
-        # Each phase resets the metrics. The learning rate stays the one that the model is compiled with now.
+        # Each phase resets the metrics.
         skipped = {id(variable) for metric in model.metrics for variable in metric.variables}
-        for candidate in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for candidate in () if has_learning_rate else (optimizer, inner):
             skipped.add(id(learning_rate_variable(candidate)))
         kept = [("model", model.variables), ("optimizer", optimizer_variables(optimizer)), ("random", others)]
         self._variables: dict[str, Any] = {}
@@ -79,6 +90,15 @@ def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, 
         tf.cast(received, tf.convert_to_tensor(mine).dtype)
         for received, mine in zip(local, values, strict=True)
     ]
+
+
+def take_text_from_chief(strategy: tf.distribute.Strategy, text: str, *, is_chief: bool) -> str:
+    """Return the chief's text, which is not empty, on every worker; all workers must call this function."""
+    mine = np.frombuffer(text.encode(), np.uint8)
+    [size] = take_from_chief(strategy, [len(mine)], is_chief=is_chief)
+    mine = mine if is_chief else np.zeros(int(size), np.uint8)
+    [received] = take_from_chief(strategy, [tf.constant(mine)], is_chief=is_chief)
+    return bytes(np.asarray(received)).decode()
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,5 +1,6 @@
 """Run a model's custom train_step or test_step, as Keras's fit does."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,25 @@ class OwnStep:
     def store(self, totals: Totals) -> None:
         """Leave the metrics as they are: the model's own step has updated them."""
         del totals
+
+    def kept(self, totals: Totals) -> list[Any]:
+        """Return what a checkpoint keeps in the middle of an epoch: the variables of the metrics."""
+        del totals
+        return [tf.convert_to_tensor(variable.value) for variable in self._metric_variables]
+
+    def resumed(self, kept: Sequence[Any]) -> Totals:
+        """Return the totals of an epoch that continues from what `kept` returned."""
+        totals, variables = self.begin(), self._metric_variables
+        if [tuple(variable.shape) for variable in variables] != [np.shape(value) for value in kept]:
+            remedy = "Compile the model with the same metrics"
+            raise ConfigError("the checkpoint", "has other metrics", remedy=remedy)
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
+        return totals
+
+    @property
+    def _metric_variables(self) -> list[Any]:
+        return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def execution(
         self, iterator: Any, steps: tf.Tensor, totals: Totals

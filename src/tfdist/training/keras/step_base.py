@@ -1,10 +1,12 @@
 """Define the common part of the steps of Keras 2 and of Keras 3 models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
@@ -36,6 +38,24 @@ class KerasStep:
     def failure(self, totals: Totals) -> Failure | None:
         """Return which replicas' losses were NaN or infinite, if any."""
         return self._step_stats.failure(totals.stats)
+
+    def kept(self, totals: Totals) -> list[Any]:
+        """Return what a checkpoint keeps of the metrics in the middle of an epoch."""
+        return list(totals.metrics)
+
+    def resumed(self, kept: Sequence[Any]) -> Totals:
+        """Return the totals of an epoch that continues from what `kept` returned."""
+        begun = self.begin()
+        shapes = [tuple(np.shape(value)) for value in begun.metrics]
+        if shapes != [tuple(np.shape(value)) for value in kept]:
+            problem = "has other metrics, or another number of replicas counts them"
+            raise ConfigError("the checkpoint", problem, remedy="Compile the model with the same metrics")
+        values = zip(kept, begun.metrics, strict=True)
+        return Totals(tuple(tf.cast(value, old.dtype) for value, old in values), begun.stats)
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        raise NotImplementedError
 
     def _compiled(self, compute: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
         """Return what a replica computes, compiled by XLA where the model asks for it."""
