@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
     from tfdist.training.barrier import barrier
+    from tfdist.training.checkpoint_option import CheckpointAndResume
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
     from tfdist.training.join_cluster import start
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "CheckpointAndResume",
     "ClusterConfig",
     "LazyAdam",
     "Task",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointAndResume": "tfdist.training.checkpoint_option",
     "LazyAdam": "tfdist.training.keras.lazy_adam",
     "Traffic": "tfdist.coordination.traffic",
     "barrier": "tfdist.training.barrier",

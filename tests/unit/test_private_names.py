@@ -89,7 +89,7 @@ def used_in(path: Path) -> list[Used]:
 
 def samples_of_tensorflow():
     """Return, for each expression in tf_private.py whose private attributes are used, an object or its class."""
-    from tensorflow.python.data.ops import from_tensor_slices_op, map_op, shuffle_op
+    from tensorflow.python.data.ops import batch_op, from_tensor_slices_op, map_op, repeat_op, shuffle_op
     from tensorflow.python.distribute import input_lib, parameter_server_strategy_v2
     from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
     from tensorflow.python.distribute.coordinator import values as closures
@@ -121,6 +121,8 @@ def samples_of_tensorflow():
         "mirrored_variable": tf_private.values.Mirrored,
         "dataset": dataset,
         "shuffled_dataset": shuffle_op._ShuffleDataset,
+        "batched_dataset": batch_op._BatchDataset,
+        "repeated_dataset": repeat_op._RepeatDataset,
         "sliced_dataset": from_tensor_slices_op._TensorSliceDataset,
         "parallel_dataset": map_op._ParallelMapDataset,
         "multi_device_iterator_ops": tf_private.multi_device_iterator_ops,

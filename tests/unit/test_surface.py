@@ -7,6 +7,7 @@ from pathlib import Path
 import tfdist
 
 PUBLIC = [
+    "CheckpointAndResume",
     "ClusterConfig",
     "LazyAdam",
     "Task",

@@ -29,6 +29,7 @@ __all__ = [
     "ShardedVariableSavedAsOne",
     "abort_collectives",
     "are_devices_fixed",
+    "batch_numbers",
     "cluster_resolver",
     "colocates_with_first_shard",
     "connected_tasks",
@@ -41,12 +42,14 @@ __all__ = [
     "has_answered",
     "has_failed",
     "is_deterministic",
+    "is_reshuffled",
     "is_shard",
     "let_variables_be_numbers",
     "local_value",
     "mirrored",
     "own_executor",
     "register_function",
+    "repetitions",
     "replace_cross_device_ops",
     "replica_specs",
     "serialized",
@@ -344,9 +347,27 @@ def shuffle_seeds(shuffled_dataset: tf.data.Dataset) -> list[Any]:
     return [getattr(shuffled_dataset, "_seed", None), getattr(shuffled_dataset, "_seed2", None)]
 
 
+def is_reshuffled(shuffled_dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set shuffles in another order whenever it begins. Seen in 2.12 and 2.21."""
+    return getattr(shuffled_dataset, "_reshuffle_each_iteration", False) is not False
+
+
 def dataset_tensors(sliced_dataset: tf.data.Dataset) -> list[Any]:
     """Return the arrays that a data set holds in memory. Seen in 2.12 and 2.21."""
     return list(getattr(sliced_dataset, "_tensors", None) or ())
+
+
+def batch_numbers(batched_dataset: tf.data.Dataset) -> list[Any]:
+    """Return the size of a data set's batches, and whether it drops a short last one, or None for each.
+
+    Seen in 2.12 and 2.21.
+    """
+    return [getattr(batched_dataset, "_batch_size", None), getattr(batched_dataset, "_drop_remainder", None)]
+
+
+def repetitions(repeated_dataset: tf.data.Dataset) -> Any:
+    """Return how often a data set repeats another; None for any other. Seen in 2.12 and 2.21."""
+    return getattr(repeated_dataset, "_count", None)
 
 
 def is_deterministic(parallel_dataset: tf.data.Dataset) -> bool:

@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import (
+    batch_numbers,
     dataset_tensors,
+    repetitions,
     shuffle_seeds,
     traced_functions,
     worker_count,
@@ -74,7 +76,7 @@ def digest_of(dataset: tf.data.Dataset) -> bytes:
 def _parts(dataset: tf.data.Dataset) -> Iterator[bytes]:
     for node in chain_of(dataset):
         yield type(node).__name__.encode()
-        held = [*shuffle_seeds(node), *dataset_tensors(node)]
+        held = [*shuffle_seeds(node), *dataset_tensors(node), *batch_numbers(node), repetitions(node)]
         for function in traced_functions(node):
             held += list(function.captured_inputs)
         for value in held:

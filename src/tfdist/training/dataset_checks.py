@@ -25,6 +25,8 @@ __all__ = [
     "contains_python",
     "copied_from_python",
     "definitions_of",
+    "has_no_order",
+    "is_shuffled_anew",
     "is_too_large_to_send",
 ]
 
@@ -47,15 +49,14 @@ MOST_BYTES = 2**31 - 2**20
 def check_order(dataset: tf.data.Dataset) -> None:
     """Refuse a data set without a fixed order, from which workers would take parts that overlap."""
     for part in chain_of(dataset):
-        seeds = [tf.get_static_value(seed) for seed in shuffle_seeds(part)]
-        if seeds == [0, 0] or any(_draws_anew(definition) for definition in definitions_of(part)):
+        if is_shuffled_anew(part):
             problem = "is shuffled without a seed: workers would lose some examples and repeat others"
             remedy = (
                 "Use shuffle(…, seed=…), or call tf.keras.utils.set_random_seed(…) first, or pass a function"
                 " of the input context that shards before it shuffles"
             )
             raise DataError("the data set", problem, remedy=remedy)
-        if not is_deterministic(part) or part.options().deterministic is False:
+        if has_no_order(part):
             problem = (
                 "has no fixed order (deterministic=False): workers would lose examples and repeat others"
             )
@@ -63,6 +64,17 @@ def check_order(dataset: tf.data.Dataset) -> None:
                 "Leave deterministic=False out, or pass a function of the input context that shards first"
             )
             raise DataError("the data set", problem, remedy=remedy)
+
+
+def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set itself shuffles, or its functions do, without a seed."""
+    seeds = [tf.get_static_value(seed) for seed in shuffle_seeds(dataset)]
+    return seeds == [0, 0] or any(_draws_anew(definition) for definition in definitions_of(dataset))
+
+
+def has_no_order(dataset: tf.data.Dataset) -> bool:
+    """Return whether a data set may yield what it computes in parallel in any order."""
+    return not is_deterministic(dataset) or dataset.options().deterministic is False
 
 
 def contains_python(dataset: tf.data.Dataset) -> bool:

@@ -2,9 +2,8 @@
 
 import contextlib
 import copy
-import functools
 import inspect
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,15 +19,24 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
+from tfdist.training.checkpoint_option import apart
 from tfdist.training.data import Data, known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
+from tfdist.training.fit_checkpoints import FitCheckpoints, open_checkpoints
 from tfdist.training.keras.callbacks import follow_chief, is_chief, make_callbacks, reset_batch_count
-from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts
+from tfdist.training.keras.datasets_from_inputs import (
+    check_seeded,
+    epoch_hooks,
+    made_data,
+    split,
+    validation_parts,
+)
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
+from tfdist.training.model_checks import has_own
 from tfdist.training.report_progress_of_fit import FitReports
-from tfdist.training.run_batches import DataPosition, run_batches
+from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -72,7 +80,8 @@ def fit(
         batch_size: Examples in a global batch of arrays; 32 if None.
         epochs: The final epoch, counted from 1, as in Keras.
         verbose: Keras's verbosity: 0, 1, 2 or auto. Only the chief shows progress.
-        callbacks: Keras callbacks, or one. Only the chief writes their files.
+        callbacks: Keras callbacks, or one. Only the chief writes their files. `tfdist.CheckpointAndResume`
+            makes the run continue, after a restart, at the step of its last checkpoint.
         validation_split: The fraction at the end of the arrays to evaluate on.
         validation_data: Data to evaluate on after epochs: as x, or (x, y) or (x, y, sample_weight) of arrays.
         shuffle: Whether to shuffle arrays before each epoch, in the same order on all workers.
@@ -92,60 +101,77 @@ def fit(
     strategy = strategy_of(model, strategy)
     steps_per_epoch = limited(model, "steps_per_epoch", steps_per_epoch)
     validation_steps = limited(model, "steps_per_epoch", validation_steps)
+    callbacks, option = apart(callbacks_of(callbacks))
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split(model, (x, y, sample_weight), validation_split)
     hooks = epoch_hooks(model, x)
-    x = made_data(
-        model,
-        strategy,
-        x,
-        y,
-        sample_weight,
-        batch_size=batch_size,
-        steps=steps_per_epoch,
-        shuffle=shuffle,
-        class_weight=class_weight,
-    )
-    if validation_data is not None:
-        validation_data = made_data(
+    with open_checkpoints(option, model, strategy, callbacks) as checkpoints:
+        if checkpoints is not None:
+            check_seeded(model, x, shuffle)
+        x = made_data(
             model,
             strategy,
-            *validation_parts(validation_data),
-            batch_size=validation_batch_size or batch_size,
-            steps=validation_steps,
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            seed=None if checkpoints is None else checkpoints.seed,
         )
-    schedule = _Schedule.of(
-        x,
-        limited(model, "epochs", epochs),
-        initial_epoch,
-        steps_per_epoch,
-        validation_data,
-        validation_steps,
-        validation_freq,
-        repeat,
-        lambda data, steps: DataPosition.of(data, model, strategy, steps),
-    )
-    callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with events_to_file(), naming_lost_tasks("fit", strategy), methods_restored(model):
-        session = Session(model, strategy, x, tests=validation_data is not None)
-        training = session.training()
-        testing = None if validation_data is None else session.testing(validation_data)
-        calls = make_callbacks(
-            [*callbacks, *hooks],
-            model,
-            strategy,
-            verbose=shown,
-            epochs=schedule.epochs,
-            steps=schedule.expected,
-            has_history=True,
+        if validation_data is not None:
+            validation_data = made_data(
+                model,
+                strategy,
+                *validation_parts(validation_data),
+                batch_size=validation_batch_size or batch_size,
+                steps=validation_steps,
+            )
+        schedule = _Schedule.of(
+            x,
+            limited(model, "epochs", epochs),
+            initial_epoch,
+            steps_per_epoch,
+            validation_data,
+            validation_steps,
+            validation_freq,
+            repeat,
+            lambda data, steps: DataPosition.of(data, model, strategy, steps),
         )
-        model.stop_training = False
-        reset_batch_count(model, "train")
-        calls.on_train_begin()
-        begun = follow_chief(
-            callbacks, model, strategy, initial_epoch=schedule.initial_epoch, steps=schedule.expected
-        )
-        _run_epochs(session, training, testing, model, schedule, begun, calls, callbacks)
+        shown = verbosity(verbose)
+        if checkpoints is not None:
+            x = checkpoints.checked(x, validation_data)
+        with events_to_file(), naming_lost_tasks("fit", strategy), methods_restored(model):
+            session = Session(model, strategy, x, tests=validation_data is not None)
+            training = session.training()
+            testing = None if validation_data is None else session.testing(validation_data)
+            if checkpoints is not None:
+                settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
+                checkpoints.attach(session, training, testing, settings, schedule.position)
+            calls = make_callbacks(
+                [*callbacks, *hooks],
+                model,
+                strategy,
+                verbose=shown,
+                epochs=schedule.epochs,
+                steps=schedule.expected,
+                has_history=True,
+            )
+            model.stop_training = False
+            reset_batch_count(model, "train")
+            if checkpoints is None:
+                calls.on_train_begin()
+                begun = follow_chief(
+                    callbacks, model, strategy, initial_epoch=schedule.initial_epoch, steps=schedule.expected
+                )
+            else:
+                begun = checkpoints.begin(calls, schedule.epochs, schedule.initial_epoch)
+            run = _Epochs(session, training, testing, model, schedule, calls, callbacks, checkpoints)
+            with contextlib.nullcontext() if checkpoints is None else checkpoints.deferring():
+                logs = run.run(begun)
+                session.finish()
+                calls.on_train_end(logs)
     return model.history
 
 
@@ -207,71 +233,93 @@ class _Schedule(NamedTuple):
         return epoch + 1 in self.validated
 
 
-def _run_epochs(
-    session: Session,
-    training: Phase,
-    testing: Phase | None,
-    model: Any,
-    schedule: _Schedule,
-    begun: int,
-    calls: Any,
-    callbacks: Sequence[Any],
-) -> None:
-    """Train, and evaluate when due, until the last epoch or until a callback stops training."""
-    stopping = Stopping(callbacks, model, session.strategy)
-    leave = None
-    if testing is not None:
-        leave = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
-    reports = FitReports(is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected)
-    logs: dict[str, Any] = {}
-    for epoch in range(begun, schedule.epochs):
-        calls.on_epoch_begin(epoch)
+class _Epochs:
+    """The epochs of a call of `fit`."""
+
+    def __init__(
+        self,
+        session: Session,
+        training: Phase,
+        testing: Phase | None,
+        model: Any,
+        schedule: _Schedule,
+        calls: Any,
+        callbacks: Sequence[Any],
+        checkpoints: FitCheckpoints | None,
+    ) -> None:
+        self._training, self._testing, self._model = training, testing, model
+        self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
+        self._stopping = Stopping(callbacks, model, session.strategy)
+        self._reports = FitReports(
+            is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected
+        )
+        self._leave: Callable[[], bool] | None = None
+        if testing is not None:
+            self._leave = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
+            # A test_step of the model's own may change what a resumed run needs.
+            if checkpoints is not None and not has_own(model, "test_step"):
+                stops, leaves = self._leave, checkpoints.leaves
+                self._leave = lambda: stops() or leaves()
+
+    def run(self, begun: int) -> dict[str, Any]:
+        """Train, and evaluate when due, until the last epoch or until a callback stops training."""
+        logs: dict[str, Any] = {} if self._checkpoints is None else self._checkpoints.logs
+        for epoch in range(begun, self._schedule.epochs):
+            self._calls.on_epoch_begin(epoch)
+            done, logs = self._train(epoch)
+            self._training.step.end_epoch()
+            if self._testing is not None and self._schedule.validates(epoch):
+                logs.update({f"val_{name}": value for name, value in self._test(self._testing).items()})
+            self._reports.after_epoch(epoch, done, logs)
+            self._calls.on_epoch_end(epoch, logs)
+            stops = self._stopping.after_epoch()
+            if self._checkpoints is not None:
+                is_last = stops or epoch + 1 == self._schedule.epochs
+                self._checkpoints.after_epoch(logs, is_last=is_last, is_stopped=stops)
+            if stops:
+                break
+        return logs
+
+    def _train(self, epoch: int) -> tuple[int, dict[str, Any]]:
+        """Train for an epoch, or the rest of it; return the number of its steps, and the metrics' results."""
+        part = EpochPart() if self._checkpoints is None else self._checkpoints.begin_epoch(epoch)
         batches = run_batches(
             "train",
-            training,
-            model,
-            steps=schedule.steps,
-            expected=schedule.expected,
-            calls=calls,
-            repeats=schedule.repeats,
-            position=schedule.position,
+            self._training,
+            self._model,
+            steps=self._schedule.steps,
+            expected=self._schedule.expected,
+            calls=self._calls,
+            repeats=self._schedule.repeats,
+            position=self._schedule.position,
+            part=part,
         )
-        done, logs = _run_epoch(batches, stopping, functools.partial(reports.after_steps, epoch))
-        training.step.end_epoch()
-        if testing is not None and schedule.validates(epoch):
-            results = run_tests(
-                testing,
-                model,
-                schedule.test_steps,
-                calls,
-                expected=schedule.test_expected,
-                leave=leave,
-                position=copy.copy(schedule.test_position),
+        with contextlib.closing(batches):
+            for done, logs in batches:
+                self._reports.after_steps(epoch, done, logs)
+                if self._stopping.after_execution():
+                    break
+                if self._checkpoints is not None:
+                    self._checkpoints.after_execution()
+        if self._checkpoints is not None:
+            self._checkpoints.after_batches()
+        if not part.done:
+            raise DataError(
+                "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
             )
-            logs.update({f"val_{name}": value for name, value in results.items()})
-        reports.after_epoch(epoch, done, logs)
-        calls.on_epoch_end(epoch, logs)
-        if stopping.after_epoch():
-            break
-    session.finish()
-    calls.on_train_end(logs)
+        return part.done, as_logs(part.logs)
 
-
-def _run_epoch(
-    batches: Generator[tuple[int, dict[str, Any]], None, None],
-    stopping: Stopping,
-    report: Callable[[int, dict[str, Any]], None],
-) -> tuple[int, dict[str, Any]]:
-    """Train for an epoch; return the number of its steps, and the metrics' results."""
-    logs: dict[str, Any] = {}
-    done = 0
-    with contextlib.closing(batches):
-        for done, logs in batches:
-            report(done, logs)
-            if stopping.after_execution():
-                break
-    if not done:
-        raise DataError(
-            "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
+    def _test(self, testing: Phase) -> dict[str, float]:
+        """Evaluate, and return the metrics' results."""
+        results = run_tests(
+            testing,
+            self._model,
+            self._schedule.test_steps,
+            self._calls,
+            expected=self._schedule.test_expected,
+            leave=self._leave,
+            position=copy.copy(self._schedule.test_position),
         )
-    return done, as_logs(logs)
+        if self._checkpoints is not None:
+            self._checkpoints.after_tests()
+        return results

@@ -6,13 +6,21 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.errors import TaskLost
 from tfdist.transport.listen_and_call import ExchangeError
 
-__all__ = ["is_about_a_task", "is_lost_worker", "named", "naming_lost_tasks", "silent_tasks"]
+__all__ = [
+    "is_about_a_task",
+    "is_lost_worker",
+    "named",
+    "naming_lost_tasks",
+    "servers_needed",
+    "silent_tasks",
+]
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Tasks that TensorFlow names for another reason than that they are gone: the device of an operation.
@@ -79,6 +87,16 @@ def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) ->
         f"{job}:{index} at {addresses[job, index]}" if (job, index) in addresses else f"{job}:{index}"
         for job, index in tasks
     ]
+
+
+def servers_needed(strategy: tf.distribute.Strategy) -> list[Task]:
+    """Return the tasks that serve this chief, and without which it cannot continue."""
+    tasks = [Task(*task) for task in _addresses(strategy)]
+    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    others = ("chief", "evaluator", *(["worker"] if is_asynchronous else []))
+    if not any(task.type == "ps" for task in tasks):
+        return []
+    return [task for task in tasks if task.type not in others]
 
 
 def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:

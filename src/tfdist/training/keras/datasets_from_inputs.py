@@ -21,7 +21,16 @@ from tfdist.training.keras.compat import (
     weighted_by_class,
 )
 
-__all__ = ["epoch_hooks", "length", "made_data", "split", "validation_parts"]
+__all__ = [
+    "check_seeded",
+    "epoch_hooks",
+    "is_seeded",
+    "length",
+    "made_data",
+    "new_seed",
+    "split",
+    "validation_parts",
+]
 
 # The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
 _NO_SEED = 87654321
@@ -39,8 +48,11 @@ def made_data(
     steps: int | None = None,
     shuffle: bool | str = False,
     class_weight: Any = None,
+    seed: int | None = None,
 ) -> Any:
     """Return data as a data set of batches; a data set or a function of an input context stays as it is.
+
+    Without a seed of the user's, `seed` shuffles arrays in an order that another process can repeat.
 
     Raises:
         DataError: Keras does not accept the data, or TensorFlow cannot send them to workers.
@@ -65,11 +77,12 @@ def made_data(
     )
     try:
         # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
-        is_apart = _is_read_apart(strategy, (x, y, sample_weight)) and not _is_seeded()
+        is_apart = seed is not None or _is_read_apart(strategy, (x, y, sample_weight))
+        is_apart = is_apart and not is_seeded()
         if shuffle and not _is_of_python(model, x) and (is_apart or is_keras_2(model)):
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
-            return _shuffled(whole, size)
+            return _shuffled(whole, size, seed)
         return adapt(batch_size=batch_size, shuffle=shuffle)
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
@@ -120,17 +133,32 @@ def _is_read_apart(strategy: tf.distribute.Strategy, arrays: Any) -> bool:
     return isinstance(strategy, tf.distribute.ParameterServerStrategy) and size <= MOST_BYTES
 
 
-def _is_seeded() -> bool:
+def is_seeded() -> bool:
     """Return whether the user has set a seed, from which every process makes Keras's order."""
     return bool(tf.compat.v1.get_seed(1)[0] != _NO_SEED)
 
 
-def _shuffled(whole: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+def check_seeded(model: Any, x: Any, shuffle: bool | str) -> None:
+    """Refuse a PyDataset that Keras shuffles in an order which another process cannot repeat."""
+    if shuffle and has_hooks(model, x) and not is_seeded():
+        problem = "a PyDataset is shuffled without a seed: a resumed run would lose and repeat batches"
+        raise DataError(
+            "x", problem, remedy="Call keras.utils.set_random_seed(…) first, or pass shuffle=False"
+        )
+
+
+def _shuffled(whole: tf.data.Dataset, batch_size: int, seed: int | None) -> tf.data.Dataset:
     """Return shuffled batches; processes that `make_strategy` has connected draw the same seed."""
     [arrays] = whole
-    seed = int(np.random.randint(2**31 - 1))
+    if seed is None:
+        seed = new_seed()
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     return dataset.shuffle(int(dataset.cardinality()), seed=seed).batch(batch_size)
+
+
+def new_seed() -> int:
+    """Return a seed, the same in all processes whose random state `make_strategy` has copied."""
+    return int(np.random.randint(2**31 - 1))
 
 
 def length(x: Any) -> int:

@@ -1,0 +1,121 @@
+"""Keep the states of callbacks over a restart of the process, by their plain attributes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ConfigError, shown
+from tfdist.training.keras.compat import keras_of
+
+__all__ = ["as_plain", "check_callbacks", "from_plain", "load_states", "states_of", "weights_of"]
+
+# Public attributes of Keras's callbacks that change during the training.
+_ATTRIBUTES = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch"),
+    "ModelCheckpoint": ("best",),
+    "ReduceLROnPlateau": ("wait", "cooldown_counter", "best"),
+}
+_STATE_BY_FILES = ("BackupAndRestore", "SwapEMAWeights")
+_WEIGHTS = "best_weights"  # of EarlyStopping: a list of arrays
+_log = logging.getLogger("tfdist")
+
+
+def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
+    """Refuse callbacks that do not go with checkpoints, and name those whose attributes are not kept."""
+    unknown = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        is_kerass = isinstance(callback, tuple(_classes(model, _STATE_BY_FILES)))
+        if is_kerass:
+            problem = f"{name} and CheckpointAndResume both change the weights of a resumed run"
+            raise ConfigError("callbacks", problem, remedy=f"Leave {name} out")
+        is_own = type(callback).__module__.partition(".")[0] not in ("keras", "tf_keras")
+        if is_own and not _has_own_state(callback):
+            unknown.append(name)
+    if unknown:
+        _log.warning(
+            "fit: a checkpoint does not hold the attributes of %s. If a resumed run needs them, define "
+            "get_state(), which returns a dict of numbers and texts, and set_state(state)",
+            ", ".join(dict.fromkeys(unknown)),
+        )
+
+
+def states_of(callbacks: Sequence[Any], model: Any) -> list[dict[str, Any]]:
+    """Return the state of each callback as plain values, without weights."""
+    states = []
+    for callback in callbacks:
+        where = f"the state of {type(callback).__name__}"
+        state = callback.get_state() if _has_own_state(callback) else _attributes(callback, model)
+        states.append({str(name): as_plain(value, f"{where}, {name}") for name, value in state.items()})
+    return states
+
+
+def weights_of(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Return the best weights that EarlyStopping keeps, by names for a checkpoint."""
+    kept = {}
+    for place, callback in enumerate(callbacks):
+        for number, value in enumerate(getattr(callback, _WEIGHTS, None) or ()):
+            kept[f"callback/{place}/{number}"] = tf.convert_to_tensor(value)
+    return kept
+
+
+def load_states(
+    callbacks: Sequence[Any], model: Any, states: Sequence[Mapping[str, Any]], weights: Mapping[str, Any]
+) -> None:
+    """Set the states of callbacks, where they are the same ones as in the checkpoint."""
+    for place, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
+        values = {name: from_plain(value) for name, value in state.items()}
+        if _has_own_state(callback):
+            callback.set_state(values)
+            continue
+        for name in _attributes(callback, model):
+            if name in values:
+                setattr(callback, name, values[name])
+        mine = [np.asarray(value) for name, value in weights.items() if name.split("/")[1] == str(place)]
+        if mine and hasattr(callback, _WEIGHTS):
+            setattr(callback, _WEIGHTS, mine)
+
+
+def as_plain(value: Any, where: str) -> Any:
+    """Return a value as JSON has it; an array as a dict."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if tf.is_tensor(value) or isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return array.item() if array.ndim == 0 else {"array": array.tolist(), "dtype": array.dtype.name}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(part, where) for part in value]
+    if isinstance(value, Mapping) and "array" not in value:
+        return {str(name): as_plain(part, where) for name, part in value.items()}
+    raise ConfigError(where, expected="numbers, texts and arrays of numbers", received=shown(value))
+
+
+def from_plain(value: Any) -> Any:
+    """Return the value that `as_plain` was given."""
+    if isinstance(value, list):
+        return [from_plain(part) for part in value]
+    if isinstance(value, dict):
+        if set(value) == {"array", "dtype"}:
+            return np.asarray(value["array"], value["dtype"])
+        return {name: from_plain(part) for name, part in value.items()}
+    return value
+
+
+def _attributes(callback: Any, model: Any) -> dict[str, Any]:
+    for kind, names in _ATTRIBUTES.items():
+        if isinstance(callback, tuple(_classes(model, [kind]))):
+            return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+    return {}
+
+
+def _classes(model: Any, names: Sequence[str]) -> list[Any]:
+    module = keras_of(model).callbacks
+    return [getattr(module, name) for name in names if hasattr(module, name)]
+
+
+def _has_own_state(callback: Any) -> bool:
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
