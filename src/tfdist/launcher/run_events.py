@@ -298,10 +298,13 @@ def events_to_file(path: Path | None = None) -> Iterator[None]:
 
 
 class _WarningsToEvents(logging.Handler):
-    """Record what is logged."""
+    """Record what is logged, and print it as Python does where no other handler is set up."""
 
     def emit(self, record_: logging.LogRecord) -> None:
         record(Warned(text=record_.getMessage()))
+        others = {*logging.getLogger("tfdist").handlers, *logging.getLogger().handlers} - {self}
+        if not others and logging.lastResort is not None:
+            logging.lastResort.handle(record_)
 
 
 def is_launched() -> bool:

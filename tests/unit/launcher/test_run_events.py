@@ -123,3 +123,11 @@ def test_the_docs_describe_every_event_with_its_fields(kind):
     assert f"`{kind.__struct_config__.tag}`" in described
     for field in kind.__struct_fields__:
         assert f"`{field}`" in described
+
+
+def test_warnings_are_printed_too_where_a_script_sets_up_no_logging(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
+    with run_events.events_to_file(tmp_path / "events.jsonl"):
+        logging.getLogger("tfdist").warning("resuming at step 4")
+    assert capsys.readouterr().err == "resuming at step 4\n"
+    assert '"resuming at step 4"' in (tmp_path / "events.jsonl").read_text()
