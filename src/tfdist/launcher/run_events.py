@@ -25,6 +25,7 @@ __all__ = [
     "VARIABLE",
     "AnyEvent",
     "CheckpointSaved",
+    "Configured",
     "EpochEnded",
     "Evaluated",
     "EventFile",
@@ -131,6 +132,12 @@ class LaunchEnded(_Event):
 # -- recorded by the chief --
 
 
+class Configured(_Event):
+    """The chief starts with a config, of which the section `engine` is left out."""
+
+    config: dict[str, Any]
+
+
 class RunStarted(_Event):
     """The chief starts to train, or resumes from the checkpoint of a step."""
 
@@ -147,6 +154,8 @@ class RunStarted(_Event):
     steps_lost: int
     cluster: dict[str, int]
     versions: dict[str, str]
+    machine: dict[str, str] = {}
+    command: list[str] = []  # empty where a launcher has recorded it
 
 
 class PhaseBegun(_Event):
@@ -221,6 +230,7 @@ AnyEvent = Union[  # noqa: UP007  # msgspec and get_args read it
     TaskExited,
     TasksRestarting,
     LaunchEnded,
+    Configured,
     RunStarted,
     PhaseBegun,
     Progressed,

@@ -7,6 +7,7 @@ The chief writes the files of a run; the launcher, if there is one, writes its l
     RUN/checkpoints/        the state from which a run resumes, one folder a step
     RUN/summaries/          curves and images for TensorBoard
     RUN/logs/               the output of each task
+    RUN/report/             its answers for the test images, and its surest mistakes
     RUN/events.jsonl        what happened, one JSON object a line; the launcher adds to it too
 
 On Vertex AI and SageMaker, run_folder.py finds other places for some of these. In an object store,
@@ -34,12 +35,13 @@ from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import Departures
 from tfdist.coordination.traffic import Traffic
-from tfdist.datasets.open_data import Data, open_data
+from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.run_events import (
     FILE,
+    Configured,
     Exported,
     PhaseBegun,
     RunEnded,
@@ -52,6 +54,7 @@ from tfdist.models.output_kind import Outputs
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy, make_strategy
 from tfdist.strategies.server import serve
+from tfdist.trainer.answers import classify, write_answers
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic, MembershipChanged
@@ -151,6 +154,8 @@ def _recorded(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Iter
             stack.enter_context(listening(metrics.handle))
         stack.enter_context(events_to_file(folder.root / FILE))
         began = time.monotonic()
+        sections = msgspec.to_builtins(config)
+        record(Configured(config={name: value for name, value in sections.items() if name != "engine"}))
         try:
             yield
         except BaseException as error:
@@ -237,7 +242,7 @@ def _report(
     config, data = context.config, context.data
     local = build_model(config, data)
     local.set_weights(weights)
-    _check_answers(run, data, local, results, config.evaluation.batches)
+    _check_answers(context, run, local, outputs, results["accuracy"])
     steps = max(1, run.step - run.begun_at)
     return Report(
         data=data.name,
@@ -304,23 +309,18 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
-def _check_answers(run: Run, data: Data, model: Any, results: dict[str, float], batches: int | None) -> None:
+def _check_answers(context: RunContext, run: Run, model: Any, outputs: Outputs, accuracy: float) -> None:
     """Classify the test images in this process alone, and compare the accuracy with the cluster's."""
+    data, batches = context.data, context.config.evaluation.batches
     images, labels = data.prepared.split("test").arrays()
     count = len(labels) if batches is None else min(len(labels), batches * _IMAGES_AT_ONCE)
-    answers = np.concatenate(
-        [
-            np.argmax(model.predict_on_batch(images[start : min(count, start + _IMAGES_AT_ONCE)]), axis=-1)
-            for start in range(0, count, _IMAGES_AT_ONCE)
-        ]
-    )
-    run.show_answers(images[:count], labels[:count], answers)
-    accuracy = float(np.mean(answers == labels[:count]))
-    if batches is None and abs(accuracy - results["accuracy"]) > _ACCURACY_TOLERANCE:
-        problem = (
-            f"classifies {accuracy:.4f} of the test images correctly,"
-            f" the trained model {results['accuracy']:.4f}"
-        )
+    images, labels = images[:count], labels[:count]
+    answers, probabilities = classify(model, images, outputs)
+    run.show_answers(images, labels, answers)
+    write_answers(context.folder.root / "report", images, labels, answers, probabilities, data.classes)
+    here = float(np.mean(answers == labels))
+    if batches is None and abs(here - accuracy) > _ACCURACY_TOLERANCE:
+        problem = f"classifies {here:.4f} of the test images correctly, the trained model {accuracy:.4f}"
         raise TfdistError("the model to be exported", problem, remedy="Report it: this is a fault of tfdist")
 
 

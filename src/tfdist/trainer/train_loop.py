@@ -1,9 +1,12 @@
 """Train up to the last step: evaluate, save and report at the steps where that is due, and resume."""
 
 import logging
+import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +14,8 @@ import tensorflow as tf
 from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError, NotFinite, Preempted
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, record
+from tfdist.launcher.resources import own_cores
+from tfdist.launcher.run_events import VARIABLE, Evaluated, PhaseBegun, RunStarted, record
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
@@ -37,6 +41,23 @@ _log = logging.getLogger("tfdist")
 def versions() -> dict[str, str]:
     """Return the versions that a run's records name."""
     return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}
+
+
+def _machine() -> dict[str, str]:
+    """Describe the machine of this task."""
+    gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cores": f"{len(own_cores())} of {os.cpu_count()}",
+        "GPUs": ", ".join(gpus) or "none",
+    }
+
+
+def _command() -> list[str]:
+    """Return what was typed to train, unless a launcher has recorded it or a program has called tfdist."""
+    is_typed = Path(sys.argv[0]).name in ("train.py", "tfdist train")
+    return ["tfdist", "train", *sys.argv[1:]] if is_typed and VARIABLE not in os.environ else []
 
 
 class Run:
@@ -125,6 +146,8 @@ class Run:
                 steps_lost=self.history[-1].lost if self.history else 0,
                 cluster=dict(Counter(task.type for task in self._context.cluster.tasks())),
                 versions=versions(),
+                machine=_machine(),
+                command=_command(),
             )
         )
         record(PhaseBegun(phase="training"))
