@@ -1,0 +1,114 @@
+"""Write what differs between two runs: results, speed, and keys of their configs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.diagnostics.report.markup import duration, escape, number, percent, table
+from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.sections import accuracy, state, title
+from tfdist.diagnostics.report.timeline import mean_speed
+from tfdist.launcher.run_events import LaunchStarted, RunStarted
+
+__all__ = ["config_differences", "names_of", "results_side_by_side"]
+
+_ABSENT = "—"
+_LONGEST_VALUE = 200
+
+
+def names_of(runs: Sequence[RunFacts]) -> list[str]:
+    """Return a name for each run: of its folder, with its place before it where two have the same."""
+    names = [facts.folder.absolute().name or str(facts.folder.absolute()) for facts in runs]
+    if len(set(names)) == len(names):
+        return names
+    wholes = [str(facts.folder.absolute()) for facts in runs]
+    if len(set(wholes)) == len(wholes):
+        return wholes
+    return [f"{whole} ({index + 1})" for index, whole in enumerate(wholes)]
+
+
+def results_side_by_side(first: RunFacts, second: RunFacts, names: Sequence[str]) -> str:
+    """Write the results of two runs, with the second as a ratio of the first or a difference to it."""
+    rows = [
+        _words("state", state(first), state(second)),
+        _words("trains", title(first), title(second)),
+        _words("strategy", _strategy(first), _strategy(second)),
+        _words("tasks", _tasks(first), _tasks(second)),
+        _words("versions", _versions(first), _versions(second)),
+        _numbers("test accuracy", accuracy(first), accuracy(second), percent, _points),
+        _numbers("duration", first.seconds, second.seconds, duration, _ratio),
+        _numbers("training speed, examples/s", mean_speed(first), mean_speed(second), number, _ratio),
+        _words("restarts", str(first.restarts), str(second.restarts)),
+    ]
+    return table(["", *names, "difference"], rows, label="Results side by side")
+
+
+def _words(name: str, first: str, second: str) -> list[str]:
+    return [name, first or _ABSENT, second or _ABSENT, "same" if first == second else "differs"]
+
+
+def _numbers(
+    name: str,
+    first: float | None,
+    second: float | None,
+    form: Callable[[float], str],
+    compare: Callable[[float, float], str],
+) -> list[str]:
+    shown = [_ABSENT if value is None else form(value) for value in (first, second)]
+    return [name, *shown, _ABSENT if first is None or second is None else compare(first, second)]
+
+
+def _points(first: float, second: float) -> str:
+    return f"{100 * (second - first):+.2f} points"
+
+
+def _ratio(first: float, second: float) -> str:
+    return f"x {second / first:.2f}" if first > 0 else _ABSENT
+
+
+def _strategy(facts: RunFacts) -> str:
+    started = facts.last(RunStarted)
+    return started.strategy if started else ""
+
+
+def _versions(facts: RunFacts) -> str:
+    started = facts.last(RunStarted)
+    versions = started.versions if started else facts.results.versions if facts.results else {}
+    return ", ".join(f"{name} {value}" for name, value in versions.items())
+
+
+def _tasks(facts: RunFacts) -> str:
+    launched, started = facts.last(LaunchStarted), facts.last(RunStarted)
+    if launched is not None:
+        return launched.shares
+    return ", ".join(f"{role}: {size}" for role, size in started.cluster.items()) if started else ""
+
+
+def config_differences(first: RunFacts, second: RunFacts, names: Sequence[str]) -> str:
+    """Write the keys of the configs that differ."""
+    if not first.config or not second.config:
+        return ""
+    left, right = _flat(first.config), _flat(second.config)
+    rows = [
+        [key, left.get(key, _ABSENT), right.get(key, _ABSENT)]
+        for key in dict.fromkeys((*left, *right))
+        if left.get(key) != right.get(key)
+    ]
+    if not rows:
+        return "<p>The two configs are equal.</p>"
+    text = f"<p>{escape(len(rows))} of {escape(len(dict.fromkeys((*left, *right))))} keys differ.</p>"
+    return text + table(["key", *names], rows, label="Keys that differ")
+
+
+def _flat(config: dict[str, Any]) -> dict[str, str]:
+    """Return each value by its dotted key, without the section `engine`, which not all records have."""
+    flat: dict[str, str] = {}
+
+    def add(value: object, key: str) -> None:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                add(inner, f"{key}.{name}" if key else str(name))
+        else:
+            flat[key] = str(value)[:_LONGEST_VALUE]
+
+    add({name: value for name, value in config.items() if name != "engine"}, "")
+    return flat

@@ -1,0 +1,151 @@
+"""Choose the charts of a page: loss, accuracy and speed of one run, or of two in the same charts."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from tfdist.diagnostics.report.markup import percent
+from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.svg_charts import Band, Chart, Mark, Series, draw_chart
+from tfdist.diagnostics.report.timeline import (
+    Points,
+    evaluations,
+    loss_curve,
+    marks,
+    speed_curve,
+    step_times,
+    test_curve,
+)
+from tfdist.launcher.run_events import EpochEnded
+
+__all__ = ["learning_charts", "speed_charts"]
+
+_MOST_TASKS = 6  # that a chart shows one by one
+_MOST_METRICS = 6
+_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+def learning_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
+    """Draw loss and test results over the steps, or over the epochs of `fit`."""
+    charts = [_loss(runs, names), _accuracy(runs, names), *_epochs(runs, names)]
+    return "".join(map(draw_chart, charts))
+
+
+def _loss(runs: Sequence[RunFacts], names: Sequence[str]) -> Chart:
+    series = []
+    for index, facts in enumerate(runs):
+        series.append(Series(f"{_prefix(runs, names, index)}training", loss_curve(facts), index, bool(index)))
+        series.append(
+            Series(f"{_prefix(runs, names, index)}test", test_curve(facts, "loss"), index + 2, bool(index))
+        )
+    return Chart("Loss", "step", "loss", series)
+
+
+def _accuracy(runs: Sequence[RunFacts], names: Sequence[str]) -> Chart:
+    series = [
+        Series(names[index] if len(runs) > 1 else "test", test_curve(facts, "accuracy"), index, bool(index))
+        for index, facts in enumerate(runs)
+    ]
+    return Chart("Test accuracy", "step", "accuracy", series, format_y=percent)
+
+
+def _epochs(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
+    """Return a chart for each metric of `fit`, with its values on training and validation data."""
+    ended = [facts.all(EpochEnded) for facts in runs]
+    metrics = dict.fromkeys(
+        name.removeprefix("val_") for each in ended for event in each for name in event.logs
+    )
+    charts = []
+    for metric in list(metrics)[:_MOST_METRICS]:
+        series = []
+        for index, events in enumerate(ended):
+            for offset, (name, of) in enumerate(((metric, "training"), (f"val_{metric}", "validation"))):
+                points = [
+                    (event.epoch + 1, value)
+                    for event in events
+                    if (value := event.logs.get(name)) is not None
+                ]
+                series.append(
+                    Series(f"{_prefix(runs, names, index)}{of}", points, index + 2 * offset, bool(index))
+                )
+        charts.append(Chart(f"{metric} of each epoch", "epoch", metric, series))
+    return charts
+
+
+def speed_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
+    """Draw the speed of the cluster and the time of a step over the time of the run, with what happened."""
+    longest = max(facts.seconds for facts in runs)
+    _, size, unit = next(each for each in _UNITS if longest >= each[0])
+
+    def now(seconds: float) -> float:
+        return seconds / size
+
+    happened, bands = _happened(runs, names, now)
+    speeds = [
+        Series(names[index] if len(runs) > 1 else "all tasks", speed_curve(facts, now), index, bool(index))
+        for index, facts in enumerate(runs)
+    ]
+    charts = [
+        Chart("Throughput of the cluster", unit, "examples/s", speeds, happened, bands, from_zero=True),
+        Chart(
+            "Computing time of a step",
+            unit,
+            "ms",
+            _step_series(runs, names, now),
+            happened,
+            bands,
+            from_zero=True,
+        ),
+    ]
+    return "".join(map(draw_chart, charts))
+
+
+def _happened(
+    runs: Sequence[RunFacts], names: Sequence[str], now: Callable[[float], float]
+) -> tuple[list[Mark], list[Band]]:
+    """Return what the charts mark; of two runs only faults and restarts: more would hide the lines."""
+    found = [
+        Mark(now(mark.x), mark.kind, f"{_prefix(runs, names, index)}{mark.text}")
+        for index, facts in enumerate(runs)
+        for mark in marks(facts)
+        if len(runs) == 1 or mark.kind != "checkpoint"
+    ]
+    bands = evaluations(runs[0]) if len(runs) == 1 else []
+    return found, [Band(now(band.begin), now(band.end), band.text) for band in bands]
+
+
+def _step_series(
+    runs: Sequence[RunFacts], names: Sequence[str], now: Callable[[float], float]
+) -> list[Series]:
+    curves = [step_times(facts, now) for facts in runs]
+    if len(runs) == 1 and len(curves[0]) <= _MOST_TASKS:
+        return [
+            Series(task, points, style, bool(style % 2))
+            for style, (task, points) in enumerate(curves[0].items())
+        ]
+    if len(runs) == 1:
+        kinds: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
+            ("slowest task", max),
+            ("median task", statistics.median),
+            ("fastest task", min),
+        )
+        return [
+            Series(name, _over_tasks(curves[0], choose), style, bool(style % 2))
+            for style, (name, choose) in enumerate(kinds)
+        ]
+    return [
+        Series(f"{names[index]}, median task", _over_tasks(each, statistics.median), index, bool(index))
+        for index, each in enumerate(curves)
+    ]
+
+
+def _over_tasks(curves: dict[str, Points], choose: Callable[[list[float]], float]) -> Points:
+    """Return one curve for many tasks, which were measured at the same moments."""
+    at: dict[float, list[float]] = {}
+    for points in curves.values():
+        for time, taken in points:
+            at.setdefault(time, []).append(taken)
+    return [(time, choose(values)) for time, values in sorted(at.items())]
+
+
+def _prefix(runs: Sequence[RunFacts], names: Sequence[str], index: int) -> str:
+    return f"{names[index]}: " if len(runs) > 1 else ""

@@ -1,0 +1,224 @@
+"""Read what a run has left in its folder: events, results, and the model's answers for the test images."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tfdist._utils.read_files import check_regular, opened_regular, read_json_file
+from tfdist.errors import ConfigError, DataError, shown
+from tfdist.launcher.run_events import (
+    FILE,
+    AnyEvent,
+    Configured,
+    LaunchEnded,
+    LaunchStarted,
+    PhaseBegun,
+    RunEnded,
+    RunStarted,
+    TasksRestarting,
+    TaskStarted,
+    read_events,
+)
+
+__all__ = ["Answers", "Mistake", "Results", "RunFacts", "read_run"]
+
+_Event = TypeVar("_Event")
+_Decoded = TypeVar("_Decoded")
+_LARGEST_PICTURE = 100_000  # bytes
+_MOST_PICTURES = 24
+_LONGEST_SILENCE = 1e8  # seconds between two events: three years are a clock that was wrong
+_LONGEST_PAUSE = 600.0  # after the end of a start, until the next one counts as part of the run
+
+
+class Results(msgspec.Struct):
+    """The part of report.json that the page shows."""
+
+    test_accuracy: float | None = None
+    test: dict[str, float] = {}
+    steps: int = 0
+    skipped_batches: list[int] = []
+    seconds: float = 0.0
+    bytes_sent_per_step: dict[str, int] = {}
+    export: str = ""
+    config: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    data: str = ""
+    substitute_for: str | None = None
+
+
+class Mistake(msgspec.Struct):
+    """A wrong answer: the numbers of two classes, and the image's row in the test data."""
+
+    label: int
+    answer: int
+    probability: float
+    row: int
+    picture: str = ""  # as a data URI
+
+
+class Answers(msgspec.Struct):
+    """How often the model took each class for each other one: (class, answer, how often)."""
+
+    classes: list[str]
+    counts: list[tuple[int, int, int]] = []
+    mistakes: list[Mistake] = []
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run.
+
+    Attributes:
+        folder: Its folder.
+        events: What happened, in order.
+        times: For each event, the seconds that the run had taken.
+        results: The results, if the run is done.
+        answers: The answers for the test images, if the run is done.
+        problem: Why it failed; empty if it is done, None if no end is recorded.
+    """
+
+    folder: Path
+    events: Sequence[AnyEvent] = ()
+    times: Sequence[float] = ()
+    results: Results | None = None
+    answers: Answers | None = None
+    problem: str | None = field(default=None)
+
+    def all(self, kind: type[_Event]) -> list[_Event]:
+        """Return the events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[_Event]) -> _Event | None:
+        """Return the last event of a kind."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the run took, without the time between two starts of it."""
+        if self.times:
+            return self.times[-1]
+        return self.results.seconds if self.results else 0.0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the config; empty for a script of the user's own."""
+        if self.results and self.results.config:
+            return self.results.config
+        configured = self.last(Configured)
+        return configured.config if configured else {}
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command that started it; empty if it is unknown."""
+        launched, started = self.last(LaunchStarted), self.last(RunStarted)
+        if launched is not None:
+            return launched.command
+        return started.command if started else []
+
+    @property
+    def restarts(self) -> int:
+        """Return how often the launcher has started lost tasks again."""
+        return len(self.all(TasksRestarting))
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Return what is known of the run in a folder.
+
+    Raises:
+        ConfigError: The folder is that of no run.
+        DataError: A file there is damaged.
+    """
+    try:
+        events = _events(folder / FILE)
+        results = _decoded(folder / "report.json", Results)
+    except OSError as error:
+        raise DataError(str(error.filename or folder), f"cannot be read: {error.strerror}") from None
+    if not events and results is None:
+        problem = "is no folder of a run: it has neither events.jsonl with an event nor report.json"
+        remedy = "Name the folder that tfdist train or tfdist launch has printed, such as runs/NAME"
+        raise ConfigError(str(folder), problem, remedy=remedy)
+    return RunFacts(
+        folder=folder,
+        events=events,
+        times=_running_seconds(events),
+        results=results,
+        answers=None if results is None else _answers(folder / "report"),
+        problem=_problem(events, results),
+    )
+
+
+def _events(path: Path) -> list[AnyEvent]:
+    try:
+        check_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return read_events(path)
+
+
+def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
+    """Return the seconds up to each event, without those in which the run was stopped.
+
+    The clocks of several machines may differ: time never goes back.
+    """
+    seconds, total = [], 0.0
+    before: AnyEvent | None = None
+    for event in events:
+        passed = 0.0 if before is None else max(0.0, event.time - before.time)
+        is_start = isinstance(event, LaunchStarted)
+        is_start |= isinstance(before, RunEnded | LaunchEnded) and passed > _LONGEST_PAUSE
+        total += 0.0 if is_start or passed > _LONGEST_SILENCE else passed
+        seconds.append(total)
+        before = event
+    return seconds
+
+
+def _problem(events: Sequence[AnyEvent], results: Results | None) -> str | None:
+    """Return why the run failed; empty if it is done, None if its last start has not ended."""
+    if not events:
+        return "" if results is not None else None
+    is_launched = any(isinstance(event, LaunchStarted) for event in events)
+    for event in reversed(events):
+        if isinstance(event, LaunchEnded) or (isinstance(event, RunEnded) and not is_launched):
+            return event.problem
+        if isinstance(event, LaunchStarted | TaskStarted | PhaseBegun | RunStarted):
+            return None
+    return None
+
+
+def _answers(folder: Path) -> Answers | None:
+    answers = _decoded(folder / "answers.json", Answers)
+    if answers is None:
+        return None
+    known = range(len(answers.classes))
+    answers.counts = [each for each in answers.counts if each[0] in known and each[1] in known]
+    answers.mistakes = [each for each in answers.mistakes if each.label in known and each.answer in known]
+    for index, mistake in enumerate(answers.mistakes[:_MOST_PICTURES]):
+        mistake.picture = _picture(folder / f"mistake-{index}.png")
+    answers.mistakes = [each for each in answers.mistakes if each.picture]
+    return answers
+
+
+def _picture(path: Path) -> str:
+    """Return a PNG as a data URI; empty if it is missing or too large for the page."""
+    try:
+        with opened_regular(path) as file:
+            data = file.read(_LARGEST_PICTURE + 1)
+    except FileNotFoundError:
+        return ""
+    is_small_png = data.startswith(b"\x89PNG") and len(data) <= _LARGEST_PICTURE
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}" if is_small_png else ""
+
+
+def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded | None:
+    """Return the value of a JSON file, or None where it is missing."""
+    try:
+        return msgspec.convert(read_json_file(path), kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, msgspec.ValidationError) as error:
+        problem = f"is damaged: {shown(str(error))}"
+        raise DataError(str(path), problem, remedy="Remove it: the page then leaves it out") from None

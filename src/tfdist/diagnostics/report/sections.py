@@ -1,0 +1,275 @@
+"""Write the sections of the page: what ran, how it went, and with which config. Each takes one run or two."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from tfdist.diagnostics.report.markup import (
+    count,
+    definitions,
+    details,
+    duration,
+    escape,
+    moment,
+    number,
+    percent,
+    table,
+)
+from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.timeline import (
+    computing_seconds,
+    happenings,
+    mean_speed,
+    phase_seconds,
+    task_ends,
+)
+from tfdist.launcher.run_events import (
+    EpochEnded,
+    Evaluated,
+    LaunchStarted,
+    NetworkChosen,
+    Progressed,
+    RunStarted,
+    TaskStarted,
+    Warned,
+)
+
+__all__ = [
+    "accuracy",
+    "configuration",
+    "headline",
+    "history",
+    "places",
+    "reproduction",
+    "state",
+    "title",
+    "warnings",
+    "where_time_went",
+]
+
+_MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
+_LAUNCHED = ("-m", "tfdist.train")
+
+
+def title(facts: RunFacts) -> str:
+    """Return what a run trains, on what; for a script of the user's own its name."""
+    started = facts.last(RunStarted)
+    if started is not None:
+        return f"{started.model} on {started.data}"
+    if facts.results is not None:
+        return f"{facts.results.config.get('model', {}).get('name', 'a model')} on {facts.results.data}"
+    words = [Path(word).name for word in facts.command if word.endswith(".py")]
+    return words[0] if words else facts.folder.name
+
+
+def state(facts: RunFacts) -> str:
+    """Return whether a run is done, has failed, or has not ended as far as its events tell."""
+    if facts.problem is None:
+        last = f": its last event was at {moment(facts.events[-1].time)}" if facts.events else ""
+        return f"not ended{last}"
+    return f"failed: {facts.problem}" if facts.problem else "done"
+
+
+def accuracy(facts: RunFacts) -> float | None:
+    """Return the last test accuracy, or the last validation accuracy of `fit`."""
+    if facts.results is not None and facts.results.test_accuracy is not None:
+        return facts.results.test_accuracy
+    evaluated, epoch = facts.last(Evaluated), facts.last(EpochEnded)
+    if evaluated is not None:
+        return evaluated.results.get("accuracy")
+    logs = epoch.logs if epoch is not None else {}
+    return next((value for name, value in logs.items() if name.startswith("val_") and "acc" in name), None)
+
+
+def headline(facts: RunFacts) -> str:
+    """Write what everyone asks first, and what replaced the data."""
+    started, reached = facts.last(RunStarted), accuracy(facts)
+    speed, strategy = mean_speed(facts), started.strategy if started else ""
+    figures = [
+        ("Test accuracy", "" if reached is None else percent(reached)),
+        ("Duration", duration(facts.seconds)),
+        ("Restarts", f"{facts.restarts}" if facts.all(LaunchStarted) else ""),
+        ("Strategy", strategy),
+        ("Steps", _steps(facts)),
+        ("Training speed", "" if speed is None else f"{number(speed)} examples/s"),
+    ]
+    instead = started.substitute_for if started else facts.results.substitute_for if facts.results else None
+    note = f"{started.data if started else facts.results.data if facts.results else ''} in place of {instead}"
+    return (
+        f'<p class="state {_state_class(facts)}">{escape(state(facts))}</p>'
+        + (f'<p class="note"><strong>Attention:</strong> {escape(note)}</p>' if instead else "")
+        + definitions(figures).replace("<dl>", '<dl class="figures">')
+    )
+
+
+def _state_class(facts: RunFacts) -> str:
+    return "open" if facts.problem is None else "failed" if facts.problem else "done"
+
+
+def _steps(facts: RunFacts) -> str:
+    last = facts.last(Progressed)
+    if last is None:
+        return f"{facts.results.steps:,}" if facts.results else ""
+    if last.steps and last.steps != last.step:
+        return f"{last.step:,} of {last.steps:,}"
+    return f"{last.step:,}"
+
+
+def places(facts: RunFacts) -> str:
+    """Write which tasks ran, where, and with which versions."""
+    started, launched, network = facts.last(RunStarted), facts.last(LaunchStarted), facts.last(NetworkChosen)
+    versions = started.versions if started else facts.results.versions if facts.results else {}
+    machine = started.machine if started else {}
+    pairs = [
+        ("Folder", str(facts.folder.absolute())),
+        ("Began", moment(facts.events[0].time) if facts.events else ""),
+        ("Model", f"{started.model}, {started.parameters:,} parameters" if started else ""),
+        ("Data", _data(started)),
+        ("Tasks", launched.shares if launched else _cluster(started)),
+        ("Network", _network(network)),
+        *((f"Chief's {name}" if name != "GPUs" else "GPUs", value) for name, value in machine.items()),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in versions.items())),
+        ("Exported model", facts.results.export if facts.results else ""),
+    ]
+    return definitions(pairs) + _tasks(facts)
+
+
+def _data(started: RunStarted | None) -> str:
+    if started is None:
+        return ""
+    sizes = f"{started.train_examples:,} examples to train on, {started.test_examples:,} to test on"
+    return f"{started.data}: {sizes}, {started.batch_size:,} a batch"
+
+
+def _cluster(started: RunStarted | None) -> str:
+    return ", ".join(f"{role}: {size}" for role, size in started.cluster.items()) if started else ""
+
+
+def _network(chosen: NetworkChosen | None) -> str:
+    if chosen is None:
+        return ""
+    return "private" if chosen.is_private else f"not private: {chosen.reason}"
+
+
+def _tasks(facts: RunFacts) -> str:
+    launched = facts.last(LaunchStarted)
+    if launched is None or not launched.tasks:
+        return ""
+    begun = [event.task for event in facts.all(TaskStarted)]
+    sent = facts.results.bytes_sent_per_step if facts.results else {}
+    rows = []
+    for task, address in list(launched.tasks.items())[:_MOST_TASKS]:
+        ends = task_ends(facts, task)
+        amount = f"{sent[task] / 1e6:.3g} MB" if task in sent else ""
+        rows.append([task, address, str(begun.count(task)), "; ".join(ends) or "not ended", amount])
+    return table(["task", "address", "starts", "ended", "sent a step"], rows, label="Tasks")
+
+
+def where_time_went(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
+    """Write how long each phase took, as bars and numbers, and for one run what each task did meanwhile."""
+    phases = [phase_seconds(facts) for facts in runs]
+    every = list(dict.fromkeys(name for each in phases for name in each))
+    most = max((seconds for each in phases for seconds in each.values()), default=0.0)
+    if not most:
+        return ""
+    rows = []
+    for name in every:
+        cells = "".join(
+            _bar(each.get(name, 0.0), most, sum(each.values()), run) for run, each in enumerate(phases)
+        )
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    head = (
+        "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+        if len(runs) > 1
+        else "<th>time</th>"
+    )
+    body = f"<thead><tr><th>phase</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f'<table class="bars">{body}</table>' + ("".join(map(_computing, runs)) if len(runs) == 1 else "")
+
+
+def _bar(seconds: float, most: float, total: float, style: int) -> str:
+    share = f"{duration(seconds)} ({100 * seconds / total:.0f} %)" if total else ""
+    width = f"{100 * seconds / most:.1f}"
+    return f'<td><div class="bar b{style}" style="width:{width}%"></div><span>{share}</span></td>'
+
+
+def _computing(facts: RunFacts) -> str:
+    computed, training = computing_seconds(facts), phase_seconds(facts).get("training", 0.0)
+    if not computed or not training:
+        return ""
+    rows = []
+    for task, seconds in list(computed.items())[:_MOST_TASKS]:
+        busy = min(seconds, training)
+        rows.append([task, duration(busy), duration(training - busy), f"{100 * busy / training:.0f} %"])
+    head = ["task", "computed", "exchanged or waited", "computing"]
+    text = "<p>Of the training, about so much was computing, by the measured time of a step:</p>"
+    return text + table(head, rows, label="Computing of each task")
+
+
+def history(facts: RunFacts) -> str:
+    """Write what happened, in order."""
+    rows = [[duration(time), kind, text] for time, kind, text in happenings(facts)]
+    left_out = len(rows) - _MOST_HAPPENINGS
+    note = f"<p>The first {_MOST_HAPPENINGS} of {len(rows):,}:</p>" if left_out > 0 else ""
+    return note + table(["after", "what", ""], rows[:_MOST_HAPPENINGS], label="What happened") if rows else ""
+
+
+def warnings(facts: RunFacts) -> str:
+    """Write what the chief has warned of, each text once."""
+    counts: dict[str, int] = {}
+    for event in facts.all(Warned):
+        counts[event.text] = counts.get(event.text, 0) + 1
+    if facts.results and facts.results.skipped_batches:
+        batches = ", ".join(map(str, facts.results.skipped_batches))
+        counts[f"batches left out, because their loss was not finite: {batches}"] = 1
+    shown = list(counts.items())[:_MOST_WARNINGS]
+    entries = "".join(f"<li>{escape(text)}{_repeated(times)}</li>" for text, times in shown)
+    more = f"<p>… and {len(counts) - _MOST_WARNINGS:,} more</p>" if len(counts) > _MOST_WARNINGS else ""
+    return f'<ul class="warnings">{entries}</ul>{more}' if counts else ""
+
+
+def _repeated(times: int) -> str:
+    return f" ({count(times, 'time')})" if times > 1 else ""
+
+
+def configuration(facts: RunFacts) -> str:
+    """Write the config as YAML; the sections of schedulers only where the run was started by one."""
+    config = {name: value for name, value in facts.config.items() if name != "engine"}
+    if not config:
+        return ""
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return details("All keys, defaults included", f"<pre>{escape(text)}</pre>")
+
+
+def reproduction(facts: RunFacts) -> str:
+    """Write the command that does the same again, in a folder of its own."""
+    words, seed = _typed(facts.command), facts.config.get("train", {}).get("seed")
+    if not words:
+        return ""
+    started = facts.last(RunStarted)
+    versions = started.versions if started else {}
+    wanted = " and ".join(f"{name} {versions[name]}" for name in ("tfdist", "tensorflow") if name in versions)
+    notes = (
+        f"<p>With {escape(wanted)}; the seed is {escape(seed)}.</p>" if wanted and seed is not None else ""
+    )
+    return f"<pre>{escape(shlex.join(words))}</pre>{notes}"
+
+
+def _typed(command: Sequence[str]) -> list[str]:
+    """Return a command as a user types it, without the folder of the run."""
+    words = list(command)
+    for start in range(len(words) - 1):
+        if tuple(words[start : start + 2]) == _LAUNCHED:
+            words = ["tfdist", "train", *words[start + 2 :]]
+            break
+    kept, skips = [], False
+    for word in words:
+        if not skips and not word.startswith("--run_dir="):
+            if word == "--run_dir":
+                skips = True
+                continue
+            kept.append(word)
+        skips = False
+    return kept

@@ -1,0 +1,240 @@
+"""Compute where the time of a run went, what happened when, and the curves, from its events."""
+
+import signal
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from tfdist.diagnostics.report.markup import duration
+from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.svg_charts import Band, Mark
+from tfdist.launcher.run_events import (
+    AnyEvent,
+    CheckpointSaved,
+    Evaluated,
+    Exported,
+    LaunchEnded,
+    LaunchStarted,
+    PhaseBegun,
+    Progressed,
+    RunEnded,
+    RunStarted,
+    TaskExited,
+    TaskKilled,
+    TaskSpeed,
+    TasksRestarting,
+)
+
+__all__ = [
+    "Points",
+    "computing_seconds",
+    "evaluations",
+    "happenings",
+    "loss_curve",
+    "marks",
+    "mean_speed",
+    "phase_seconds",
+    "speed_curve",
+    "step_times",
+    "task_ends",
+    "test_curve",
+]
+
+Points = list[tuple[float, float]]
+_MOST_CHECKPOINTS = 40  # that a chart marks
+_ENDING = "ending"
+_LEAST_SECONDS = 0.9  # of training between two points: shorter ones would show the rhythm of the reports
+
+
+def phase_seconds(facts: RunFacts) -> dict[str, float]:
+    """Return the seconds of each phase, in the order in which they first began."""
+    seconds: dict[str, float] = {}
+    phase = "starting"
+    for index, event in enumerate(facts.events):
+        passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
+        seconds[phase] = seconds.get(phase, 0.0) + passed
+        phase = _phase_after(event) or phase
+        if isinstance(event, CheckpointSaved):  # the training waits meanwhile
+            saved = min(event.seconds, seconds.get("training", 0.0))
+            seconds["training"] = seconds.get("training", 0.0) - saved
+            seconds["saving checkpoints"] = seconds.get("saving checkpoints", 0.0) + saved
+    return {name: taken for name, taken in seconds.items() if taken > 0}
+
+
+def _phase_after(event: AnyEvent) -> str | None:
+    match event:
+        case LaunchStarted():
+            return "starting"
+        case PhaseBegun(phase=phase):
+            return phase
+        case TasksRestarting(all_tasks=True):
+            return "restarting"
+        case RunEnded() | LaunchEnded():
+            return _ENDING
+    return None
+
+
+def evaluations(facts: RunFacts) -> list[Band]:
+    """Return when the chief evaluated."""
+    bands, began = [], None
+    for event, time in zip(facts.events, facts.times, strict=True):
+        if not isinstance(event, PhaseBegun):
+            continue
+        if began is not None:
+            bands.append(Band(began, time, f"evaluation: {duration(time - began)}"))
+        began = time if event.phase == "evaluating" else None
+    return bands
+
+
+def marks(facts: RunFacts) -> list[Mark]:
+    """Return the faults, the restarts and, if they are few, the checkpoints."""
+    found = []
+    has_room = len(facts.all(CheckpointSaved)) <= _MOST_CHECKPOINTS
+    for event, time in zip(facts.events, facts.times, strict=True):
+        kind, text = _described(event)
+        if kind in ("fault", "restart") or (kind == "checkpoint" and has_room):
+            found.append(Mark(time, kind, text))
+    return found
+
+
+def happenings(facts: RunFacts) -> Iterator[tuple[float, str, str]]:
+    """Yield what a reader of the run wants to know: when, of what kind, and what it was."""
+    for event, time in zip(facts.events, facts.times, strict=True):
+        kind, text = _described(event)
+        if kind:
+            yield time, kind, text
+
+
+def _described(event: AnyEvent) -> tuple[str, str]:
+    """Return the kind of an event and what it says; empty if it is none of note."""
+    match event:
+        case TaskExited(task=task, status=status, was_asked=False) if status:
+            return "fault", f"{task} {_ended_by(status)}"
+        case TaskKilled(task=task, seconds=seconds):
+            return "fault", f"{task} was silent for {duration(seconds)} and was killed"
+        case TasksRestarting(task=task, all_tasks=True):
+            return "restart", f"all tasks start again after the loss of {task}"
+        case TasksRestarting(task=task):
+            return "restart", f"{task} starts again"
+        case CheckpointSaved(step=step, seconds=seconds):
+            return "checkpoint", f"checkpoint of step {step:,}, saved in {duration(seconds)}"
+        case Evaluated(step=step, results=results):
+            values = (f"{name} {value:.4g}" for name, value in results.items() if value is not None)
+            return "evaluation", f"step {step:,}: {', '.join(values)}"
+        case RunStarted(step=0, steps=steps):
+            return "start", f"training starts: {steps:,} steps"
+        case RunStarted(step=step, steps=steps, steps_lost=lost):
+            return "start", f"training resumes at step {step:,} of {steps:,}; {lost:,} steps are done again"
+        case Exported(folder=folder):
+            return "export", f"exported to {folder}"
+        case RunEnded(problem=problem) | LaunchEnded(problem=problem) if problem:
+            return "failure", problem
+    return "", ""
+
+
+def _ended_by(status: int) -> str:
+    if status < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-status, f'signal {-status}')}"
+    return f"ended with status {status}"
+
+
+def task_ends(facts: RunFacts, task: str) -> list[str]:
+    """Return how the processes of a task ended, each in words."""
+    ends = [event for event in facts.all(TaskExited) if event.task == task]
+    return [_end_in_words(event) for event in ends]
+
+
+def _end_in_words(end: TaskExited) -> str:
+    if end.status == 0:
+        return "done"
+    return "told to end" if end.was_asked else _ended_by(end.status)
+
+
+def loss_curve(facts: RunFacts) -> Points:
+    """Return the training loss at steps; the chief reports one value until there is a new one."""
+    points: Points = []
+    for event in facts.all(Progressed):
+        is_new = not points or event.loss != points[-1][1] or event.step < points[-1][0]
+        if event.loss is not None and is_new:
+            points.append((event.step, event.loss))
+    return points
+
+
+def test_curve(facts: RunFacts, name: str) -> Points:
+    """Return a result of the evaluations at their steps."""
+    found = [(event.step, event.results.get(name)) for event in facts.all(Evaluated)]
+    return [(step, value) for step, value in found if value is not None]
+
+
+def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
+    """Return the examples per second of the cluster over the time that the run had taken.
+
+    They are those between two reports of the chief, by the time that was spent on training. A script of the
+    user's own reports its speed itself.
+
+    Args:
+        facts: The run.
+        now: What turns seconds into the unit of the axis.
+    """
+    points: Points = []
+    before, spent, batch_size = 0, 0.0, None
+    for index, seconds in enumerate(_training_seconds(facts)):
+        event, spent = facts.events[index], spent + seconds
+        if isinstance(event, RunStarted):
+            before, spent, batch_size = event.step, 0.0, event.batch_size
+        if not isinstance(event, Progressed):
+            continue
+        if batch_size is None:
+            if event.examples_per_second is not None:
+                points.append((now(facts.times[index]), event.examples_per_second))
+        elif spent >= _LEAST_SECONDS:
+            points.append((now(facts.times[index]), max(0, event.step - before) * batch_size / spent))
+            before, spent = event.step, 0.0
+    return points
+
+
+def _training_seconds(facts: RunFacts) -> Iterator[float]:
+    """Yield, for each event, the seconds since the one before it that were training."""
+    phase = ""
+    for index, event in enumerate(facts.events):
+        passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
+        saving = event.seconds if isinstance(event, CheckpointSaved) else 0.0
+        yield max(0.0, passed - saving) if phase == "training" else 0.0
+        phase = _phase_after(event) or phase
+
+
+def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Points]:
+    """Return, for each task, the milliseconds that it computed for a step over the time of the run."""
+    curves: dict[str, Points] = {}
+    for event, time in zip(facts.events, facts.times, strict=True):
+        if isinstance(event, TaskSpeed):
+            for task, taken in event.milliseconds.items():
+                curves.setdefault(task, []).append((now(time), taken))
+    return curves
+
+
+def mean_speed(facts: RunFacts) -> float | None:
+    """Return the examples per second of all the training, with what was done again, without evaluations."""
+    started, seconds = facts.last(RunStarted), phase_seconds(facts).get("training", 0.0)
+    if started is None or not seconds:
+        return None
+    steps = [event.step for event in facts.events if isinstance(event, Progressed | RunStarted)]
+    done = sum(max(0, after - before) for before, after in pairwise(steps))
+    return done * started.batch_size / seconds if done else None
+
+
+def computing_seconds(facts: RunFacts) -> dict[str, float]:
+    """Return about how many seconds each task has computed, by its time for a step and the steps it did."""
+    started, totals, before = facts.last(RunStarted), dict[str, float](), 0
+    for event in facts.events:
+        if isinstance(event, RunStarted):
+            before = event.step
+        if not isinstance(event, TaskSpeed):
+            continue
+        # Asynchronous tasks divide the steps among them; the others do each step together.
+        is_divided = started is not None and started.strategy == "parameter_server"
+        steps = max(0, event.step - before) * (1 if is_divided else len(event.shares))
+        for task, taken in event.milliseconds.items():
+            totals[task] = totals.get(task, 0.0) + taken / 1000 * steps * event.shares.get(task, 0.0)
+        before = event.step
+    return totals

@@ -1,0 +1,282 @@
+"""The page about a run: what is on it, that nothing on it is code, and what is left out of a poorer run."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs import HOSTILE, done_run, events_of_a_run, write_run
+
+from commands import tfdist
+from tfdist.diagnostics.report.page import run_page, write_page
+from tfdist.diagnostics.report.run_facts import read_run
+from tfdist.diagnostics.report.timeline import computing_seconds, mean_speed, phase_seconds, speed_curve
+from tfdist.errors import ConfigError, DataError
+from tfdist.launcher.run_events import (
+    FILE,
+    EpochEnded,
+    LaunchStarted,
+    PhaseBegun,
+    Progressed,
+    RunEnded,
+    RunStarted,
+)
+
+VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """The text, headings and tags of a page; a tag that is not closed is an error."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.open, self.headings, self.words = [], [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+        self.text = " ".join("".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.words.append("" if tag in ("strong", "wbr") else " ")
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+        if self.open[-1:] and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+
+
+def page_of(*folders):
+    return Page(write_page(folders).read_text())
+
+
+def test_the_page_of_a_run_has_every_section(tmp_path):
+    page = page_of(done_run(tmp_path / "run"))
+    assert page.headings == [
+        "mnist_cnn on digits",
+        *(
+            "Learning",
+            "Loss",
+            "Test accuracy",
+            "Speed",
+            "Throughput of the cluster",
+            "Computing time of a step",
+        ),
+        *("Where time went", "What happened", "Warnings", "Answers for the test images", "Surest mistakes"),
+        *("What ran where", "Do it again", "Configuration"),
+    ]
+    for words in (
+        "Test accuracy 80 %",
+        "Restarts 1",
+        "worker:1 was ended by SIGKILL",
+        "worker:1 starts again",
+        "checkpoint of step 20, saved in 0.25 s",
+        "it is slow",
+        "2 taken for 1 93.0 % sure",
+        "was ended by SIGKILL; done",
+        "tfdist train --config ps.yaml --set=train.steps=40",
+        "learning_rate: 0.001",
+        "3 tasks on 2 cores",
+    ):
+        assert words in page.text, words
+
+
+def test_charts_can_be_heard_and_read_as_numbers(tmp_path):
+    html = write_page([done_run(tmp_path / "run")]).read_text()
+    page = Page(html)
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    charts = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("role") == "img"]
+    assert len(charts) == 4
+    for attrs in charts:
+        assert set(attrs["aria-labelledby"].split()) <= set(ids)
+    assert "training: 0.2 at 10, 0.05 at 40 step; from 0.05 to 0.2" in page.text
+    assert html.count("<summary>The numbers</summary>") == 4
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+    assert ("html", {"lang": "en"}) in page.tags
+
+
+def test_no_name_is_code(tmp_path):
+    folder = done_run(tmp_path / "<b>run", data=HOSTILE, classes=[HOSTILE, "1", "2"], warning=HOSTILE)
+    other = done_run(tmp_path / "other", data=HOSTILE, rate=0.1)
+    for folders in ([folder], [folder, other]):
+        html = write_page(folders).read_text()
+        assert "&lt;script&gt;alert" in html
+        assert "<script" not in html
+        assert "<b>" not in html
+        assert not [name for _, attrs in Page(html).tags for name in attrs if name.startswith("on")]
+
+
+def test_the_page_loads_nothing(tmp_path):
+    html = write_page([done_run(tmp_path / "run")]).read_text()
+    assert "default-src 'none'" in html
+    sources = [attrs["src"] for tag, attrs in Page(html).tags if "src" in attrs]
+    assert sources
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"url\(|@import|https?://", html)
+
+
+def test_time_is_divided_among_phases_and_tasks(tmp_path):
+    facts = read_run(done_run(tmp_path / "run"))
+    phases = phase_seconds(facts)
+    assert sum(phases.values()) == pytest.approx(facts.seconds)
+    assert (phases["starting"], phases["connecting"], phases["exporting"]) == (4, 2, 2)
+    assert phases["evaluating"] == 4
+    assert phases["saving checkpoints"] == 1
+    assert computing_seconds(facts) == pytest.approx({"worker:0": 0.1, "worker:1": 0.14})
+    assert mean_speed(facts) == pytest.approx(40 * 100 / phases["training"])
+    first, *_ = speed_curve(facts, float)
+    assert first == (9, 1000)  # 10 steps of 100 examples in the second since training began
+
+
+def test_the_pause_before_a_second_start_does_not_count(tmp_path):
+    again = events_of_a_run()
+    for event in again:
+        event.time += 1e6
+    facts = read_run(write_run(tmp_path / "run", [*events_of_a_run(), *again]))
+    assert facts.seconds == 2 * read_run(write_run(tmp_path / "once", again)).seconds
+
+
+def test_a_run_that_still_runs_or_has_failed_says_so(tmp_path):
+    events = events_of_a_run()
+    last = next(
+        index for index, event in enumerate(events) if isinstance(event, Progressed) and event.step == 30
+    )
+    running = page_of(write_run(tmp_path / "running", events[: last + 1]))
+    assert "not ended: its last event was at 20" in running.text
+    assert "30 of 40" in running.text
+    assert "Surest mistakes" not in running.headings
+    problem = "worker:1: exited with 1 <b>"
+    launched = [event for event in events[: last + 1] if not isinstance(event, RunEnded)]
+    ended = type(events[-1])(time=events[last].time, seconds=3.0, restarts=1, problem=problem)
+    failed = page_of(write_run(tmp_path / "failed", [*launched, ended]))
+    assert f"failed: {problem}" in failed.text
+    unlaunched = [event for event in launched if not isinstance(event, LaunchStarted)]
+    alone = [*unlaunched, RunEnded(time=events[last].time, seconds=3.0, problem=problem)]
+    assert f"failed: {problem}" in page_of(write_run(tmp_path / "alone", alone)).text
+
+
+def test_a_script_of_ones_own_has_fewer_sections(tmp_path):
+    command = ["python", "/home/me/own.py", "--epochs=2"]
+    events = [
+        LaunchStarted(time=5.0, tasks={"worker:0": "127.0.0.1:1"}, command=command, shares="1 task"),
+        Progressed(time=6.0, step=1, steps=None, examples_per_second=70.0, loss=3.0),
+        Progressed(time=7.0, step=2, steps=None, examples_per_second=None, loss=None),
+        EpochEnded(time=8.0, epoch=0, epochs=2, logs={"loss": 2.0, "val_loss": 2.5, "val_accuracy": 0.25}),
+        EpochEnded(time=9.0, epoch=1, epochs=2, logs={"loss": 1.0, "val_loss": None, "val_accuracy": 0.75}),
+    ]
+    page = page_of(write_run(tmp_path / "run", events))
+    assert page.headings[:4] == ["own.py", "Learning", "Loss", "loss of each epoch"]
+    assert "accuracy of each epoch" in page.headings
+    assert "Test accuracy 75 %" in page.text
+    assert "python /home/me/own.py --epochs=2" in page.text
+    assert "Configuration" not in page.headings
+
+
+def test_two_runs_are_compared(tmp_path):
+    first, slow = done_run(tmp_path / "one"), events_of_a_run(rate=0.1)
+    for event in slow:
+        event.time = 2 * event.time
+    page = page_of(first, write_run(tmp_path / "three", slow))
+    assert "train.learning_rate 0.001 0.1" in page.text
+    assert "1 of 4 keys differ" in page.text
+    assert "duration 42 s 1 min 24 s x 2.00" in page.text
+    assert "test accuracy 80 % 80 % +0.00 points" in page.text
+    assert "one: training" in page.text
+    assert "three: training" in page.text
+    assert page.headings.count("Loss") == 1
+
+
+def test_torn_lines_are_left_out(tmp_path):
+    folder = done_run(tmp_path / "run")
+    path = folder / FILE
+    path.write_bytes(b"\xff\xfe{\n" + path.read_bytes()[:-30])
+    assert "mnist_cnn on digits" in page_of(folder).headings
+
+
+def test_many_classes_have_no_matrix(tmp_path):
+    counts = [[0, 0, 5], [3, 4, 2], [3, 3, 1]]
+    answers = {"classes": [f"class {index}" for index in range(1000)], "counts": counts, "mistakes": []}
+    page = page_of(write_run(tmp_path / "run", events_of_a_run(), {"test_accuracy": 0.5}, answers))
+    assert "class 3 class 4 2 66.67 %" in page.text
+    assert not any(attrs.get("class") == "confusion" for _, attrs in page.tags)
+
+
+def test_a_long_run_of_many_tasks_has_a_small_page(tmp_path):
+    tasks = [f"worker:{index}" for index in range(100)]
+    events = [LaunchStarted(tasks=dict.fromkeys(tasks, "127.0.0.1:1"), command=["x"], shares="100 tasks")]
+    for step in range(10_000):
+        events.append(
+            Progressed(time=step, step=step, steps=10_000, examples_per_second=1.0, loss=1 / (step + 1))
+        )
+    page = write_page([write_run(tmp_path / "run", events)])
+    assert page.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{empty}"], "is no folder of a run"),
+        (["{empty}/nowhere"], "is no folder of a run"),
+        (["gs://bucket/run"], "expected a path of this machine"),
+        ([], "expected the folders of one or two runs"),
+        (["{empty}", "{empty}", "{empty}"], "expected the folders of one or two runs"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(words, message, tmp_path):
+    run = tfdist("report", *(word.format(empty=tmp_path) for word in words))
+    assert run.returncode == 2, run.stderr
+    assert message in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_the_command_names_what_it_wrote(tmp_path):
+    folder, output = done_run(tmp_path / "run"), tmp_path / "page.html"
+    run = tfdist("report", folder, "--output", output)
+    assert (run.returncode, run.stdout) == (0, f"wrote {output}\n"), run.stderr
+    assert output.exists()
+    assert not (folder / "report.html").exists()
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    folder = done_run(tmp_path / "run")
+    (folder / "report.json").write_text('{"steps": "many"}')
+    with pytest.raises(DataError, match=r"report.json: is damaged: .*Expected `int`"):
+        write_page([folder])
+    (folder / "report.json").unlink()
+    (folder / FILE).write_text("nothing of ours\n")
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        write_page([folder])
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+WHOLE = st.integers(-(2**62), 2**62)
+EVENTS = st.one_of(
+    st.builds(Progressed, time=NUMBERS, step=WHOLE, steps=st.none() | WHOLE, examples_per_second=st.none() | NUMBERS, loss=st.none() | NUMBERS),
+    st.builds(PhaseBegun, time=NUMBERS, phase=st.text(max_size=5)),
+    st.builds(EpochEnded, time=NUMBERS, epoch=WHOLE, epochs=WHOLE, logs=st.dictionaries(st.text(max_size=3), st.none() | NUMBERS, max_size=2)),
+    st.builds(RunEnded, time=NUMBERS, seconds=NUMBERS, problem=st.text(max_size=5)),
+    st.sampled_from([event for event in events_of_a_run() if not isinstance(event, RunStarted)]),
+    st.sampled_from([event for event in events_of_a_run() if isinstance(event, RunStarted)]),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(EVENTS, min_size=1, max_size=12))
+def test_whatever_the_events_there_is_a_page(tmp_path_factory, events):
+    folder = write_run(tmp_path_factory.mktemp("runs") / "run", events)
+    html = run_page(read_run(folder))
+    assert Page(html).headings
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', html)
+    assert json.loads((folder / FILE).read_text().splitlines()[0])
