@@ -36,7 +36,7 @@ def _matrix(answers: Answers) -> str:
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Confusion matrix">'
         f'<table class="confusion"><caption>{caption}</caption>'
-        f'<thead><tr><th scope="col">is \\ answer</th>{head}</tr></thead>'
+        f'<thead><tr><th scope="col">class</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

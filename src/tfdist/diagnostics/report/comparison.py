@@ -1,5 +1,6 @@
 """Write what differs between two runs: results, speed, and keys of their configs."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,7 +109,8 @@ def _flat(config: dict[str, Any]) -> dict[str, str]:
             for name, inner in value.items():
                 add(inner, f"{key}.{name}" if key else str(name))
         else:
-            flat[key] = str(value)[:_LONGEST_VALUE]
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat[key] = text[:_LONGEST_VALUE]
 
     add({name: value for name, value in config.items() if name != "engine"}, "")
     return flat

@@ -52,8 +52,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, label: str) -> 
 
 
 def _row(cells: Sequence[str]) -> str:
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
-    return f'<tr><th scope="row">{escape(cells[0])}</th>{rest}</tr>'
+    rest = "".join(f"<td>{_breakable(cell)}</td>" for cell in cells[1:])
+    return f'<tr><th scope="row">{_breakable(cells[0])}</th>{rest}</tr>'
 
 
 def details(summary: str, content: str) -> str:
@@ -96,7 +96,7 @@ def percent(part: float) -> str:
     >>> percent(0.94994), percent(0.9)
     ('94.99 %', '90 %')
     """
-    return f"{100 * part:.4g} %"
+    return f"{round(100 * part, 2):g} %"
 
 
 def count(quantity: int, singular: str, plural: str = "") -> str:

@@ -76,7 +76,7 @@ class RunFacts:
         folder: Its folder.
         events: What happened, in order.
         times: For each event, the seconds that the run had taken.
-        results: The results, if the run is done.
+        results: The results, if the run is done; one that was done, and continues, has new ones at its end.
         answers: The answers for the test images, if the run is done.
         problem: Why it failed; empty if it is done, None if no end is recorded.
     """
@@ -106,10 +106,10 @@ class RunFacts:
     @property
     def config(self) -> dict[str, Any]:
         """Return the config; empty for a script of the user's own."""
-        if self.results and self.results.config:
-            return self.results.config
         configured = self.last(Configured)
-        return configured.config if configured else {}
+        if configured is not None:
+            return configured.config
+        return self.results.config if self.results else {}
 
     @property
     def command(self) -> list[str]:
@@ -135,19 +135,21 @@ def read_run(folder: Path) -> RunFacts:
     try:
         events = _events(folder / FILE)
         results = _decoded(folder / "report.json", Results)
+        answers = None if results is None else _answers(folder / "report")
     except OSError as error:
         raise DataError(str(error.filename or folder), f"cannot be read: {error.strerror}") from None
     if not events and results is None:
         problem = "is no folder of a run: it has neither events.jsonl with an event nor report.json"
         remedy = "Name the folder that tfdist train or tfdist launch has printed, such as runs/NAME"
         raise ConfigError(str(folder), problem, remedy=remedy)
+    why = _problem(events, results)
     return RunFacts(
         folder=folder,
         events=events,
         times=_running_seconds(events),
-        results=results,
-        answers=None if results is None else _answers(folder / "report"),
-        problem=_problem(events, results),
+        results=results if why == "" else None,
+        answers=answers if why == "" else None,
+        problem=why,
     )
 
 
