@@ -86,6 +86,11 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
         "7",
     ]
     assert f"test accuracy  {report['test_accuracy']:.4f}" in run.stdout
+    assert f"report         {folder / 'report.html'}\n" in run.stdout
+    page = (folder / "report.html").read_text()
+    assert f"<dt>Test accuracy</dt><dd>{round(100 * report['test_accuracy'], 2):g} %</dd>" in page
+    assert '<p class="state done">done</p>' in page
+    assert page.count("data:image/png") == 24  # of the surest mistakes
     workers = ["this process"] if name in ("local", "mirrored") else ["worker:0", "worker:1"]
     senders = {"ps2w": ["chief:0", "ps:0", "worker:0", "worker:1"], "mwms2w": ["worker:0"]}
     if sys.platform.startswith("linux"):  # whose kernel tells

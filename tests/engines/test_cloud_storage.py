@@ -111,7 +111,8 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
     assert report["export"] == "gs://bucket/runs/a/export/60"
     assert stored["export/latest"].read_text() == "60\n"
     assert {"export/60/saved_model.pb", "export/60/metadata.json"} <= stored.keys()
-    assert "report         gs://bucket/runs/a/report.json" in resumed.stdout
+    assert "report         gs://bucket/runs/a/report.html" in resumed.stdout
+    assert "mnist_cnn on " in stored["report.html"].read_text()
 
 
 CLUSTER = """

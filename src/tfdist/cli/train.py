@@ -12,17 +12,19 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist._utils.files import path_or_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import LOST, ConfigError, TaskLost
+from tfdist.diagnostics.report.page import PAGE, write_page
+from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration
 from tfdist.launcher.prometheus_metrics import serving_metrics
+from tfdist.launcher.run_events import FILE, is_launched
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
@@ -130,7 +132,10 @@ def _launch(
     name = strategy_name(settings.config.strategy.name, cluster)
     metrics = settings.config.metrics
     try:
-        with serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served:
+        with (
+            _page_written(folder),
+            serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served,
+        ):
             launch(
                 cluster,
                 words,
@@ -174,10 +179,40 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
     from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
-    with showing_progress(json=screen.json) if is_alone else contextlib.nullcontext():
+    is_evaluator = cluster.task is not None and cluster.task.type == "evaluator"
+    # Under a launcher, the launcher writes the page, after the last event.
+    writes = cluster.is_chief and not is_evaluator and not is_launched()
+    with (
+        _page_written(folder) if writes else contextlib.nullcontext(),
+        showing_progress(json=screen.json) if is_alone else contextlib.nullcontext(),
+    ):
         report = train(settings.config, cluster, folder)
     if report is not None and is_alone and not screen.json:
         _print_report(folder)
+
+
+@contextlib.contextmanager
+def _page_written(folder: RunFolder) -> Iterator[None]:
+    """Write the page about the run after the block, also where the run has failed.
+
+    A page that cannot be written is worth a warning, and no other exit status.
+    """
+    try:
+        yield
+    finally:
+        if (folder.root / FILE).exists():
+            try:
+                _write_page(folder)
+            except TfdistError as error:
+                print(f"tfdist: WARNING: there is no new page about the run: {error}", file=sys.stderr)
+
+
+def _write_page(folder: RunFolder) -> None:
+    path = write_page([folder.root])
+    if folder.address_of(path) is not None:
+        from tfdist.trainer.remote_run_folder import put_file  # loads TensorFlow, whose file systems it uses
+
+        put_file(folder, path)
 
 
 def _print_report(folder: RunFolder) -> None:
@@ -190,10 +225,11 @@ def _print_report(folder: RunFolder) -> None:
         report = json.loads(path.read_text())
     except FileNotFoundError:
         raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
+    page = folder.root / PAGE
     lines = [
         f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
         f"SavedModel     {report['export']}",
-        f"report         {folder.shown(path)}",
+        f"report         {folder.shown(page if page.exists() else path)}",
         f"curves         tensorboard --logdir {shlex.quote(folder.place)}",
         f"predictions    tfdist predict --model {shlex.quote(folder.place)} --input IMAGES",
     ]

@@ -28,7 +28,7 @@ from tfdist.errors import StorageError
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
 
-__all__ = ["RemoteRunFolder", "check_address", "newest_step"]
+__all__ = ["RemoteRunFolder", "check_address", "newest_step", "put_file"]
 
 _COMPLETE = "about.json"  # the mark of a complete checkpoint
 _MODEL = "saved_model.pb"  # the mark of a complete export
@@ -216,11 +216,20 @@ class RemoteRunFolder:
             self._uploaded.update(states)
 
     def _put_file(self, path: Path) -> None:
-        address = self._folder.address_of(path)
-        if address is not None:
-            with storage_errors(path):
-                content = path.read_bytes()
-            write_file(address, content)
+        put_file(self._folder, path)
+
+
+def put_file(folder: RunFolder, path: Path) -> None:
+    """Upload a file of a run, if the run has an address.
+
+    Raises:
+        StorageError: The store is unreachable or denies access.
+    """
+    address = folder.address_of(path)
+    if address is not None:
+        with storage_errors(path):
+            content = path.read_bytes()
+        write_file(address, content)
 
 
 def _put_folder(folder: Path, address: str, mark: str) -> None:

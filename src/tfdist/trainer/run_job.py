@@ -2,6 +2,7 @@
 
 The chief writes the files of a run; the launcher, if there is one, writes its logs:
 
+    RUN/report.html         a page about the run, which the command line writes
     RUN/report.json         the config, the results and the versions
     RUN/export/latest/      the SavedModel; its signature takes uint8 images and keys
     RUN/checkpoints/        the state from which a run resumes, one folder a step
