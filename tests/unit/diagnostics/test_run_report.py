@@ -178,10 +178,22 @@ def test_a_script_of_ones_own_has_fewer_sections(tmp_path):
     ]
     page = page_of(write_run(tmp_path / "run", events))
     assert page.headings[:4] == ["own.py", "Learning", "Loss", "loss of each epoch"]
+    assert phase_seconds(read_run(tmp_path / "run")) == {"starting": 1, "training": 3}
     assert "accuracy of each epoch" in page.headings
-    assert "Test accuracy 75 %" in page.text
-    assert "python /home/me/own.py --epochs=2" in page.text
+    assert "Validation accuracy 75 %" in page.text
+    assert "tfdist launch --workers=1 --ps=0 -- python /home/me/own.py --epochs=2" in page.text
     assert "Configuration" not in page.headings
+
+
+def test_steps_stand_in_for_examples_that_nobody_counts(tmp_path):
+    events = [LaunchStarted(time=5.0, tasks={}, command=["x"], shares="1 task")]
+    for second in range(1, 5):
+        events.append(
+            Progressed(time=5.0 + second, step=20 * second, steps=80, examples_per_second=None, loss=None)
+        )
+    folder = write_run(tmp_path / "run", events)
+    assert speed_curve(read_run(folder), float) == [(2, 40), (3, 20), (4, 20)]
+    assert "steps/s" in page_of(folder).text
 
 
 def test_two_runs_are_compared(tmp_path):

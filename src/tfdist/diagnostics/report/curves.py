@@ -11,6 +11,7 @@ from tfdist.diagnostics.report.timeline import (
     evaluations,
     loss_curve,
     marks,
+    reports_speed,
     speed_curve,
     step_times,
     test_curve,
@@ -79,13 +80,14 @@ def speed_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     def now(seconds: float) -> float:
         return seconds / size
 
+    of_what = "examples/s" if any(map(reports_speed, runs)) else "steps/s"
     happened, bands = _happened(runs, names, now)
     speeds = [
         Series(names[index] if len(runs) > 1 else "all tasks", speed_curve(facts, now), index, bool(index))
         for index, facts in enumerate(runs)
     ]
     charts = [
-        Chart("Throughput of the cluster", unit, "examples/s", speeds, happened, bands, from_zero=True),
+        Chart("Throughput of the cluster", unit, of_what, speeds, happened, bands, from_zero=True),
         Chart(
             "Computing time of a step",
             unit,

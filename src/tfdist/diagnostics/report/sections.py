@@ -1,6 +1,7 @@
 """Write the sections of the page: what ran, how it went, and with which config. Each takes one run or two."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def headline(facts: RunFacts) -> str:
     started, reached = facts.last(RunStarted), accuracy(facts)
     speed, strategy = mean_speed(facts), started.strategy if started else ""
     figures = [
-        ("Test accuracy", "" if reached is None else percent(reached)),
+        ("Test accuracy" if started else "Validation accuracy", "" if reached is None else percent(reached)),
         ("Duration", duration(facts.seconds)),
         ("Restarts", f"{facts.restarts}" if facts.all(LaunchStarted) else ""),
         ("Strategy", strategy),
@@ -245,7 +246,7 @@ def configuration(facts: RunFacts) -> str:
 
 def reproduction(facts: RunFacts) -> str:
     """Write the command that does the same again, in a folder of its own."""
-    words, seed = _typed(facts.command), facts.config.get("train", {}).get("seed")
+    words, seed = _typed(facts), facts.config.get("train", {}).get("seed")
     if not words:
         return ""
     started = facts.last(RunStarted)
@@ -257,13 +258,16 @@ def reproduction(facts: RunFacts) -> str:
     return f"<pre>{escape(shlex.join(words))}</pre>{notes}"
 
 
-def _typed(command: Sequence[str]) -> list[str]:
-    """Return a command as a user types it, without the folder of the run."""
-    words = list(command)
+def _typed(facts: RunFacts) -> list[str]:
+    """Return the command as a user types it, without the folder of the run."""
+    words, launched = list(facts.command), facts.last(LaunchStarted)
     for start in range(len(words) - 1):
         if tuple(words[start : start + 2]) == _LAUNCHED:
             words = ["tfdist", "train", *words[start + 2 :]]
             break
+    else:
+        if launched is not None:
+            return ["tfdist", "launch", *_roles(launched), "--", *words]
     kept, skips = [], False
     for word in words:
         if not skips and not word.startswith("--run_dir="):
@@ -273,3 +277,11 @@ def _typed(command: Sequence[str]) -> list[str]:
             kept.append(word)
         skips = False
     return kept
+
+
+def _roles(launched: LaunchStarted) -> list[str]:
+    """Return the flags of `tfdist launch` for the tasks that ran; a chief comes by itself."""
+    counts = Counter(task.partition(":")[0] for task in launched.tasks)
+    flags = [f"--{name}={counts.pop(role, 0)}" for role, name in (("worker", "workers"), ("ps", "ps"))]
+    counts.pop("chief", None)
+    return [*flags, *(f"--job={role}={size}" for role, size in counts.items())]

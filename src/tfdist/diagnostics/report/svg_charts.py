@@ -95,11 +95,12 @@ class _Scale:
         part = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self._begin + part * (self._end - self._begin)
 
-    def ticks(self) -> list[float]:
-        """Return round numbers on the axis."""
+    def ticks(self, *, whole: bool = False) -> list[float]:
+        """Return round numbers on the axis, or whole ones."""
         rough = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(rough))
         step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+        step = max(step, 1.0) if whole else step
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, min(last, first + 2 * _TICKS) + 1)]
@@ -176,7 +177,8 @@ def _axes(chart: Chart, across: _Scale, up: _Scale) -> str:
         parts.append(
             f'<text x="{_LEFT - 8}" y="{y:.1f}" dy=".35em" class="end">{escape(chart.format_y(value))}</text>'
         )
-    for index, value in enumerate(across.ticks()):
+    is_whole = all(float(x).is_integer() for each in chart.series for x, _ in each.points)
+    for index, value in enumerate(across.ticks(whole=is_whole)):
         odd = " odd" if index % 2 else ""  # a narrow page leaves these out
         x = across(value)
         parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" class="mid{odd}">{escape(number(value))}</text>')

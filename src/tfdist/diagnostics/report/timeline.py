@@ -10,6 +10,7 @@ from tfdist.diagnostics.report.svg_charts import Band, Mark
 from tfdist.launcher.run_events import (
     AnyEvent,
     CheckpointSaved,
+    EpochEnded,
     Evaluated,
     Exported,
     LaunchEnded,
@@ -33,6 +34,7 @@ __all__ = [
     "marks",
     "mean_speed",
     "phase_seconds",
+    "reports_speed",
     "speed_curve",
     "step_times",
     "task_ends",
@@ -41,36 +43,39 @@ __all__ = [
 
 Points = list[tuple[float, float]]
 _MOST_CHECKPOINTS = 40  # that a chart marks
-_ENDING = "ending"
+_STARTING, _ENDING = "starting", "ending"
+_LEAST_PHASE = 1e-3  # seconds
 _LEAST_SECONDS = 0.9  # of training between two points: shorter ones would show the rhythm of the reports
 
 
 def phase_seconds(facts: RunFacts) -> dict[str, float]:
     """Return the seconds of each phase, in the order in which they first began."""
     seconds: dict[str, float] = {}
-    phase = "starting"
+    phase = _STARTING
     for index, event in enumerate(facts.events):
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
         seconds[phase] = seconds.get(phase, 0.0) + passed
-        phase = _phase_after(event) or phase
+        phase = _phase_after(event, phase)
         if isinstance(event, CheckpointSaved):  # the training waits meanwhile
             saved = min(event.seconds, seconds.get("training", 0.0))
             seconds["training"] = seconds.get("training", 0.0) - saved
             seconds["saving checkpoints"] = seconds.get("saving checkpoints", 0.0) + saved
-    return {name: taken for name, taken in seconds.items() if taken > 0}
+    return {name: taken for name, taken in seconds.items() if taken > _LEAST_PHASE}
 
 
-def _phase_after(event: AnyEvent) -> str | None:
+def _phase_after(event: AnyEvent, phase: str) -> str:
     match event:
         case LaunchStarted():
-            return "starting"
-        case PhaseBegun(phase=phase):
-            return phase
+            return _STARTING
+        case PhaseBegun():
+            return event.phase
+        case Progressed() | EpochEnded() if phase in ("", _STARTING):  # of a script of the user's own
+            return "training"
         case TasksRestarting(all_tasks=True):
             return "restarting"
         case RunEnded() | LaunchEnded():
             return _ENDING
-    return None
+    return phase
 
 
 def evaluations(facts: RunFacts) -> list[Band]:
@@ -166,18 +171,24 @@ def test_curve(facts: RunFacts, name: str) -> Points:
     return [(step, value) for step, value in found if value is not None]
 
 
+def reports_speed(facts: RunFacts) -> bool:
+    """Return whether the examples in a second are known; `fit` in a script reports the steps alone."""
+    is_reported = any(event.examples_per_second is not None for event in facts.all(Progressed))
+    return is_reported or bool(facts.all(RunStarted))
+
+
 def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
     """Return the examples per second of the cluster over the time that the run had taken.
 
     They are those between two reports of the chief, by the time that was spent on training. A script of the
-    user's own reports its speed itself.
+    user's own may report its speed itself; if nobody knows it, these are steps per second.
 
     Args:
         facts: The run.
         now: What turns seconds into the unit of the axis.
     """
     points: Points = []
-    before, spent, batch_size = 0, 0.0, None
+    before, spent, batch_size = 0, 0.0, None if reports_speed(facts) else 1
     for index, seconds in enumerate(_training_seconds(facts)):
         event, spent = facts.events[index], spent + seconds
         if isinstance(event, RunStarted):
@@ -200,7 +211,7 @@ def _training_seconds(facts: RunFacts) -> Iterator[float]:
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
         saving = event.seconds if isinstance(event, CheckpointSaved) else 0.0
         yield max(0.0, passed - saving) if phase == "training" else 0.0
-        phase = _phase_after(event) or phase
+        phase = _phase_after(event, phase)
 
 
 def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Points]:
