@@ -15,7 +15,7 @@ from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.resources import own_cores
-from tfdist.launcher.run_events import VARIABLE, Evaluated, PhaseBegun, RunStarted, record
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, is_launched, record
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
@@ -57,7 +57,7 @@ def _machine() -> dict[str, str]:
 def _command() -> list[str]:
     """Return what was typed to train, unless a launcher has recorded it or a program has called tfdist."""
     is_typed = Path(sys.argv[0]).name in ("train.py", "tfdist train")
-    return ["tfdist", "train", *sys.argv[1:]] if is_typed and VARIABLE not in os.environ else []
+    return ["tfdist", "train", *sys.argv[1:]] if is_typed and not is_launched() else []
 
 
 class Run:
