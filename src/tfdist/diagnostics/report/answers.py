@@ -44,7 +44,7 @@ def _matrix(answers: Answers) -> str:
 def _cell(count: int, share: float, *, is_right: bool) -> str:
     # The root makes the few wrong answers visible beside the many right ones.
     depth = round(100 * max(share, 0.0) ** 0.5)
-    names = f"{'right' if is_right else 'wrong'}{' deep' if depth > 60 else ''}"
+    names = f"{'right' if is_right else 'wrong'}{' deep' if depth > 70 else ''}"
     return f'<td class="{names}" style="--d:{depth}%">{count or ""}</td>'
 
 
