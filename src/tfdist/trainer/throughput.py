@@ -1,6 +1,7 @@
 """Measure the speed of a run, and the time that each task computes; report progress to the launcher."""
 
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 __all__ = ["Throughput", "computing_seconds", "record_task_speed"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
+_WINDOW_SECONDS = 10.0  # of the speed that is reported
 
 
 def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> None:
@@ -56,6 +58,7 @@ class Throughput:
         self._tasks = cluster.computing_tasks()
         self._batch_size, self._period = batch_size, period
         self._reported = self._asked = (time.monotonic(), step)
+        self._window = deque([self._reported])
         self._cluster = cluster
         self._stragglers = Stragglers()
         self._compared_at = step
@@ -66,7 +69,11 @@ class Throughput:
     def report(self, step: int, total: int) -> None:
         """Report the progress to the launcher, if this is its chief, at most twice a second."""
         if time.monotonic() - self._reported[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
-            speed, self._reported = self._speed(self._reported, step)
+            # Asynchronous workers end their executions in bursts, which half a second does not even out.
+            speed, self._reported = self._speed(self._window[0], step)
+            self._window.append(self._reported)
+            while len(self._window) > 1 and self._reported[0] - self._window[1][0] > _WINDOW_SECONDS:
+                self._window.popleft()
             report_progress(step, total, examples_per_second=speed, loss=self.loss)
             record(Progressed(step=step, steps=total, examples_per_second=speed, loss=self.loss))
 

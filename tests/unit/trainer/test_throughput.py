@@ -1,0 +1,65 @@
+"""The speed that a run reports, and the time and share of each task."""
+
+import numpy as np
+import pytest
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.run_events import Progressed, TaskSpeed, listening
+from tfdist.trainer import throughput
+from tfdist.trainer.throughput import Throughput, record_task_speed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(throughput.time, "monotonic", lambda: now[0])
+    return now
+
+
+def reported(clock, moments):
+    """Return the speeds that are reported when steps are reached at these seconds."""
+    events = []
+    clock[0] = 100.0
+    measured = Throughput(ClusterConfig(), batch_size=10, step=0, period=100)
+    with listening(events.append):
+        for second, step in moments:
+            clock[0] = 100.0 + second
+            measured.report(step, 1000)
+    assert all(isinstance(event, Progressed) for event in events)
+    return [event.examples_per_second for event in events]
+
+
+def test_the_speed_is_that_of_the_last_seconds(clock):
+    steady = reported(clock, [(second, 2 * second) for second in range(1, 41)])
+    assert steady == pytest.approx([20.0] * 40)
+    [*_, last] = reported(clock, [(20, 20), (31, 130), (42, 240)])
+    assert last == pytest.approx(100.0)
+
+
+def test_bursts_of_asynchronous_workers_are_evened_out(clock):
+    moments = [
+        (second + after, 10 * (2 * second + n)) for second in range(12) for n, after in ((1, 0.4), (2, 1.0))
+    ]
+    speeds = reported(clock, moments)
+    assert max(speeds[4:]) < 1.2 * min(speeds[4:])
+
+
+def test_a_report_is_made_twice_a_second_and_at_the_last_step(clock):
+    assert len(reported(clock, [(0.1 * n, n) for n in range(1, 21)])) == 4
+    assert len(reported(clock, [(0.1, 1000)])) == 1
+
+
+def test_each_task_has_its_time_and_its_share_of_the_steps():
+    events = []
+    times = np.zeros((2, 4))
+    times[:, 0], times[:, 1] = (3.0, 1.0), (30, 10)
+    with listening(events.append):
+        record_task_speed(ClusterConfig.local(workers=2), 40, times)
+        record_task_speed(ClusterConfig(), 40, np.zeros((1, 4)))  # of no step
+    [event] = events
+    assert event == TaskSpeed(
+        step=40,
+        milliseconds={"worker:0": 100.0, "worker:1": 100.0},
+        shares={"worker:0": 0.75, "worker:1": 0.25},
+        time=event.time,
+    )
