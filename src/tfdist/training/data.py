@@ -87,6 +87,7 @@ def _chosen(data: Any, skips: Sequence[int]) -> tuple[Callable[[], tf.data.Datas
     contexts = [tf.distribute.InputContext(len(skips), index, 1) for index in range(len(skips))]
     first = make(contexts[0])
     spec, options = first.element_spec, first.options()
+    parts = list(zip(contexts, skips, strict=True))  # here: AutoGraph of TensorFlow 2.12 knows no strict
 
     def make_own() -> tf.data.Dataset:
         # All workers run the same graph, and the user's function may need the index as a Python number
@@ -96,7 +97,7 @@ def _chosen(data: Any, skips: Sequence[int]) -> tuple[Callable[[], tf.data.Datas
             lambda context=context, skip=skip: tf.data.experimental.to_variant(
                 _without_first(make(context), skip)
             )
-            for context, skip in zip(contexts, skips, strict=True)
+            for context, skip in parts
         ]
         variant = tf.switch_case(tf.cast(index, tf.int32), makers)
         return tf.data.experimental.from_variant(variant, spec).with_options(options)
