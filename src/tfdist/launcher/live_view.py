@@ -79,7 +79,7 @@ class LiveView:
             case TaskExited(task=name, status=status, was_asked=asked):
                 is_bad = status != 0 and not asked
                 self._set(name, "done" if not is_bad else f"ended with {status}", is_bad=is_bad)
-                self._rows[name].pid = None
+                self._rows[name].pid = self._rows[name].cores = self._rows[name].memory = None
             case TasksRestarting():
                 self._note_restart(event)
             case RunStarted():

@@ -96,15 +96,17 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
 
 def test_a_lost_task_is_shown_until_it_runs_again():
     view = running()
+    view.measure()
+    assert rows(view)["worker:1"][-1].endswith(" MB")
     view.handle(TaskKilled(task="worker:1", seconds=30.0))
-    assert rows(view)["worker:1"] == ["silent: killing"]
+    assert rows(view)["worker:1"][0] == "silent: killing"
     view.handle(TaskExited(task="worker:1", pid=1, status=-9, was_asked=False, starts_again=True))
     assert rows(view)["worker:1"] == ["ended with -9"]
     view.handle(TasksRestarting(task="worker:1", all_tasks=False, pause=4.0, restart=1, restarts=3))
     assert rows(view)["worker:1"] == ["again in 4 s", "1"]
     view.handle(TaskStarted(task="worker:1", pid=os.getpid()))
     assert rows(view)["worker:1"] == ["starting", "1"]
-    assert rows(view)["worker:0"] == ["starting"]
+    assert rows(view)["worker:0"][0] == "starting"
 
 
 def test_all_columns_fit_a_terminal_of_80_columns_and_few_fit_a_narrow_one():
