@@ -16,11 +16,18 @@ SOURCE = Path(tfdist.__file__).parent
 OF_THE_WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today", "st_mtime", "st_ctime", "getmtime"}  # fmt: skip
 
 
+# Records for people have the time of the day, and the doctor compares the clocks of the tasks.
+FOR_PEOPLE = {"launcher/run_events.py", "diagnostics/doctor/answering.py", "diagnostics/doctor/meeting.py"}
+
+
 def test_no_module_reads_the_clock_on_the_wall():
     found = []
     for file in SOURCE.rglob("*.py"):
+        if str(file.relative_to(SOURCE)) in FOR_PEOPLE:
+            continue
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in OF_THE_WALL:
+            is_field = isinstance(node, ast.Attribute) and node.attr == "time" != ast.unparse(node.value)
+            if isinstance(node, ast.Attribute) and node.attr in OF_THE_WALL and not is_field:
                 found.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
     assert found == []
 

@@ -20,7 +20,7 @@ from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.run_events import AnyEvent, as_event
+from tfdist.launcher.run_events import AnyEvent, Printed, as_event, stamped
 
 __all__ = ["LogTail", "Screen", "ScreenOptions", "last_lines", "without_control_sequences"]
 
@@ -192,8 +192,8 @@ class Screen:
     def _print_lines(self, name: str, prefix: str, text: str) -> None:
         if self._options.json:
             for line in text.split("\n"):
-                output = {"event": "output", "time": time.time(), "task": name, "line": line}
-                self._out.add(msgspec.json.encode(output).decode() + "\n")
+                event = stamped(Printed(task=name, line=line))
+                self._out.add(msgspec.json.encode(event).decode() + "\n")
             return
         lines = f"{prefix}{text}".replace("\n", f"\n{prefix}") + "\n"
         self._out.add(f"{self._over_block()}{lines}{self._drawn_block()}" if self._live else lines)

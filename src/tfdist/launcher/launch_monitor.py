@@ -29,6 +29,7 @@ from tfdist.launcher.run_events import (
     TasksRestarting,
     TaskStarted,
     read_event,
+    stamped,
 )
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
@@ -172,8 +173,7 @@ class Job:
         )
 
     def _record(self, event: AnyEvent) -> None:
-        event.time = time.time()
-        self._events.add(event)
+        self._events.add(stamped(event))
         self._show(event)
 
     def _show(self, event: AnyEvent) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Union, get_args
+from typing import Any, TypeVar, Union, get_args
 
 import msgspec
 
@@ -34,6 +34,7 @@ __all__ = [
     "LaunchStarted",
     "NetworkChosen",
     "PhaseBegun",
+    "Printed",
     "Progressed",
     "RunEnded",
     "RunStarted",
@@ -51,6 +52,7 @@ __all__ = [
     "read_event",
     "read_events",
     "record",
+    "stamped",
 ]
 
 FILE = "events.jsonl"
@@ -209,6 +211,13 @@ class Warned(_Event):
     text: str
 
 
+class Printed(_Event, tag="output"):
+    """A task or the launcher has printed a line; only `--log_format json` has this event, and no file."""
+
+    task: str
+    line: str
+
+
 class Exported(_Event):
     """The model was exported to a folder."""
 
@@ -242,6 +251,7 @@ AnyEvent = Union[  # noqa: UP007  # msgspec and get_args read it
     Exported,
     RunEnded,
 ]
+_AnEvent = TypeVar("_AnEvent", bound=_Event)
 _OFTEN = (Progressed, TaskSpeed)
 _decoder = msgspec.json.Decoder(AnyEvent)
 
@@ -334,7 +344,7 @@ def listening(listener: Callable[[AnyEvent], object]) -> Iterator[None]:
 
 def record(event: AnyEvent) -> None:
     """Add an event of the chief to its file, if it has one, and tell the launcher, if there is one."""
-    event.time = time.time()
+    stamped(event)
     for listener in _listeners:
         listener(event)
     if _file is not None:
@@ -343,10 +353,16 @@ def record(event: AnyEvent) -> None:
         chief_reports.report_event(msgspec.json.encode(event))
 
 
+def stamped(event: _AnEvent) -> _AnEvent:
+    """Set the time of an event to the time of the day, and return it."""
+    event.time = time.time()
+    return event
+
+
 def as_event(report: chief_reports.Progress) -> "Progressed":
     """Return a report of progress as an event."""
     step, steps, speed, loss = report
-    return Progressed(time=time.time(), step=step, steps=steps, examples_per_second=speed, loss=loss)
+    return stamped(Progressed(step=step, steps=steps, examples_per_second=speed, loss=loss))
 
 
 def read_event(line: bytes) -> AnyEvent | None:

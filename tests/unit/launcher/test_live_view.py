@@ -87,7 +87,7 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
     assert lines[0] == "mnist_cnn (3,274,634 parameters) on digits, parameter_server"
     assert rows(view)["worker:0"][:4] == ["training", "300", "10", "0.50"]
     assert rows(view)["worker:1"][:4] == ["training", "100", "30", "1.50"]
-    assert re.fullmatch(r"\d+ MB", rows(view)["ps:0"][-1])  # that of this process
+    assert re.fullmatch(r"\d+ MB|\d+\.\d GB", rows(view)["ps:0"][-1])  # that of this process
     assert (
         lines[-1]
         == "━━━━━━━━━━────────────── step 40 of 100 (40 %), 400 examples/s, loss 0.5, test accuracy 0.9000"
@@ -97,7 +97,7 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
 def test_a_lost_task_is_shown_until_it_runs_again():
     view = running()
     view.measure()
-    assert rows(view)["worker:1"][-1].endswith(" MB")
+    assert re.fullmatch(r"\d+ MB|\d+\.\d GB", rows(view)["worker:1"][-1])
     view.handle(TaskKilled(task="worker:1", seconds=30.0))
     assert rows(view)["worker:1"][0] == "silent: killing"
     view.handle(TaskExited(task="worker:1", pid=1, status=-9, was_asked=False, starts_again=True))
