@@ -168,13 +168,12 @@ def test_one_process_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(
     assert _result(folder) == results[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "tasks", "kill"),
     [
         ("multi_worker_mirrored", ["--workers=2"], "worker-1:18"),
-        pytest.param(
-            "parameter_server_sync", ["--workers=2", "--ps=1"], "worker-1:18", marks=pytest.mark.slow
-        ),
+        ("parameter_server_sync", ["--workers=2", "--ps=1"], "worker-1:18"),
     ],
 )
 def test_a_cluster_that_is_killed_and_told_to_end_has_the_bits_of_one_that_is_not(
