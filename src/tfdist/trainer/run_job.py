@@ -75,6 +75,7 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run, versions
 from tfdist.training.checkpoint import find_newest
 from tfdist.training.leave_loop_together import wait_for_all
+from tfdist.training.one_line_errors import leave_out_errors_of_executors
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["Report", "rehearse", "train"]
@@ -119,6 +120,7 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
         stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
         return None
+    leave_out_errors_of_executors()
     if cluster.is_chief:
         check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:

@@ -4,13 +4,16 @@ import sys
 import traceback
 from types import TracebackType
 
+import tensorflow as tf
+
 from tfdist.errors import TfdistError
 
-__all__ = ["print_own_errors_in_a_line"]
+__all__ = ["leave_out_errors_of_executors", "print_own_errors_in_a_line"]
 
 
 def print_own_errors_in_a_line() -> None:
     """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status."""
+    leave_out_errors_of_executors()
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return
     others = sys.excepthook
@@ -28,3 +31,20 @@ def print_own_errors_in_a_line() -> None:
         raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own
+
+
+def leave_out_errors_of_executors() -> None:
+    """Print nothing from now on when a thread's executor is deleted after a call to a lost task.
+
+    The error of that call has been raised already, and names the task.
+    """
+    if getattr(sys.unraisablehook, "__module__", None) == __name__:
+        return
+    others = sys.unraisablehook
+
+    def leave_out(ignored: "sys.UnraisableHookArgs") -> None:
+        is_executor = getattr(ignored.object, "__qualname__", "") == "Executor.__del__"
+        if not (is_executor and isinstance(ignored.exc_value, tf.errors.OpError)):
+            others(ignored)
+
+    sys.unraisablehook = leave_out

@@ -1,0 +1,49 @@
+"""What a script prints when it fails: one line for an error of tfdist, all of any other."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import tensorflow as tf
+from tfdist.errors import ConfigError
+from tfdist.training.one_line_errors import print_own_errors_in_a_line
+print_own_errors_in_a_line()
+print_own_errors_in_a_line()  # changes nothing more
+
+class Executor:
+    def __del__(self):
+        raise ERROR
+
+executor = Executor()
+del executor
+raise RAISED
+"""
+LOST = 'tf.errors.UnavailableError(None, None, "a task is gone")'
+
+
+def run(error, raised):
+    code = SCRIPT.replace("ERROR", error).replace("RAISED", raised)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [(LOST, False), ('ValueError("a mistake of its own")', True)],
+    ids=["lost", "other"],
+)
+def test_an_executor_that_misses_a_lost_task_prints_nothing(error, is_shown):
+    done = run(error, 'ConfigError("here", "is wrong", remedy="Mend it")')
+    assert done.returncode == 2
+    assert done.stderr.endswith("tfdist: here: is wrong. Mend it (<string>, line 14)\n")
+    assert ("Exception ignored" in done.stderr) == is_shown
+
+
+def test_another_error_keeps_its_traceback():
+    done = run(LOST, 'ValueError("of the script")')
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("ValueError: of the script\n")
