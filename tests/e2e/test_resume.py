@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,12 +132,13 @@ def _launched(folder: Path, *options: str, told_to_end: bool = False, **environ:
 
 
 def _wait_until_resumed(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a step comes a second time, or more steps than those before the kill."""
-    end = time.monotonic() + 400
+    """Wait until the cluster has resumed, and has done two steps more."""
+    end, at_resume, steps = time.monotonic() + 400, None, folder / "steps"
     while time.monotonic() < end and process.poll() is None:
-        steps = folder / "steps"
-        done = [int(line) for line in steps.read_text().split()] if steps.exists() else []
-        if len(done) > len(set(done)) + 1:
+        done = len(steps.read_text().split()) if steps.exists() else 0
+        if at_resume is None and "fit: resuming at step" in (folder / "launch.log").read_text():
+            at_resume = done
+        if at_resume is not None and done >= at_resume + 2:
             return
         time.sleep(0.1)
     pytest.fail((folder / "launch.log").read_text()[-4000:])
@@ -185,7 +187,8 @@ def test_a_cluster_that_is_killed_and_told_to_end_has_the_bits_of_one_that_is_no
     disturbed = {"STRATEGY": strategy, "KILL": kill}
     status, log = _launched(folder, *tasks, "--restarts=3", told_to_end=True, SLOW="1", **disturbed)
     assert status == 138, log
-    assert "fit: resuming at step 16, in epoch 2" in log
+    # The chief misses the killed worker, or is told first to end with it, and saves one of the next steps.
+    assert re.search(r"fit: resuming at step 1[6-9], in epoch 2", log)
     assert "a task was told to end; all is saved at step" in log
     assert "Traceback" not in log
     status, log = _launched(folder, *tasks, **disturbed)
