@@ -229,7 +229,7 @@ class Screen:
     def _over_block(self) -> str:
         """Return what moves the cursor to the beginning of the view, and removes the view."""
         up = f"\x1b[{len(self._block) - 1}A" if len(self._block) > 1 else ""
-        return f"\r{up}\x1b[J" if self._live or self._block else "\r\x1b[J"
+        return f"\r{up}\x1b[J"
 
     def _drawn_block(self) -> str:
         return "\r\n".join(self._block)

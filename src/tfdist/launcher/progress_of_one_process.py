@@ -14,7 +14,7 @@ import msgspec
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, listening
+from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, as_report, listening
 
 __all__ = ["showing_progress"]
 
@@ -67,7 +67,7 @@ class _Bar:
     def handle(self, event: AnyEvent) -> None:
         """Draw the bar again if the event changes it."""
         if isinstance(event, Progressed):
-            self._view.progress(_report(event))
+            self._view.progress(as_report(event))
         elif isinstance(event, Evaluated):
             self._view.handle(event)
         else:
@@ -98,14 +98,10 @@ class _ProgressLog:
         now = time.monotonic()
         if not isinstance(event, Progressed):
             return
-        self._reports.append((now, _report(event)))
+        self._reports.append((now, as_report(event)))
         if now - self._logged_at >= _SECONDS_BETWEEN_LINES:
             self._logged_at = now
             _log.info("%s", describe_progress(self._reports))
-
-
-def _report(event: Progressed) -> Progress:
-    return Progress(event.step, event.steps, event.examples_per_second, event.loss)
 
 
 def _columns(stream: TextIO) -> int:

@@ -20,6 +20,7 @@ from tfdist.launcher.run_events import (
     TasksRestarting,
     TaskStarted,
     Warned,
+    as_report,
 )
 
 __all__ = ["PrometheusMetrics", "serving_metrics"]
@@ -106,8 +107,8 @@ class PrometheusMetrics:
             case RunStarted(model=model, data=data, strategy=strategy, steps=steps):
                 self._run.info({"model": model, "data": data, "strategy": strategy})
                 self._steps.set(steps)
-            case Progressed(step=step, steps=steps, examples_per_second=speed, loss=loss, time=time):
-                self.progress(Progress(step, steps, speed, loss), time)
+            case Progressed():
+                self.progress(as_report(event), event.time)
             case TaskSpeed(milliseconds=milliseconds):
                 for task, taken in milliseconds.items():
                     self._step_seconds.labels(task).set(taken / 1000)

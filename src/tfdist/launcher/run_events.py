@@ -45,6 +45,7 @@ __all__ = [
     "TasksRestarting",
     "Warned",
     "as_event",
+    "as_report",
     "event_types",
     "events_to_file",
     "is_launched",
@@ -52,6 +53,7 @@ __all__ = [
     "read_event",
     "read_events",
     "record",
+    "record_progress",
     "stamped",
 ]
 
@@ -359,10 +361,21 @@ def stamped(event: _AnEvent) -> _AnEvent:
     return event
 
 
-def as_event(report: chief_reports.Progress) -> "Progressed":
-    """Return a report of progress as an event."""
+def record_progress(report: chief_reports.Progress) -> None:
+    """Report progress to the launcher, engine or Kubeflow, and record it."""
     step, steps, speed, loss = report
-    return stamped(Progressed(step=step, steps=steps, examples_per_second=speed, loss=loss))
+    chief_reports.report_progress(step, steps, examples_per_second=speed, loss=loss)
+    record(as_event(report))
+
+
+def as_event(report: chief_reports.Progress) -> Progressed:
+    """Return a report of progress as an event."""
+    return stamped(Progressed(**report._asdict()))
+
+
+def as_report(event: Progressed) -> chief_reports.Progress:
+    """Return an event as a report of progress."""
+    return chief_reports.Progress(event.step, event.steps, event.examples_per_second, event.loss)
 
 
 def read_event(line: bytes) -> AnyEvent | None:

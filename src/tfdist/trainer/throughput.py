@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.chief_reports import report_progress
-from tfdist.launcher.run_events import Progressed, TaskSpeed, record
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.run_events import TaskSpeed, record, record_progress
 from tfdist.trainer.stragglers import Stragglers
 from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 
@@ -74,8 +74,7 @@ class Throughput:
             self._window.append(self._reported)
             while len(self._window) > 1 and self._reported[0] - self._window[1][0] > _WINDOW_SECONDS:
                 self._window.popleft()
-            report_progress(step, total, examples_per_second=speed, loss=self.loss)
-            record(Progressed(step=step, steps=total, examples_per_second=speed, loss=self.loss))
+            record_progress(Progress(step, total, speed, self.loss))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.launcher.chief_reports import report_progress
-from tfdist.launcher.run_events import EpochEnded, Progressed, record
+from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.run_events import EpochEnded, record, record_progress
 from tfdist.training.logs import as_scalars
 
 __all__ = ["FitReports"]
@@ -45,5 +45,4 @@ class FitReports:
 
     def _report(self, step: int, steps: int | None, logs: Mapping[str, Any]) -> None:
         loss = as_scalars({"loss": logs["loss"]}).get("loss") if "loss" in logs else None
-        report_progress(step, steps, loss=loss)
-        record(Progressed(step=step, steps=steps, examples_per_second=None, loss=loss))
+        record_progress(Progress(step, steps, loss=loss))
