@@ -18,16 +18,20 @@ _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported
 
 
-def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> None:
-    """Record the milliseconds that each task computes for a step, and its share of all steps."""
-    seconds = computing_seconds(cluster, times)
-    if not seconds:
-        return
+def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> dict[str, float]:
+    """Record each task's milliseconds for a step, which are returned, and its share of all steps."""
+    milliseconds = _milliseconds(cluster, times)
+    if not milliseconds:
+        return {}
     names = [str(task) for task in cluster.computing_tasks()] or ["this process"]
     steps = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])[:, :, STEPS].sum(axis=1)
     shares = {name: float(part) for name, part in zip(names, steps / max(steps.sum(), 1), strict=True)}
-    milliseconds = {name: 1000 * taken for name, taken in seconds.items()}
     record(TaskSpeed(step=step, milliseconds=milliseconds, shares=shares))
+    return milliseconds
+
+
+def _milliseconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
+    return {name: 1000 * taken for name, taken in computing_seconds(cluster, times).items()}
 
 
 def computing_seconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
@@ -81,11 +85,6 @@ class Throughput:
         speed, self._asked = self._speed(self._asked, step)
         return speed
 
-    def milliseconds(self, times: Any) -> dict[str, float]:
-        """Return the milliseconds that each task computes for a step."""
-        seconds = computing_seconds(self._cluster, times)
-        return {name: 1000 * taken for name, taken in seconds.items()}
-
     def compare(self, step: int, times: Any) -> None:
         """Add the times up to a step; after each period, warn of tasks much slower than the others.
 
@@ -97,7 +96,7 @@ class Throughput:
         if step - self._compared_at < self._period:
             return
         if not self._is_first:
-            taken = self.milliseconds(self._table)
+            taken = _milliseconds(self._cluster, self._table)
             self._stragglers.judge(
                 {
                     f"{task} at {self._cluster.address(task)}": taken[str(task)]

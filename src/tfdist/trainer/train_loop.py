@@ -307,12 +307,9 @@ class Run:
             if getattr(self._model, "optimizer", None) is not None:
                 logs["learning rate"] = float(fetch(self._model.optimizer.learning_rate))
             times = step.times(counted)
-            record_task_speed(self._context.cluster, self.step, times)
-            taken = {
-                f"milliseconds of a step/{task}": value
-                for task, value in self._throughput.milliseconds(times).items()
-            }
-            self._summaries.add("train", self.step, {**logs, **taken})
+            taken = record_task_speed(self._context.cluster, self.step, times)
+            curves = {f"milliseconds of a step/{task}": value for task, value in taken.items()}
+            self._summaries.add("train", self.step, {**logs, **curves})
             self._throughput.compare(self.step, times)
 
     def _leaves(self) -> bool:
