@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, examples_per_replica, milliseconds
 from tfdist.errors import ConfigError
 from tfdist.launcher.resources import own_gpus
@@ -36,6 +37,7 @@ def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
     cluster = settings.find_cluster()
     devices = _devices(settings.config)
     name = strategy_name(settings.config.strategy.name, cluster, devices=devices)
+    load_tensorflow_quietly()
     from tfdist.trainer.measure_model import measure_model  # loads TensorFlow, after all mistakes are found
 
     examples = examples_per_replica(settings.config, cluster, name, devices)

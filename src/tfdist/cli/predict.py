@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from tfdist._utils.files import local_path, path_or_address
+from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.find_exports import find_export
 
@@ -44,6 +45,7 @@ def main(
     if grid_path is not None and grid_path.suffix != ".png":
         raise ConfigError("--grid", expected="a name that ends in .png", received=f"'{grid}'")
     form = format or ("csv" if output.endswith(".csv") else "jsonl")
+    load_tensorflow_quietly()
 
     from tfdist.export.write_answers import (
         answer,  # loads TensorFlow, after the checks of the flags
@@ -65,6 +67,7 @@ def _local_model(model: str) -> str | Path:
     place = path_or_address(model, "--model")
     if isinstance(place, Path):
         return model
+    load_tensorflow_quietly()
     from tfdist.export.from_address import fetch_export  # loads TensorFlow, whose file systems it uses
 
     return fetch_export(place)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist._utils.files import path_or_address
+from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
@@ -96,6 +97,8 @@ def _main(
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
     from tfdist.trainer.config_and_plan_text import config_text, plan_text
+
+    load_tensorflow_quietly()
     from tfdist.trainer.run_job import rehearse
 
     print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
@@ -176,6 +179,8 @@ def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolati
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen: ScreenOptions) -> None:
     """Train as one task, in this process."""
+    if not is_launched():  # under a launcher, the log files keep TensorFlow's notes
+        load_tensorflow_quietly()
     from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
