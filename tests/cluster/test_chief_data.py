@@ -9,8 +9,8 @@ CASE = "chief_data_cases.read_once"
 CASES = [CASE]
 
 
-# Mirrored workers read as one process does, and have to agree besides.
-@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored"]))
+# Mirrored workers read as one process does, and have to agree besides; workers in step beside a ps read as all beside one.
+@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored", "parameter_server_sync"]))
 def test_generators_and_large_arrays_are_read_once(strategy, finished):
     found = finished(strategy).chief[CASE]
 

@@ -13,8 +13,8 @@ def expected():
     return by_keras()
 
 
-# Mirrored workers run what one process runs, on one device or on several.
-@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored"]))
+# One process runs the same on one device or on several, and workers in step beside a ps are between these two.
+@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored", "parameter_server_sync"]))
 def test_what_keras_accepts_gives_the_same(strategy, finished, expected):
     found = finished(strategy).chief["ported_cases.ported"]
 

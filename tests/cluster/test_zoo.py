@@ -27,6 +27,8 @@ AGAIN = ("one_device", "mirrored")  # mirrored workers prove the same, over a ne
 # Each is unlike the others in its data, its metrics or how it is built. The graphs of the rest are those of workers in
 # step, whose numbers are compared.
 AT_ITS_OWN_PACE = ("transformer", "many_outputs", "preprocessed", "lazy")
+# The others of these compute on a ps what mirrored workers compute, by the same parts of fit.
+IN_STEP_BESIDE_A_PS = ("transformer", "resnet", "unet", "many_outputs")
 STEPS = 5
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}  # float64: sums in another order
 # Keras counts each batch as one in the losses of several outputs; tfdist counts its examples.
@@ -38,7 +40,8 @@ def _pairs(strategies, models=MODELS):
 
     def marks(strategy, model):
         slow = [] if (strategy, model) in QUICK else [pytest.mark.slow]
-        is_again = strategy in AGAIN or (strategy == "parameter_server" and model not in AT_ITS_OWN_PACE)
+        every_time = {"parameter_server": AT_ITS_OWN_PACE, "parameter_server_sync": IN_STEP_BESIDE_A_PS}
+        is_again = strategy in AGAIN or model not in every_time.get(strategy, MODELS)
         return [*slow, *([pytest.mark.again] if is_again else [])]
 
     return [pytest.param(*pair, marks=marks(*pair)) for pair in pairs]
