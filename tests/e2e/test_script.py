@@ -120,3 +120,5 @@ def test_a_launch_says_that_its_tasks_have_nothing_to_do_with_each_other(tmp_pat
     assert run.returncode == 0
     assert "WARNING: the script has not called tfdist" in run.stderr
     assert "Begin it with tfdist.start()" in run.stderr
+    last = run.stdout.splitlines()[-1]
+    assert re.fullmatch(r"done in \d+ s; logs: \./logs; a page: tfdist report \.", last), last

@@ -8,7 +8,9 @@ A chief is added where there is a ps or a job of another name. The script is the
 examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by itself where to continue.
 """
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import get_args
@@ -18,6 +20,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
+from tfdist.launcher.progress_text import duration
 
 __all__ = ["main"]
 
@@ -63,6 +66,9 @@ def main(
     )
     if not report.has_joined and len(cluster.tasks()) > 1:
         print(_APART, file=sys.stderr)
+    if log_format != "json":
+        place = shlex.quote(os.path.relpath(folder))
+        print(f"done in {duration(report.seconds)}; logs: {place}/logs; a page: tfdist report {place}")
 
 
 def _counted(text: str) -> tuple[str, int]:
