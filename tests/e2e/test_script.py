@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 from commands import script_forked
 
@@ -66,8 +67,9 @@ def test_a_script_is_ended_by_one_line_and_status_2(tmp_path):
     ).shape == (1, 1)
 
 
-def test_the_script_of_the_page_runs(tmp_path, monkeypatch, forking):
-    page = (Path(__file__).parents[2] / "docs" / "script.md").read_text()
+@pytest.mark.parametrize("name", ["quickstart", "script"])
+def test_the_script_of_the_page_runs(name, tmp_path, monkeypatch, forking):
+    page = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text()
     script = _written(tmp_path, re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
     monkeypatch.chdir(tmp_path)
     run = script_forked(script)
