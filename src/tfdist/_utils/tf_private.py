@@ -38,6 +38,7 @@ __all__ = [
     "dataset_options",
     "dataset_tensors",
     "device_datasets_made_by",
+    "dispatched_and_noted_worker_index",
     "dispatched_worker_index",
     "has_answered",
     "has_failed",
@@ -448,3 +449,19 @@ def dispatched_worker_index() -> tf.Tensor:
         tf.TensorSpec([], tf.int64),
         key="worker_index",
     )
+
+
+def dispatched_and_noted_worker_index(note: Callable[[int], object]) -> tf.Tensor:
+    """Return the same, and make the coordinator call a function with it whenever it sends the graph out.
+
+    Seen in 2.12 and 2.21.
+    """
+    from tensorflow.python.distribute.coordinator import coordinator_context
+
+    def noted() -> int:
+        index: int = coordinator_context.get_current_dispatch_context().worker_index
+        note(index)
+        return index
+
+    graph = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(noted, tf.TensorSpec([], tf.int64), key="noted_worker_index")

@@ -19,6 +19,7 @@ from tfdist.launcher.run_events import (
     TaskKilled,
     TaskSpeed,
     TasksRestarting,
+    TaskStalled,
     TaskStarted,
 )
 
@@ -76,6 +77,8 @@ class LiveView:
                 row.pid, row.state, row.is_bad = pid, "starting", False
             case TaskKilled(task=name):
                 self._set(name, "silent: killing", is_bad=True)
+            case TaskStalled(task=name):
+                self._set(name, "stuck: ending", is_bad=True)
             case TaskExited(task=name, status=status, was_asked=asked):
                 is_bad = status != 0 and not asked
                 self._set(name, "done" if not is_bad else f"ended with {status}", is_bad=is_bad)

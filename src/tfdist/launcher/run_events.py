@@ -41,6 +41,7 @@ __all__ = [
     "TaskExited",
     "TaskKilled",
     "TaskSpeed",
+    "TaskStalled",
     "TaskStarted",
     "TasksRestarting",
     "Warned",
@@ -185,6 +186,14 @@ class TaskSpeed(_Event):
     shares: dict[str, float]
 
 
+class TaskStalled(_Event):
+    """The chief, or a worker that serves it, makes no progress, and ends; what it was doing, and how long."""
+
+    task: str
+    doing: str
+    seconds: float
+
+
 class Evaluated(_Event):
     """The model was evaluated at a step."""
 
@@ -246,6 +255,7 @@ AnyEvent = Union[  # noqa: UP007  # msgspec and get_args read it
     PhaseBegun,
     Progressed,
     TaskSpeed,
+    TaskStalled,
     Evaluated,
     EpochEnded,
     CheckpointSaved,

@@ -14,6 +14,7 @@ from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
 from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import announce_departure
+from tfdist.coordination.stalled_worker import let_chief_end_this_worker
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
@@ -71,6 +72,7 @@ def serve(
         keep_memory()
     check_device(device, memory_growth=memory_growth)
     with reporting_traffic(cluster), _tcp_transport(cluster):
+        let_chief_end_this_worker()
         server = _start(cluster, server_config(device, memory_growth=memory_growth))
         _log.info("%s serves at %s", cluster.task, server.target)
         _serve(cluster, start_timeout, heartbeat_timeout, stays=stays)

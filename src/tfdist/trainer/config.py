@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
+from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.options import (
     Device,
@@ -279,6 +280,13 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(ge=5, description="Seconds without an answer after which a task counts as lost."),
     ] = 30.0
+    stall_timeout: Annotated[
+        Literal["auto", "off"] | Annotated[float, Meta(ge=SHORTEST_SECONDS)],
+        Meta(
+            description="Seconds that a task may take for a step, or for a callback after it, before it"
+            " counts as stuck, and so as lost. auto: 300, or more if steps take long. off: no limit."
+        ),
+    ] = "auto"
 
 
 class MetricsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,8 @@ from tfdist._utils.object_store import (
     upload,
     write_file,
 )
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
@@ -164,6 +166,7 @@ class RemoteRunFolder:
         except StorageError as error:  # the count is only for the report
             _log.warning("%s", error)
 
+    @doing(Activity("uploading a checkpoint"))
     def put_checkpoint(self, step: int, keep: int, also: Sequence[int]) -> None:
         """Upload a checkpoint, and remove old ones as `checkpoint.prune` does; upload the curves so far.
 

@@ -35,6 +35,7 @@ from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
@@ -125,7 +126,8 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
         check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":
-            evaluate_checkpoints(config, cluster, folder)
+            with StallWatch.of(cluster, config.watch.stall_timeout):
+                evaluate_checkpoints(config, cluster, folder)
             return None
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)
         try:
@@ -180,17 +182,23 @@ def _connected(
     with notice.kept():
         strategy = make_strategy(cluster, **options)
     spared = ("worker",) if isinstance(strategy, tf.distribute.ParameterServerStrategy) else ()
+    at_loss = None if elastic is None else elastic.restart
     watcher = Watcher(
         cluster,
         heartbeat_timeout=config.watch.heartbeat_timeout,
         spared=spared,
-        at_loss=None if elastic is None else elastic.restart,
+        at_loss=at_loss,
     )
     # The other tasks take part in the agreement to leave, or training can continue without them.
     servers = [
         task for task in cluster.training().tasks() if cluster.ps and task.type not in ("chief", *spared)
     ]
-    with watcher, naming_lost_tasks("train", strategy), Departures(servers) as departures:
+    with (
+        watcher,
+        naming_lost_tasks("train", strategy),
+        Departures(servers) as departures,
+        StallWatch.of(cluster, config.watch.stall_timeout, at_stall=at_loss),
+    ):
         record(PhaseBegun(phase="loading data"))
         data = open_data(**config.data.wanted())
         prepare_data_on_workers(cluster, data)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
+from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.resources import own_cores
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, is_launched, record
@@ -119,7 +120,7 @@ class Run:
                 per_epoch=self._per_epoch,
                 total=self.total,
             )
-        with self._context.notice.deferred():
+        with self._context.notice.deferred(), doing(BETWEEN_STEPS):
             results = {} if self._checkpoint_manager.kept_enough else self._train(session, training, state)
         self._context.notice.raise_if_received()
         results = results or self._evaluate(session)

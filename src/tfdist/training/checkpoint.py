@@ -23,6 +23,8 @@ import tensorflow as tf
 from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
 from tfdist._utils.glob_free_path import glob_free_path
 from tfdist._utils.read_files import opened_regular, read_json_file
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.errors import ConfigError, StorageError, shown
 
 __all__ = [
@@ -58,6 +60,7 @@ class Checkpoint:
     facts: dict[str, Any]
     variables: tuple[tuple[str, tuple[int, ...], str], ...]
 
+    @doing(Activity("reading a checkpoint"))
     def read(self) -> list[Any]:
         """Return the values of all variables, in their order."""
         with _tensorflow_errors(self.folder), glob_free_path(self.folder) as folder:
@@ -65,6 +68,7 @@ class Checkpoint:
             return [reader.get_tensor(name) for name, _, _ in self.variables]
 
 
+@doing(Activity("saving a checkpoint"))
 def save(folder: Path, step: int, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Checkpoint:
     """Write a checkpoint atomically.
 
@@ -161,6 +165,7 @@ def check_variables(
         raise differs(*both)
 
 
+@doing(Activity("removing old checkpoints"))
 def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
     """Remove all checkpoints but the newest `keep`, and those of the steps in `also`."""
     for step in obsolete(list_steps(folder), keep, also):

@@ -11,12 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import has_answered, has_failed, wait_for_answer
+from tfdist.cluster.config import Task
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing, timeout_in_force
+from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
 from tfdist.errors import TaskLost
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import is_about_a_task, is_lost_worker, named, silent_tasks
-from tfdist.training.worker_index_in_graph import worker_index
+from tfdist.training.worker_index_in_graph import noted_worker_index
 
 __all__ = ["CoordinatedRunner"]
 
@@ -29,6 +33,7 @@ _TIMES_THE_SLOWEST = 5
 _FOR_EVER = float("inf")
 _SECONDS_TO_COME_BACK = 120.0
 
+_WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
 _log = logging.getLogger("tfdist")
 
 
@@ -58,11 +63,11 @@ class CoordinatedRunner:
             workers: The number of workers.
             merge: A function that returns the totals merged with those of an execution.
         """
-        self._merge = merge
+        self._merge, self._executions = merge, WorkerExecutions()
 
         def execute(iterator: Any, steps: tf.Tensor) -> Any:
             with tables_in_loops():
-                return worker_index(), *execution(iterator, steps)
+                return noted_worker_index(self._executions.begin), *execution(iterator, steps)
 
         self._execute = tf.function(execute, autograph=False)
         self._dataset = dataset
@@ -158,11 +163,13 @@ class CoordinatedRunner:
                     self._begin_data()
                     exhausted, last_news = set(), time.monotonic()
                     continue
-                place = self._first_ready()
+                with doing(_WITH_WORKERS):
+                    place = self._first_ready()
                 if place is None:
                     promised -= self._take_back(is_epoch_the_data=steps is None)
                     continue
-                wanted, worker, ran, given = self._fetch(place)
+                with doing(_WITH_WORKERS):
+                    wanted, worker, ran, given = self._fetch(place)
                 promised -= wanted - ran
                 done, self._since_begun = done + ran, self._since_begun + ran
                 self._done = done
@@ -186,6 +193,7 @@ class CoordinatedRunner:
             raise
         finally:
             self._scheduled.clear()
+            self._executions.forget()
             # Otherwise a task may be gone or silent, and join() would wait for its executions.
             if is_well and not self._is_without:
                 self._coordinator.join()
@@ -243,10 +251,17 @@ class CoordinatedRunner:
                 if has_answered(closure):
                     self._slowest = max(self._slowest, time.monotonic() - began)
                     return place
+            self._end_stuck_workers()
             first = self._scheduled[0][1]
             if wait_for_answer(first, _SECONDS_BETWEEN_LOOKS):
                 time.sleep(_SECONDS_TO_COPY)
         return None
+
+    def _end_stuck_workers(self) -> None:
+        """End the workers that answer, but have been at work on one execution for longer than the limit."""
+        for index, (seconds, limit) in self._executions.stuck(timeout_in_force()).items():
+            [where] = named([("worker", index)], self._strategy)
+            end_stalled_worker(Task("worker", index), where, seconds, limit)
 
     def _take_back(self, *, is_epoch_the_data: bool) -> int:
         """Cancel the executions of silent workers if others can do them; return how many steps these were."""
@@ -279,6 +294,7 @@ class CoordinatedRunner:
                 time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
             else:
                 self.waited += float(waited)
+                self._executions.end(int(worker))
                 return wanted, int(worker), int(ran), given
 
     def _go_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:

@@ -13,15 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
 from tfdist.training.tables_in_loops import tables_in_loops
-from tfdist.training.worker_index_in_graph import worker_index
+from tfdist.training.worker_index_in_graph import noted_worker_index
 
 __all__ = ["ChiefData", "ChiefDataRunner", "chief_must_read"]
 
 _END = object()
+_READING = Activity("reading data", "at_each_step")
 _log = logging.getLogger("tfdist")
 
 
@@ -80,17 +83,20 @@ class ChiefDataRunner(CoordinatedRunner):
         self._note_begun()
         self._iterator = iter(self._dataset.dataset)
         for _ in range(skipped):
-            next(self._iterator, _END)
-        self._next = next(self._iterator, _END)
+            with doing(_READING):
+                next(self._iterator, _END)
+        with doing(_READING):
+            self._next = next(self._iterator, _END)
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         return self._next is not _END and super()._has_room(steps, promised)
 
     def _schedule(self, wanted: int) -> int:
         batches: list[Any] = []
-        while len(batches) < wanted and self._next is not _END:
-            batches.append(tf.nest.flatten(self._next, expand_composites=True))
-            self._next = next(self._iterator, _END)
+        with doing(_READING):
+            while len(batches) < wanted and self._next is not _END:
+                batches.append(tf.nest.flatten(self._next, expand_composites=True))
+                self._next = next(self._iterator, _END)
         count = len(batches)
         if count not in self._of_count:
             self._of_count[count] = self._function(count)
@@ -111,7 +117,7 @@ class ChiefDataRunner(CoordinatedRunner):
             ]
             joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
             with tables_in_loops():
-                return worker_index(), *self._execution(iter(joined), steps)
+                return noted_worker_index(self._executions.begin), *self._execution(iter(joined), steps)
 
         signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
         return tf.function(execute, autograph=False, input_signature=signature)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.leave_loop_together import sum_over_workers
 
@@ -62,7 +63,8 @@ def _make_any_worker(strategy: tf.distribute.Strategy) -> Callable[[bool], bool]
     run = tf.function(lambda value: sum_over_workers(strategy, value), autograph=False)
 
     def is_true_anywhere(value: bool) -> bool:
-        return bool(run(tf.constant(1.0 if value else 0.0)) > 0)
+        with doing(EXCHANGE):
+            return bool(run(tf.constant(1.0 if value else 0.0)) > 0)
 
     return is_true_anywhere
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import DataError
 from tfdist.launcher.run_events import events_to_file
 from tfdist.training.arguments import (
@@ -168,7 +169,8 @@ def fit(
             else:
                 begun = checkpoints.begin(calls, schedule.epochs, schedule.initial_epoch)
             run = _Epochs(session, training, testing, model, schedule, calls, callbacks, checkpoints)
-            with contextlib.nullcontext() if checkpoints is None else checkpoints.deferring():
+            deferring = contextlib.nullcontext() if checkpoints is None else checkpoints.deferring()
+            with deferring, doing(BETWEEN_STEPS):
                 logs = run.run(begun)
                 session.finish()
                 calls.on_train_end(logs)

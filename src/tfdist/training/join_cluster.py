@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
+from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
 from tfdist.strategies.factory import make_strategy
@@ -34,6 +36,7 @@ def start(
     workers: int = 0,
     ps: int = 0,
     heartbeat_timeout: float = 60.0,
+    stall_timeout: StallTimeout = "off",
     **options: Any,
 ) -> Any:
     """Read the cluster from the environment, and return the strategy that trains on it.
@@ -55,6 +58,8 @@ def start(
         workers: How many workers to start beside this process.
         ps: How many parameter servers to start, at least 1 for any worker.
         heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost.
+        stall_timeout: Seconds that a step or callback of `fit` may take before its process counts as stuck,
+            and ends with 138; auto, to derive them from the steps; off, with which one can use a debugger.
         options: As for `make_strategy`.
 
     Raises:
@@ -66,6 +71,7 @@ def start(
     if _started:
         return _started_with(wanted)
     print_own_errors_in_a_line()
+    stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:
         cluster = _cluster_beside(cluster, workers, ps)
@@ -77,6 +83,7 @@ def start(
         options.pop("memory_growth", None)
     made = make_strategy(cluster, strategy, **options)
     enter_for_good(made)
+    StallWatch.of(cluster, stall_timeout).__enter__()  # for the rest of the script
     _replace_methods_of_keras()
     _started.append((wanted, made))
     return made

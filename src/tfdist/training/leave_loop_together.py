@@ -5,6 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import EXCHANGE, doing
+
 __all__ = ["Agreement", "sum_over_workers", "wait_for_all"]
 
 _SECONDS_APART = 1.0
@@ -36,9 +39,10 @@ class Agreement:
         now = time.monotonic()
         in_time = self._executions * _SECONDS_APART / max(now - self._asked_at, 1e-3)
         apart = max(1, min(int(in_time), 2 * self._apart, _MOST_APART)) if self._is_chief else 0
-        count, self._apart = (
-            int(value) for value in self._exchange(tf.constant([float(wants), float(apart)]))
-        )
+        with doing(EXCHANGE):
+            count, self._apart = (
+                int(value) for value in self._exchange(tf.constant([float(wants), float(apart)]))
+            )
         self._executions, self._asked_at = 0, now
         return count > 0
 
@@ -49,7 +53,8 @@ class Agreement:
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Wait until all workers are here; a worker that ends while others work counts as lost."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        tf.function(lambda: sum_over_workers(strategy, tf.constant(1.0)), autograph=False)()
+        with doing(Activity("")):  # the chief may be writing large files
+            tf.function(lambda: sum_over_workers(strategy, tf.constant(1.0)), autograph=False)()
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> Any:

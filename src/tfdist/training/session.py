@@ -25,6 +25,9 @@ from tfdist.training.synchronous_runner import SynchronousRunner
 __all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "replica_spec"]
 
 
+_STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
+
+
 class Runner(Protocol):
     """A runner of epochs of one kind of step over one data set.
 
@@ -220,10 +223,11 @@ class Session:
         if has_own(self._model, name) and self._is_shared and not is_keras_2(self._model):
             custom = SharedCustomStep(self._model, self._cluster.strategy, name, replica_spec(spec))
             execution = make_execution(custom.run, is_failing=custom.is_failing if stops else None)
-            return Phase(custom, self._runner(execution, dataset, custom))
+            return Phase(custom, self._runner(name, execution, dataset, custom))
         if has_own(self._model, name):
             own = OwnStep(self._model, self._cluster.strategy, name, spec, stops_at_failure=stops)
-            return Phase(own, SynchronousRunner(own.execution, dataset, eagerly=True))  # makes its own graphs
+            # It makes its own graphs.
+            return Phase(own, SynchronousRunner(own.execution, dataset, eagerly=True, step=_STEPS[name]))
         step = self._keras_step
         if name == "train_step":
             execution = make_execution(step.train, is_failing=step.is_failing if stops else None)
@@ -232,16 +236,16 @@ class Session:
             execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
         else:
             execution = make_execution(step.test)
-        return Phase(step, self._runner(execution, dataset, step))
+        return Phase(step, self._runner(name, execution, dataset, step))
 
     @property
     def _is_shared(self) -> bool:
         """Return whether several replicas or workers share the model."""
         return self._cluster.coordinator is not None or self._cluster.strategy.num_replicas_in_sync > 1
 
-    def _runner(self, execution: Callable[..., Any], dataset: Any, step: Step) -> Runner:
+    def _runner(self, name: str, execution: Callable[..., Any], dataset: Any, step: Step) -> Runner:
         if self._cluster.coordinator is None:
-            return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly)
+            return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly, step=_STEPS[name])
         return self._cluster.coordinated_runner(
             lambda iterator, steps: execution(iterator, steps, step.empty_totals()), dataset, step.merged
         )

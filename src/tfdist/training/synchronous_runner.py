@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.no_autotune import untuned_on_devices
@@ -12,6 +14,8 @@ from tfdist.training.no_autotune import untuned_on_devices
 __all__ = ["SynchronousRunner"]
 
 _ALL = 2**31 - 1
+_OPENING = Activity("opening its data")
+_LEAVING_OUT = Activity("reading the data that an earlier process has read")
 
 
 class SynchronousRunner:
@@ -21,7 +25,19 @@ class SynchronousRunner:
         waited: The seconds that this process's steps have waited for data.
     """
 
-    def __init__(self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool) -> None:
+    def __init__(
+        self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool, step: str = "a step"
+    ) -> None:
+        """Prepare to run an execution over distributed data.
+
+        Args:
+            execution: A function of an iterator, a number of steps and the totals before them. It returns the
+                steps taken, the totals, and the seconds that it waited for data.
+            dataset: The distributed data set.
+            eagerly: Whether to call the function as it is, instead of in a graph.
+            step: What to call a step when one does not end.
+        """
+        self._activity = Activity(f"in {step} (reading its data, or computing)", "step")
         self._execute = (
             execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
         )
@@ -86,7 +102,8 @@ class SynchronousRunner:
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
             wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
-            ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
+            with doing(self._activity):
+                ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
             ran, self.waited = int(ran), self.waited + float(waited)
             self._taken += ran
             if ran:
@@ -109,13 +126,14 @@ class SynchronousRunner:
 
     def _begin_data(self) -> None:
         self._begun, self._taken = self._begun + 1, 0
-        with untuned_on_devices():
+        with doing(_OPENING), untuned_on_devices():
             self._iterator = iter(self._dataset)
 
     def _leave_out(self, batches: int) -> None:
         """Leave batches out, up to the end of the data."""
         nothing = Totals((), tf.zeros([]))
-        ran, _, _ = _leave_out(self._iterator, tf.constant(batches), nothing)
+        with doing(_LEAVING_OUT):
+            ran, _, _ = _leave_out(self._iterator, tf.constant(batches), nothing)
         self._taken += int(ran)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.keras.sharded_variables import built_on_parts
 
 __all__ = ["State", "optimizer_variables", "take_from_chief", "take_text_from_chief"]
@@ -84,7 +85,8 @@ def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, 
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return list(values)
-    chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])
+    with doing(EXCHANGE):
+        chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])
     local = [strategy.experimental_local_results(value)[0] for value in chief_values]
     return [
         tf.cast(received, tf.convert_to_tensor(mine).dtype)

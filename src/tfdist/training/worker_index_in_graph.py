@@ -1,12 +1,13 @@
 """Return, inside a graph that the coordinator sends out, the index of the worker that runs it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import dispatched_worker_index
+from tfdist._utils.tf_private import dispatched_and_noted_worker_index, dispatched_worker_index
 
-__all__ = ["outermost_graph", "worker_index"]
+__all__ = ["noted_worker_index", "outermost_graph", "worker_index"]
 
 
 def worker_index() -> tf.Tensor:
@@ -14,6 +15,12 @@ def worker_index() -> tf.Tensor:
     # Only the outermost function gets the index with the call; a loop or a branch has none.
     with outermost_graph().as_default():
         return dispatched_worker_index()
+
+
+def noted_worker_index(note: Callable[[int], object]) -> tf.Tensor:
+    """Return the same; the chief calls a function with the index whenever it sends the graph to a worker."""
+    with outermost_graph().as_default():
+        return dispatched_and_noted_worker_index(note)
 
 
 def outermost_graph() -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist.coordination.stall_watch import exchanging
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import Neighbour
 
@@ -164,8 +165,9 @@ class Ring:
             self._rounds += 1
             begun = time.monotonic()
             try:
-                exchange = make_round()
-                exchange.run(header)
+                with exchanging():
+                    exchange = make_round()
+                    exchange.run(header)
             except ExchangeError as error:
                 self._why_broken = str(error)
                 self.close()  # so the neighbours notice at once, and then theirs

@@ -23,6 +23,7 @@ from tfdist.launcher.run_events import (
     TaskKilled,
     TaskSpeed,
     TasksRestarting,
+    TaskStalled,
 )
 
 __all__ = [
@@ -116,6 +117,8 @@ def _described(event: AnyEvent) -> tuple[str, str]:
             return "fault", f"{task} {_ended_by(status)}"
         case TaskKilled(task=task, seconds=seconds):
             return "fault", f"{task} was silent for {duration(seconds)} and was killed"
+        case TaskStalled(task=task, doing=what, seconds=seconds):
+            return "fault", f"{task} was stuck: it had been {what} for {duration(seconds)}"
         case TasksRestarting(task=task, all_tasks=True):
             return "restart", f"all tasks start again after the loss of {task}"
         case TasksRestarting(task=task):

@@ -12,6 +12,8 @@ from tfdist._utils.keras_private import (
     epoch_to_resume,
     epoch_to_resume_keras_2,
 )
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.variables import optimizer_variables, take_from_chief
 
@@ -47,7 +49,7 @@ def make_callbacks(
         kinds = tuple(getattr(keras.callbacks, name) for name in names)
         callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]
         verbose = 0
-    return keras.callbacks.CallbackList(
+    made = keras.callbacks.CallbackList(
         list(callbacks),
         add_history=has_history,
         add_progbar=verbose != 0,
@@ -56,6 +58,28 @@ def make_callbacks(
         epochs=epochs,
         steps=steps,
     )
+    return _WatchedCallbacks(made)
+
+
+class _WatchedCallbacks:
+    """Keras's CallbackList, whose calls are noted as what this process is doing."""
+
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._calls, name)
+        if not name.startswith("on_"):
+            return found
+        what = f"in the {name} of its callbacks"
+        activity = Activity(what, "at_each_step") if "batch" in name else Activity(what)
+
+        def call(*args: Any, **arguments: Any) -> Any:
+            with doing(activity):
+                return found(*args, **arguments)
+
+        setattr(self, name, call)  # the next time, it is found there
+        return call
 
 
 def follow_chief(

@@ -1,0 +1,58 @@
+"""A model, a callback and data that get stuck once, as a user's may: for `model: {name: stalling:build}` and the like."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist.trainer import train_loop
+
+_make_batches = train_loop.train_batches
+GATE = "STALLING_GATE"  # names a FIFO, whose reading does not return, beside a file with the ending .open
+WORKER, BATCH = 1, 6  # whose data wait there, and before which batch
+
+
+def _waiting_batches(context, *arguments, **options):
+    """Return the batches, of which one waits at the gate: deep in TensorFlow, in no Python thread."""
+    batches = _make_batches(context, *arguments, **options)
+    if context.num_input_pipelines > 1 and context.input_pipeline_id != WORKER:
+        return batches
+    gate = os.environ[GATE]
+
+    def wait(number, batch):
+        images, labels = batch
+        read = tf.io.read_file(tf.where(tf.equal(number, BATCH), gate, f"{gate}.open"))
+        return images, labels + tf.strings.length(read)  # which is empty
+
+    return batches.enumerate().map(wait)
+
+
+if GATE in os.environ:
+    train_loop.train_batches = _waiting_batches
+
+
+def build(image_shape, classes):
+    layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Flatten(), tf.keras.layers.Dense(classes)]
+    return tf.keras.Sequential([tf.keras.Input(image_shape), *layers])
+
+
+class Sleeper(tf.keras.callbacks.Callback):
+    """Sleep for ever after a step, in one task and in its first life."""
+
+    def __init__(self, folder, task, step):
+        super().__init__()
+        self._mark, self._task, self._step, self._steps = Path(folder, "has-slept"), task, step, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps += 1
+        task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "this", "index": 0})
+        is_here = f"{task['type']}:{task['index']}" == self._task
+        if is_here and self._steps == self._step and not self._mark.exists():
+            self._mark.touch()
+            time.sleep(100_000)
+
+
+def sleeper(folder, task, step=12):
+    return Sleeper(folder, task, step)

@@ -1,0 +1,188 @@
+"""A task that answers but makes no progress is named, shows its stacks, and the run ends all the same."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import SECONDS, start_tfdist
+
+HERE = Path(__file__).parent
+STEPS = 40
+CLUSTERS = {
+    "one_device": {},
+    "multi_worker_mirrored": {"worker": 2},
+    "parameter_server": {"chief": 1, "worker": 2, "ps": 1},
+    "parameter_server_sync": {"chief": 1, "worker": 2, "ps": 1},
+}
+pytestmark = pytest.mark.usefixtures("forking")
+
+
+def config(strategy, **train):
+    cluster = CLUSTERS[strategy]
+    of_cluster = {"cluster": cluster, "launch": {"threads": 1}} if cluster else {}
+    return {
+        **of_cluster,
+        "strategy": {"name": strategy},
+        "data": {"name": "digits", "batch_size": 32},
+        "model": {"name": "stalling:build"},
+        "train": {"steps": STEPS, "learning_rate": 0.01, **train},
+        "evaluation": {"batches": 2},
+        "checkpoint": {"every": 10},
+        "watch": {"stall_timeout": 15},
+    }
+
+
+class Training:
+    """One `tfdist train` of a config, in a folder."""
+
+    def __init__(self, folder, written, cache, **environ):
+        self.run = folder / "run"
+        self._path, self._output = folder / "config.yaml", folder / "output"
+        self._path.write_text(json.dumps(written))
+        self._output.touch()
+        paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+        self._environ = {
+            "TFDIST_CACHE_DIR": str(cache),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **environ,
+        }
+
+    def start(self):
+        words = ("train", "--config", self._path, "--run_dir", self.run)
+        return start_tfdist(*words, output=self._output, **self._environ)
+
+    def ended(self):
+        """Run it to its end, and return its exit status."""
+        process = self.start()
+        try:
+            return process.wait()
+        finally:
+            process.kill()
+
+    @property
+    def printed(self):
+        return self._output.read_text()
+
+    def log(self, task):
+        return (self.run / "logs" / f"{task.replace(':', '-')}.log").read_text()
+
+    def report(self):
+        return json.loads((self.run / "report.json").read_text())
+
+    def events(self, kind):
+        events = map(json.loads, (self.run / "events.jsonl").read_text().splitlines())
+        return [event for event in events if event["event"] == kind]
+
+
+def ended_through_gate(training, gate):
+    """Run a training whose data wait at a gate, and open the gate once a task says that it is stuck."""
+    os.mkfifo(gate)
+    gate.with_name(f"{gate.name}.open").touch()
+    process = training.start()
+    try:
+        end = time.monotonic() + SECONDS
+        while "is stuck: " not in training.printed:
+            assert process.poll() is None, training.printed
+            assert time.monotonic() < end, training.printed
+            time.sleep(0.1)
+        gate.unlink()
+        gate.touch()
+        return process.wait()
+    finally:
+        process.kill()
+
+
+def stuck_lines(text):
+    return [line.partition("is stuck: it has been ")[2] for line in text.splitlines() if "is stuck: " in line]
+
+
+def test_a_process_that_is_stuck_in_a_callback_ends_and_continues_when_started_again(tmp_path, cache):
+    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "this:0"}
+    training = Training(tmp_path, config("one_device", callbacks=[sleeper]), cache)
+    assert training.ended() == 138, training.printed
+    [line] = stuck_lines(training.printed)
+    assert line.startswith(
+        "in the on_train_batch_end of its callbacks for 15 s, and the limit (stall_timeout)"
+    )
+    assert "stalling.py" in training.printed  # the stack
+    assert "Traceback" not in training.printed
+    [event] = training.events("task_stalled")
+    assert (event["task"], event["doing"]) == ("this process", "in the on_train_batch_end of its callbacks")
+    assert training.ended() == 0, training.printed
+    report = training.report()
+    assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 10, 2)
+
+
+@pytest.mark.slow
+def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
+    gate = tmp_path / "gate"
+    training = Training(tmp_path, config("one_device"), cache, STALLING_GATE=str(gate))
+    assert ended_through_gate(training, gate) == 138, training.printed
+    [line] = stuck_lines(training.printed)
+    assert line.startswith("in a training step (reading its data, or computing) for 15 s, and the limit")
+    assert training.ended() == 0, training.printed
+    assert training.report()["steps"] == STEPS
+
+
+def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_that_waits(tmp_path, cache):
+    gate = tmp_path / "gate"
+    training = Training(tmp_path, config("multi_worker_mirrored"), cache, STALLING_GATE=str(gate))
+    assert ended_through_gate(training, gate) == 0, training.printed
+    [line] = stuck_lines(training.log("worker:1"))
+    assert line.startswith("in a training step (reading its data, or computing) for 15 s")
+    assert stuck_lines(training.log("worker:0")) == []
+    assert "starting all tasks again (restart 1 of 3)" in training.printed
+    report = training.report()
+    assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 0, 2)
+
+
+@pytest.mark.slow
+def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cache):
+    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "worker:1"}
+    training = Training(tmp_path, config("multi_worker_mirrored", callbacks=[sleeper]), cache)
+    assert training.ended() == 0, training.printed
+    [line] = stuck_lines(training.log("worker:1"))
+    assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
+    assert stuck_lines(training.log("worker:0")) == []
+    report = training.report()
+    assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 10, 2)
+
+
+def test_the_asynchronous_worker_whose_data_do_not_arrive_is_started_again_alone(tmp_path, cache):
+    gate = tmp_path / "gate"
+    training = Training(tmp_path, config("parameter_server"), cache, STALLING_GATE=str(gate))
+    assert ended_through_gate(training, gate) == 0, training.printed
+    [line] = stuck_lines(training.log("worker:1"))
+    assert line.startswith("at work on one execution (reading its data, or computing) for ")
+    assert "_wait_until_gone" in training.log("worker:1")  # the stacks
+    assert [event["task"] for event in training.events("task_stalled")] == ["worker:1"]
+    assert "starting worker:1 again, alone (restart 1 of 3)" in training.printed
+    report = training.report()
+    assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy, tmp_path, cache):
+    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "chief:0"}
+    training = Training(tmp_path, config(strategy, callbacks=[sleeper]), cache)
+    assert training.ended() == 0, training.printed
+    [line] = stuck_lines(training.log("chief:0"))
+    assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
+    assert [event["task"] for event in training.events("task_stalled")] == ["chief:0"]
+    assert "starting all tasks again (restart 1 of 3)" in training.printed
+    report = training.report()
+    assert (report["steps"], report["starts"]) == (STEPS, 2)
+
+
+@pytest.mark.slow
+def test_the_chief_of_synchronous_workers_whose_data_do_not_arrive_ends(tmp_path, cache):
+    gate = tmp_path / "gate"
+    training = Training(tmp_path, config("parameter_server_sync"), cache, STALLING_GATE=str(gate))
+    assert ended_through_gate(training, gate) == 0, training.printed
+    [line] = stuck_lines(training.log("chief:0"))
+    assert line.startswith("in a training step (reading its data, or computing) for 15 s")
+    assert training.report()["steps"] == STEPS
