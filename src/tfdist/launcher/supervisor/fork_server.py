@@ -84,14 +84,15 @@ class ForkServer:
         closes = list(self._progress - {task["progress"]})
         order = json.dumps({"env": self._own_variables(task), "cores": task["cores"], "closes": closes})
         reader, writer = os.pipe()
-        with open(reader, "rb") as stream:
+        with open(reader, "rb", 0) as stream:
             try:
                 socket.send_fds(self.control, [order.encode()], [output, writer])
             except OSError:  # the process has ended, or the order is larger than a packet
                 self._is_ready = False
             finally:
                 os.close(writer)
-            answer = stream.read().decode() if self._is_ready and _has_answer(reader) else ""
+            # One write is the answer. Its end may not come: somebody may stop the process just after it.
+            answer = (stream.read(1 << 16) or b"").decode() if self._is_ready and _has_answer(reader) else ""
         if answer.isdigit():
             return int(answer), ""
         self.close()
