@@ -88,7 +88,10 @@ if __name__ == "__main__":
     flags.DEFINE_multi_string("job", [], "A job of any name and how many tasks, trainer=3; can be repeated.")
     flags.DEFINE_string("run_dir", None, "The folder for the logs. Without it, a new folder in runs/.")
     flags.DEFINE_integer(
-        "restarts", 0, "How often, in all, tasks that are lost are started again.", lower_bound=0
+        "restarts",
+        0,
+        "How often tasks that are lost are started again; a new checkpoint renews it.",
+        lower_bound=0,
     )
     flags.DEFINE_multi_string(
         "alone",

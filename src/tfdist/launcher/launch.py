@@ -71,7 +71,8 @@ def launch(
     all tasks; a second signal kills them.
 
     A task that a signal ends, or that ends with 138, is lost. It is started again: alone if the others can
-    continue without it, else together with all others. `restarts` limits how often that happens in all.
+    continue without it, else together with all others. `restarts` limits how often that happens without a new
+    checkpoint in between, of which the chief reports by tfdist.
 
     Args:
         cluster: The cluster; all its addresses are on this machine.
@@ -87,7 +88,7 @@ def launch(
             error, or "never".
         grace: The seconds that a task has to end after SIGTERM.
         linger: The seconds that the others have to end after the chief; None for as many as `grace`.
-        restarts: How often, in all, lost tasks are started again.
+        restarts: How often lost tasks are started again; a new checkpoint renews it.
         alone: The types of tasks that are started again alone, while the others continue.
         heartbeat_timeout: The seconds that a task may be stopped until it is killed, and so lost; None for
             no limit.

@@ -16,10 +16,12 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Silence, read_reports
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
+from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.run_events import (
     AnyEvent,
+    CheckpointSaved,
     EventFile,
     LaunchEnded,
     LaunchStarted,
@@ -96,6 +98,7 @@ class Job:
         self._being_killed: set[Task] = set()
         self._exits: list[TaskExit] = []
         self._restarted = 0  # how often
+        self._checkpoints = NewCheckpoints()
         self._error: TfdistError | None = None
         self._is_private = False
         self._has_joined = False
@@ -223,6 +226,8 @@ class Job:
         for line in data.splitlines():
             if (event := read_event(line)) is not None:  # the chief has recorded it
                 self._show(event)
+                if isinstance(event, CheckpointSaved) and self._checkpoints.is_new(event.step):
+                    self._send("renew")
         progress = None
         for report in read_reports(data):
             if isinstance(report, Silence):
@@ -306,11 +311,13 @@ class Job:
                 self._error = self._unstartable(name, repr(program), reason)
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
+                if name == str(self._cluster.lead):
+                    self._checkpoints.begin_life()
                 self._record(TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
                 self._note_exit(Task.parse(name), code, asked, again)
                 if "pause" in event:
-                    self._say_restart(Task.parse(name), event["alone"], event["pause"])
+                    self._say_restart(Task.parse(name), event["alone"], event["pause"], event["restart"])
             case {"unwritable": name, "reason": reason}:
                 lost = f"what {name} prints is lost until there is room"
                 self.say(f"WARNING: cannot write {self._logs[Task.parse(name)].path} ({reason}): {lost}")
@@ -345,20 +352,20 @@ class Job:
         elif code == -signal.SIGKILL:
             self.say(f"{task} had to be killed (SIGKILL, pid {task_exit.pid})")
 
-    def _say_restart(self, task: Task, alone: bool, pause: float) -> None:
+    def _say_restart(self, task: Task, alone: bool, pause: float, restart: int) -> None:
         self._restarted += 1
         self._record(
             TasksRestarting(
                 task=str(task),
                 all_tasks=not alone,
                 pause=pause,
-                restart=self._restarted,
+                restart=restart,
                 restarts=self._restarts,
             )
         )
         what = f"{task} again, alone" if alone else "all tasks again"
         when = f" in {pause:g} s" if pause else ""
-        self.say(f"starting {what}{when} (restart {self._restarted} of {self._restarts})")
+        self.say(f"starting {what}{when} (restart {restart} of {self._restarts})")
 
     def _say_ending(self, names: str, done: bool) -> None:
         if self._signals:

@@ -43,7 +43,7 @@ def notebook_launcher(
         ps: The number of parameter servers; if there are any, there is also a chief.
         run_dir: The folder of the logs; None for a new folder in `runs/`.
         threads: The threads of each task; None to divide the cores among the tasks.
-        restarts: How often, in all, lost tasks are started again.
+        restarts: How often lost tasks are started again; a new checkpoint renews it.
         alone: The types of tasks that are started again alone.
         network_isolation: Whether the tasks run in a private network.
 

@@ -314,8 +314,9 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int,
         Meta(
             ge=0,
-            description="How often, in all, lost tasks are started again: an evaluator and a worker of"
-            " asynchronous updates alone, others with the whole cluster, from the last checkpoint.",
+            description="How often lost tasks are started again without a new checkpoint in between: an"
+            " evaluator and a worker of asynchronous updates alone, others with the whole cluster, from the"
+            " last checkpoint.",
         ),
     ] = 3
     network_isolation: Annotated[

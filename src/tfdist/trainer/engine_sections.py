@@ -73,7 +73,9 @@ class SshSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         list[str],
         Meta(description="Lines for the shell of each host before a task starts. They are no secret there."),
     ] = []
-    restarts: Annotated[int, Meta(ge=0, description="How often, in all, lost tasks are started again.")] = 3
+    restarts: Annotated[
+        int, Meta(ge=0, description="How often lost tasks start again without a new checkpoint in between.")
+    ] = 3
 
 
 class ComposeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

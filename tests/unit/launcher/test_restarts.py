@@ -15,7 +15,9 @@ from launched import SECONDS, alive, driver, holds, nothing_left, run, started, 
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
 from tfdist.launcher.supervisor.restart_pause import Patience
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -306,6 +308,63 @@ def test_the_command_line_offers_the_same(tmp_path):
 def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
     patience = Patience()
     assert [patience.pause_after(seconds) for seconds in lifetimes] == pauses
+
+
+SAVES_AND_DIES = (
+    "from tfdist.launcher.run_events import CheckpointSaved, record\n"
+    "if me == 'worker-0':\n"
+    "    record(CheckpointSaved(step={step}, seconds=0.1)); time.sleep(2)\n"
+    "    if life < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+    "elif life < 3: time.sleep(600)\n"
+)
+
+
+def test_a_new_checkpoint_renews_the_restarts(tmp_path):
+    code = SAVES_AND_DIES.format(step="10 * life")
+    _, shown, lived = live(tmp_path, code, ClusterConfig.local(workers=2), restarts=1)
+    assert lived == {"worker-0": 3, "worker-1": 3}
+    assert "starting all tasks again (restart 1 of 1)\n" in shown
+    assert (
+        "starting all tasks again in 2 s (restart 1 of 1)\n" in shown
+    )  # the backoff is that of a crash loop
+    events = read_events(tmp_path / "events.jsonl")
+    assert [event.restart for event in events if isinstance(event, TasksRestarting)] == [1, 1]
+    assert [event.restarts for event in events if isinstance(event, LaunchEnded)] == [2]
+
+
+def test_the_checkpoint_of_a_step_that_was_saved_before_renews_nothing(tmp_path):
+    error, _, lived = live(
+        tmp_path, SAVES_AND_DIES.format(step=10), ClusterConfig.local(workers=2), restarts=1
+    )
+    assert lived == {"worker-0": 2, "worker-1": 2}
+    assert error.exit_code == 138
+    assert "), after 1 restart; log: " in str(error)
+
+
+def test_a_new_checkpoint_starts_nobody_again_where_no_restart_is_allowed(tmp_path):
+    error, _, lived = live(
+        tmp_path, SAVES_AND_DIES.format(step="10 * life"), ClusterConfig.local(workers=2), restarts=0
+    )
+    assert lived == {"worker-0": 1, "worker-1": 1}
+    assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("lives_of_chief", "new"),
+    [
+        ([[10, 20]], [True, True]),
+        ([[10, 20], [10, 20, 30]], [True, True, False, False, True]),  # the checkpoints were lost
+        ([[10, 20], [20], [20]], [True, True, False, False]),
+        ([[10, 20, 5, 10], [15]], [True, True, True, True, True]),  # another training, of the same script
+        ([[0], [0], [1]], [False, False, True]),
+    ],
+)
+def test_a_checkpoint_is_new_if_no_life_of_the_chief_had_come_so_far(lives_of_chief, new):
+    checkpoints, found = NewCheckpoints(), []
+    for steps in lives_of_chief:
+        checkpoints.begin_life()
+        found += [checkpoints.is_new(step) for step in steps]
+    assert found == new
 
 
 def supervisor_of(launcher):

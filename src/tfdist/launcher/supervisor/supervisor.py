@@ -41,7 +41,8 @@ class Supervisor:
         self._launcher = launcher
         self._plan = plan
         self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
-        self._restarts: int = plan["restarts"]  # the remaining restarts
+        self._allowed: int = plan["restarts"]  # without a new checkpoint in between
+        self._restarts = self._allowed  # the remaining restarts
         self._backoff: defaultdict[str, Patience] = defaultdict(Patience)
         self._fork_server: ForkServer | None = None
         self._killed: set[int] = set()
@@ -155,6 +156,8 @@ class Supervisor:
                     self._kill()
                 case "end":
                     self._end()
+                case "renew":  # the chief has saved a new checkpoint
+                    self._restarts = self._allowed
                 case {"kill": name}:
                     self._signal(signal.SIGKILL, [name])
 
@@ -206,7 +209,7 @@ class Supervisor:
             self._running[pid] = name
             self._began[name] = time.monotonic()
             self._send_event(started=name, pid=pid)
-        if self._fork_server is not None and not (self._restarts or self._restart_at):
+        if self._fork_server is not None and not (self._allowed or self._restart_at):
             self._fork_server.close()  # to free its memory
         return True
 
@@ -263,7 +266,7 @@ class Supervisor:
         else:
             self._next_round = now + pause
             self._end_at = now
-        return {"alone": alone, "pause": pause}
+        return {"alone": alone, "pause": pause, "restart": self._allowed - self._restarts}
 
     def _start_linger(self) -> None:
         """Set the time by which the other tasks must end after the lead."""
@@ -277,7 +280,7 @@ class Supervisor:
 
     def _end(self) -> None:
         """End all tasks, with SIGTERM first, and start none again."""
-        self._restarts, self._next_round = 0, _NEVER
+        self._allowed, self._restarts, self._next_round = 0, 0, _NEVER
         self._end_at = min(self._end_at, time.monotonic())
 
     def _ask(self) -> None:
@@ -293,7 +296,7 @@ class Supervisor:
             self._terminate(self._tasks)
 
     def _kill(self) -> None:
-        self._restarts, self._next_round = 0, _NEVER
+        self._allowed, self._restarts, self._next_round = 0, 0, _NEVER
         self._asked = True
         self._kill_at = 0.0
 
