@@ -209,7 +209,8 @@ class Job:
             return LaunchReport(tuple(self._exits), self._is_private, seconds, self._has_joined)
         if self._signals:
             raise LaunchError.of_signal(self._signals[0], self._exits)
-        raise LaunchError("launcher", "another process told its supervisor to end", exits=self._exits)
+        problem = "another process told its supervisor to end"
+        raise LaunchError.of_supervisor(problem, self._exits, signal.SIGTERM)
 
     def _show_rest(self) -> None:
         """Show the rest of the output, however long that takes, or until the next signal."""
@@ -391,6 +392,5 @@ class Job:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         names = ", ".join(map(str, self._running)) or "no task"
-        self._error = LaunchError(
-            "launcher", f"its supervisor was killed, and {names} with it", exits=self._exits
-        )
+        problem, signals = f"its supervisor was killed, and {names} with it", self._signals
+        self._error = LaunchError.of_supervisor(problem, self._exits, signals[0] if signals else None)

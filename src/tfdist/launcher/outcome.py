@@ -85,7 +85,8 @@ class LaunchError(TfdistError, RuntimeError):
 
     Attributes:
         exit_code: 2 or 138 if the first task to fail ended with that. 138 also if lost tasks have used up
-            the restarts, or a task saved its work after a signal. 128 + n after signal n. Else 1.
+            the restarts, a task saved its work after a signal, or the supervisor was killed. 128 + n after
+            signal n. Else 1.
         exits: How each task ended, in order of time.
         tail: The last lines of the log of the first task to fail.
     """
@@ -125,6 +126,24 @@ class LaunchError(TfdistError, RuntimeError):
     @classmethod
     def of_signal(cls, number: int, exits: Sequence[TaskExit]) -> "LaunchError":
         """Return the error that names the signal that stopped the job."""
-        saved = any(end.code == LOST for end in exits)
         problem = f"stopped by {signal.Signals(number).name}; every task has ended"
-        return cls("launcher", problem, exit_code=LOST if saved else 128 + number, exits=exits)
+        return cls("launcher", problem, exit_code=_status_after(number, exits), exits=exits)
+
+    @classmethod
+    def of_supervisor(
+        cls, problem: str, exits: Sequence[TaskExit], number: int | None = None
+    ) -> "LaunchError":
+        """Return the error of a launch whose supervisor another process has ended.
+
+        Args:
+            problem: What has happened to it.
+            exits: How each task has ended.
+            number: The signal that had told the job to end; None if the tasks are lost with the supervisor.
+        """
+        code = LOST if number is None else _status_after(number, exits)
+        return cls("launcher", problem, exit_code=code, exits=exits)
+
+
+def _status_after(number: int, exits: Sequence[TaskExit]) -> int:
+    """Return the exit status of a job that a signal has stopped: 138 if a task has saved its work."""
+    return LOST if any(end.code == LOST for end in exits) else 128 + number

@@ -104,8 +104,47 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path, nothing_left):  
         (supervisor,) = _supervisors(nothing_left)
         os.kill(supervisor, signal.SIGKILL)
         _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
+    assert process.returncode == 138  # the tasks were lost with it
     assert err.decode() == "tfdist: launcher: its supervisor was killed, and worker:0, worker:1 with it\n"
+
+
+STAYS = (
+    "import signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('up', flush=True)\ntime.sleep(600)"
+)
+SAVES = (
+    "import json, os, signal, sys, time\n"
+    "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN if index else lambda *_: sys.exit(138))\n"
+    "print('up', flush=True)\ntime.sleep(600)"
+)
+
+
+@pytest.mark.parametrize(("code", "status"), [(STAYS, 128 + signal.SIGTERM), (SAVES, 138)])
+@pytest.mark.parametrize("then", ["a second signal", "the supervisor is killed"])
+def test_what_happens_while_the_tasks_end_keeps_the_status_of_the_signal(
+    code,
+    status,
+    then,
+    tmp_path,
+    nothing_left,  # noqa: F811
+):
+    with started(driver(code, tmp_path, grace=600)) as process:
+        until_up(tmp_path, "up")
+        (supervisor,) = _supervisors(nothing_left)
+        process.terminate()
+        assert b"ending the tasks" in _line_with(process.stdout, b"SIGTERM")
+        if status == 138:  # worker 0 has saved
+            until(lambda: '"task_exited"' in (tmp_path / "events.jsonl").read_text(), "it has ended")
+        if then == "a second signal":
+            process.terminate()
+        else:
+            os.kill(supervisor, signal.SIGKILL)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == status, err
+    assert err.count(b"\n") == 1
+    said = b"stopped by SIGTERM" if then == "a second signal" else b"its supervisor was killed, and worker:"
+    assert said in err
 
 
 def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothing_left):  # noqa: F811
@@ -123,7 +162,7 @@ def test_a_supervisor_told_to_end_ends_all(tmp_path, nothing_left):  # noqa: F81
         (supervisor,) = _supervisors(nothing_left)
         os.kill(supervisor, signal.SIGTERM)
         _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGTERM
     assert err.decode() == "tfdist: launcher: another process told its supervisor to end\n"
 
 
