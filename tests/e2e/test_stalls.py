@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, start_tfdist
+from commands import SECONDS, start_script, start_tfdist
 
 HERE = Path(__file__).parent
 STEPS = 40
@@ -114,6 +114,45 @@ def test_a_process_that_is_stuck_in_a_callback_ends_and_continues_when_started_a
     assert training.ended() == 0, training.printed
     report = training.report()
     assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 10, 2)
+
+
+SCRIPT = """
+import time
+import numpy as np
+import tfdist
+strategy = tfdist.start(stall_timeout=10)
+import tensorflow as tf
+
+class Sleeper(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            time.sleep(100_000)
+
+model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((64, 4), np.float32)
+model.fit(x, x[:, :1], batch_size=8, verbose=0)
+time.sleep(12)  # between two calls of fit it may do what it likes
+print("trains again", flush=True)
+model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[Sleeper()])
+"""
+
+
+def test_a_script_that_is_stuck_in_fit_ends_where_it_asks_for_that(tmp_path):
+    script, output = tmp_path / "script.py", tmp_path / "output"
+    script.write_text(SCRIPT)
+    process = start_script(script, output=output)
+    try:
+        assert process.wait() == 138, output.read_text()
+    finally:
+        process.kill()
+    printed = output.read_text()
+    assert "trains again\n" in printed
+    [line] = stuck_lines(printed)
+    assert line.startswith(
+        "in the on_train_batch_end of its callbacks for 10 s, and the limit (stall_timeout)"
+    )
+    assert 'script.py", line 11 in on_train_batch_end' in printed
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ Replicas that work in step all stand still if one of them is stuck. The stuck on
 ends itself first, since the others, which wait for it in an exchange, have a longer limit.
 """
 
-import contextlib
 import faulthandler
 import functools
 import os
@@ -21,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.stall_limit import KEY, Activity, StallLimit, StallTimeout
@@ -46,6 +45,7 @@ _SECONDS_TO_SAY_WHY = 5.0  # on a disk that may be what does not answer
 BETWEEN_STEPS = Activity("between two steps")
 EXCHANGE = Activity("exchanging values with the other tasks", "exchange")
 _Self = TypeVar("_Self", bound="StallWatch")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class StallWatch:
@@ -127,7 +127,7 @@ class StallWatch:
         self._activity, self._began, self._stretch = activity, now, self._stretch + 1
         return ended
 
-    def exchange(self, is_in_one: bool) -> None:
+    def exchange(self, *, is_in_one: bool) -> None:
         """Note that this process begins or ends an exchange with its peers."""
         self._knows_exchanges, self._is_in_exchange = True, is_in_one
 
@@ -163,16 +163,30 @@ class StallWatch:
 _watch: StallWatch | None = None
 
 
-@contextlib.contextmanager
-def doing(activity: Activity) -> Iterator[None]:
-    """Note what this process does in the block, for the watch if there is one."""
-    watch = _watch
-    before = None if watch is None else watch.begin(activity)
-    try:
-        yield
-    finally:
-        if watch is not None and before is not None:
-            watch.begin(before)
+class doing:  # a class, since each step enters it
+    """Note what this process does in the block, or in each call of the decorated function."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity, self._watch = activity, _watch
+        self._before: Activity | None = None
+
+    def __call__(self, function: _Function) -> _Function:
+        """Return the function, each call of which is such a block."""
+
+        @functools.wraps(function)
+        def noted(*args: Any, **arguments: Any) -> Any:
+            with doing(self._activity):
+                return function(*args, **arguments)
+
+        return cast(_Function, noted)
+
+    def __enter__(self) -> None:
+        if self._watch is not None:
+            self._before = self._watch.begin(self._activity)
+
+    def __exit__(self, *_: object) -> None:
+        if self._watch is not None and self._before is not None:
+            self._watch.begin(self._before)
 
 
 def timeout_in_force() -> StallTimeout:
@@ -180,18 +194,19 @@ def timeout_in_force() -> StallTimeout:
     return "off" if _watch is None else _watch.timeout
 
 
-@contextlib.contextmanager
-def exchanging() -> Iterator[None]:
+class exchanging:  # a class, since each exchange enters it
     """Note that this process exchanges values with its peers in the block, where it waits for them."""
-    watch = _watch
-    if watch is None:
-        yield
-        return
-    watch.exchange(True)
-    try:
-        yield
-    finally:
-        watch.exchange(False)
+
+    def __init__(self) -> None:
+        self._watch = _watch
+
+    def __enter__(self) -> None:
+        if self._watch is not None:
+            self._watch.exchange(is_in_one=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._watch is not None:
+            self._watch.exchange(is_in_one=False)
 
 
 def stalled(where: str, activity: str, seconds: float, limit: float) -> TaskLost:

@@ -223,6 +223,23 @@ def test_what_is_done_is_noted_by_the_watch_in_force():
         assert timeout_in_force() == "off"
 
 
+def test_each_call_of_a_function_is_noted():
+    clock = Clock()
+
+    @doing(SAVING)
+    def save(seconds):
+        clock.now += seconds
+        return seconds
+
+    assert save(1) == 1  # without a watch
+    with StallWatch("chief:0", "chief:0", "auto", clock=clock) as watch:
+        assert save(700) == 700
+        watch.begin(HOOK)
+        assert (
+            stuck_after(watch, clock)[1] == 10 * 2100
+        )  # three times the longest, and it is the first callback
+
+
 STUCK = """
 import sys, time
 from tfdist.coordination import stall_watch
