@@ -29,8 +29,8 @@ _STEPS_REMEMBERED = 101
 # done at each step, the steps tell nothing: it may be long, such as an evaluation by a callback.
 _TIMES_IF_RARE_OR_FIRST = 10
 # A stuck task ends itself after the limit. Those that wait for it must not end before, nor if the other task
-# has done several things in a row that each took long.
-_TIMES_WHILE_WAITING = 4
+# does two rare things in a row, such as a callback's evaluation and a checkpoint.
+_TIMES_WHILE_WAITING = 2 * _TIMES_IF_RARE_OR_FIRST
 
 
 def checked_timeout(where: str, timeout: StallTimeout) -> StallTimeout:
@@ -84,9 +84,11 @@ class StallLimit:
             is_waiting: Whether it may be waiting for another task meanwhile.
         """
         limit = self._derived() if self._timeout == "auto" else self._timeout
+        if is_waiting:
+            return limit * _TIMES_WHILE_WAITING
         if is_first or activity.kind == "rare" or activity.name not in self._known:
-            limit *= _TIMES_IF_RARE_OR_FIRST
-        return limit * _TIMES_WHILE_WAITING if is_waiting else limit
+            return limit * _TIMES_IF_RARE_OR_FIRST
+        return limit
 
     def _derived(self) -> float:
         steps = list(self._steps)
