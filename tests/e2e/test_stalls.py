@@ -99,6 +99,7 @@ def stuck_lines(text):
     return [line.partition("is stuck: it has been ")[2] for line in text.splitlines() if "is stuck: " in line]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stuck_in_a_callback_ends_and_continues_when_started_again(tmp_path, cache):
     sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "this:0"}
     training = Training(tmp_path, config("one_device", callbacks=[sleeper]), cache)
@@ -138,6 +139,7 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[Sleeper()])
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_is_stuck_in_fit_ends_where_it_asks_for_that(tmp_path):
     script, output = tmp_path / "script.py", tmp_path / "output"
     script.write_text(SCRIPT)
@@ -156,6 +158,7 @@ def test_a_script_that_is_stuck_in_fit_ends_where_it_asks_for_that(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.again
 def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
     gate = tmp_path / "gate"
     training = Training(tmp_path, config("one_device"), cache, STALLING_GATE=str(gate))
@@ -179,6 +182,7 @@ def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_t
 
 
 @pytest.mark.slow
+@pytest.mark.again
 def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cache):
     sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "worker:1"}
     training = Training(tmp_path, config("multi_worker_mirrored", callbacks=[sleeper]), cache)
@@ -190,6 +194,7 @@ def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cach
     assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 10, 2)
 
 
+@pytest.mark.slow
 def test_the_asynchronous_worker_whose_data_do_not_arrive_is_started_again_alone(tmp_path, cache):
     gate = tmp_path / "gate"
     training = Training(tmp_path, config("parameter_server"), cache, STALLING_GATE=str(gate))
@@ -204,6 +209,7 @@ def test_the_asynchronous_worker_whose_data_do_not_arrive_is_started_again_alone
 
 
 @pytest.mark.slow
+@pytest.mark.again
 @pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
 def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy, tmp_path, cache):
     sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "chief:0"}
@@ -218,6 +224,7 @@ def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy
 
 
 @pytest.mark.slow
+@pytest.mark.again
 def test_the_chief_of_synchronous_workers_whose_data_do_not_arrive_ends(tmp_path, cache):
     gate = tmp_path / "gate"
     training = Training(tmp_path, config("parameter_server_sync"), cache, STALLING_GATE=str(gate))
