@@ -387,16 +387,18 @@ class Keras3Step(KerasStep):
         ]
 
     def _counted(self, shared: Shared) -> list[tf.Tensor]:
-        """Return what a batch adds to the metrics; its losses count by its size.
+        """Return what a batch adds to the metrics.
 
-        Keras counts the losses of several outputs by size if it knows the size in advance, and otherwise
-        counts each batch as one.
+        Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
+        one, since a graph does not know its size in advance, and by size without a graph.
         """
         variables = self._metrics.variables
         added, *losses, seen = shared.sums[len(variables) :]
         counts = {id(variable): value for variable, value in zip(variables, shared.sums, strict=False)}
+        of_outputs = shared.size if self._model.run_eagerly else tf.cast(shared.size > 0, shared.size.dtype)
         for tracker, total in zip(self._loss_trackers, losses, strict=True):
-            counts[id(tracker.total)] = shared.size * tf.math.divide_no_nan(total, shared.weight)
-            counts[id(tracker.count)] = shared.size
+            size = shared.size if tracker is self._loss_trackers[0] else of_outputs
+            counts[id(tracker.total)] = size * tf.math.divide_no_nan(total, shared.weight)
+            counts[id(tracker.count)] = size
         counts[id(self._loss_trackers[0].total)] += added
         return [*(counts[id(variable)] for variable in variables), seen]
