@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.profiler_span import AWAIT_SUMS, span
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.exchange_thread import ExchangeThread
@@ -123,7 +124,8 @@ class GradientBuckets:
 
     def _wait(self, index: int, ticket: Any) -> list[Any]:
         step = self._steps[int(ticket)]
-        sums = step.sums[index].result()
+        with span(AWAIT_SUMS, bucket=index):
+            sums = step.sums[index].result()
         step.returned.append(index)
         if len(step.returned) == len(step.sums):
             self._steps.pop(int(ticket), None)

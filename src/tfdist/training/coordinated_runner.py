@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_answered, has_failed, wait_for_answer
 from tfdist.cluster.config import Task
 from tfdist.coordination.stall_limit import Activity
@@ -163,7 +164,7 @@ class CoordinatedRunner:
                     self._begin_data()
                     exhausted, last_news = set(), time.monotonic()
                     continue
-                with doing(_WITH_WORKERS):
+                with doing(_WITH_WORKERS), span(WAITING):
                     place = self._first_ready()
                 if place is None:
                     promised -= self._take_back(is_epoch_the_data=steps is None)

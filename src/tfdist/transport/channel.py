@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
 from tfdist.transport.shared_messages import SharedBuffers
@@ -94,7 +95,7 @@ class Channel:
         Raises:
             ExchangeError: The other end is gone or silent, or the channel has been cut.
         """
-        with self._sending, self._cut_on_error():
+        with self._sending, self._cut_on_error(), self._exchange_span(manifest, step, "sent"):
             codec, pieces = self._codec(manifest, True), []
             form, begin, size = IN_SHARED_MEMORY, 0, codec.footprint
             shared_buffer = (
@@ -139,7 +140,7 @@ class Channel:
             GivenUp: A later step has begun.
         """
         self.begin(step)
-        with self._receiving, self._cut_on_error():
+        with self._receiving, self._cut_on_error(), self._exchange_span(manifest, step, "received"):
             codec = self._codec(manifest, False)
             while True:
                 header = self._next_header(step, why_lost)
@@ -205,6 +206,13 @@ class Channel:
             self.cut(str(error))
             raise
 
+    def _exchange_span(
+        self, manifest: Manifest, step: int, way: str
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Name a message in the profiler's recordings of both tasks, which say who waited for whom."""
+        other = self.name.partition(" ")[0]
+        return span(EXCHANGE, message=manifest.name, step=step, way=way, other=other)
+
     def _codec(self, manifest: Manifest, is_sent: bool) -> MessageCodec:
         key = is_sent, manifest.mark
         if key not in self._codecs:
@@ -217,7 +225,9 @@ class Channel:
             header, self._header = self._header, None
             return header
         data = np.empty(_HEADER.size, np.uint8)
-        if not self._read_into(data, why_lost, unless=lambda: self._newest > step):
+        with span(WAITING):
+            has_come = self._read_into(data, why_lost, unless=lambda: self._newest > step)
+        if not has_come:
             return None
         header = _Header(*_HEADER.unpack(data.tobytes()))
         if header.mark != _MARK:

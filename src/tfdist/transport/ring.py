@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.coordination.stall_watch import exchanging
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import Neighbour
@@ -165,7 +166,7 @@ class Ring:
             self._rounds += 1
             begun = time.monotonic()
             try:
-                with exchanging():
+                with exchanging(), span(EXCHANGE, round=self._rounds - 1, type=name, bytes=size):
                     exchange = make_round()
                     exchange.run(header)
             except ExchangeError as error:
@@ -263,9 +264,12 @@ class _Round:
             waiter.register(self._following.connection, self._following.has_room)
         # A task that has not sent its header has not come yet. A task further back is noticed where few bytes
         # move.
-        waits_for_task, begun = bool(self._header_left) or self._is_small, time.monotonic()
-        can_move = bool(waiter.poll(_SECONDS_BETWEEN_CHECKS * 1000))
-        self.waiting += waits_for_task * (time.monotonic() - begun)
+        if not (self._header_left or self._is_small):
+            return bool(waiter.poll(_SECONDS_BETWEEN_CHECKS * 1000))
+        begun = time.monotonic()
+        with span(WAITING):
+            can_move = bool(waiter.poll(_SECONDS_BETWEEN_CHECKS * 1000))
+        self.waiting += time.monotonic() - begun
         return can_move
 
 
