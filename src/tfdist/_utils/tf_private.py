@@ -49,6 +49,7 @@ __all__ = [
     "local_value",
     "mirrored",
     "own_executor",
+    "read_planes",
     "register_function",
     "repetitions",
     "replace_cross_device_ops",
@@ -188,6 +189,26 @@ def are_devices_fixed() -> bool:
     Seen in 2.12 and 2.21.
     """
     return context.context()._context_handle is not None
+
+
+def read_planes(written: bytes) -> Any:
+    """Return what the profiler has written, as a message of planes, lines and events.
+
+    Seen in 2.12 and 2.21.
+
+    Raises:
+        ModuleNotFoundError: This version of TensorFlow has the messages elsewhere.
+        ValueError: These bytes are something else.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    try:
+        space.ParseFromString(written)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    return space
 
 
 # -- strategies --
