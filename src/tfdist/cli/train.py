@@ -29,6 +29,7 @@ from tfdist.launcher.run_events import FILE, is_launched
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
+from tfdist.trainer.step_range import parse_steps
 
 if TYPE_CHECKING:
     from tfdist.launcher.launch import NetworkIsolation
@@ -54,12 +55,16 @@ def main(
     task: str | None = None,
     dry_run: bool = False,
     smoke: bool = False,
+    profile: str | None = None,
     log_format: str = "text",
     verbosity: int = 0,
 ) -> None:
     """Train, as the whole cluster or as one task of it."""
     with failure_written(os.environ):
         screen = ScreenOptions(json=log_format == "json", verbosity=verbosity)
+        if profile is not None:
+            parse_steps(profile, "--profile")
+            set = [*set, f"train.profile={profile}"]
         _main(config, set, run_dir, task, dry_run, smoke, screen)
 
 
@@ -268,5 +273,6 @@ if __name__ == "__main__":
     flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
     flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
     flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
+    flags.DEFINE_string("profile", None, "Record these steps of all tasks in one timeline, e.g. 20:30.")
     define_log_format()
     run(main, loads="tfdist.trainer.run_job")

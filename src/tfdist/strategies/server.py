@@ -18,6 +18,7 @@ from tfdist.coordination.stalled_worker import let_chief_end_this_worker
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
+from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
 from tfdist.strategies.options import Device
@@ -71,6 +72,7 @@ def serve(
     else:
         keep_memory()
     check_device(device, memory_growth=memory_growth)
+    offer_to_record(cluster)
     with reporting_traffic(cluster), _tcp_transport(cluster):
         let_chief_end_this_worker()
         server = _start(cluster, server_config(device, memory_growth=memory_growth))

@@ -27,6 +27,7 @@ from tfdist.strategies.options import (
 )
 from tfdist.trainer.engine_sections import EngineSection
 from tfdist.trainer.shipped_configs import shipped_configs
+from tfdist.trainer.step_range import parse_steps
 
 __all__ = [
     "Config",
@@ -223,6 +224,12 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool | None,
         Meta(description="Whether XLA compiles the step of each replica; by default, Keras decides."),
     ] = None
+    profile: Annotated[
+        str | None,
+        Meta(
+            description="Record these steps, such as 20:30, of all tasks in one timeline: docs/timeline.md."
+        ),
+    ] = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     on_nan: Annotated[
         Literal["stop", "skip"],
@@ -411,6 +418,12 @@ class Settings:
                 received = shown(value.get("name")) if "name" in value else "a mapping without name"
                 raise ConfigError(source.at(*path), expected=expected, received=received)
 
+    def check_profile(self) -> None:
+        """Raise ConfigError if the steps to record are no range."""
+        if self.config.train.profile is not None:
+            place = self.document.source.inside("train").at("profile")
+            parse_steps(self.config.train.profile, place)
+
     def check_evaluator(self) -> None:
         """Raise ConfigError for an evaluator task if the tasks that train need its results."""
         if self.config.train.until_accuracy is not None and self.config.cluster.evaluator:
@@ -462,6 +475,7 @@ def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Setti
         document = _changed(document, change)
     settings = Settings(decode(document, Config, _RENAMED), document, str(path))
     settings.check_names()
+    settings.check_profile()
     return settings
 
 

@@ -70,6 +70,7 @@ from tfdist.trainer.factory import (
 )
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
+from tfdist.trainer.profiled_steps import check_profile
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, newest_step
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
@@ -288,6 +289,7 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
         try_formats(model, data.image_shape, config.export.formats, outputs)
     named_callbacks(config)  # raises if there is no such callback
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
+    check_profile(config, total)
     check_address(folder)
     place = _existing(folder.root)
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):

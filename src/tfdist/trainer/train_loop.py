@@ -23,6 +23,7 @@ from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
 from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
+from tfdist.trainer.profiled_steps import ProfiledSteps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput, record_task_speed
@@ -32,6 +33,7 @@ from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.session import Phase, Session, Step
+from tfdist.training.step_spans import name_steps
 from tfdist.training.variables import State
 
 __all__ = ["Run", "versions"]
@@ -74,6 +76,7 @@ class Run:
         self._per_epoch = steps_per_epoch(context.config, context.data)
         self.total = total_steps(context.config, context.data)
         self.step = self.begun_at = 0
+        self._profiled = ProfiledSteps(context, self.total)
         self._checkpoint_manager = CheckpointManager(context)
         self._recovery = Recovery(context, self._checkpoint_manager)
         summaries = context.folder.summaries
@@ -161,10 +164,12 @@ class Run:
         if self._callbacks is not None and self.step < self.total:
             self._callbacks.begin()
         while self.step < self.total:
-            goal = _next(self.step, self.total, *periods)
+            goal = self._profiled.boundary(self.step, _next(self.step, self.total, *periods))
+            self._profiled.begin_if_due(self.step)
             try:
                 self._advance(training, self._recovery.goal(self.step, goal))
                 is_last = self.step == self.total
+                self._profiled.end_if_due(self.step, is_over=is_last or self._is_leaving)
                 if is_last:
                     session.finish()
                 if self._recovery.is_searching:
@@ -194,6 +199,7 @@ class Run:
                     self._summaries.flush()
                 elastic.check_membership(self._strategy)
             if is_last:
+                self._profiled.end_if_due(self.step, is_over=True)
                 self._report_end(is_enough)
                 break
         return results
@@ -279,7 +285,8 @@ class Run:
         if callbacks is not None:
             callbacks.before_steps(self.step)
         every, per_call = self._config.summaries.every, self._per_call
-        for ran, totals in training.runner.epoch(goal - self.step, per_call, counted):
+        executions = training.runner.epoch(goal - self.step, per_call, counted)
+        for ran, totals in name_steps(executions, self.step):
             before, self.step = self.step, self.step + ran
             self._recovery.check_losses(self.step, step.failure(totals))
             if self.step // every > before // every or self.step == self.total:

@@ -14,6 +14,7 @@ from tfdist.training.data import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
 from tfdist.training.session import Phase
+from tfdist.training.step_spans import name_steps
 
 __all__ = ["RAN_OUT", "DataPosition", "EpochPart", "last_index", "run_batches", "steps_per_execution"]
 
@@ -112,6 +113,7 @@ def run_batches(
         part.totals = step.begin()
     left = None if wanted is None else wanted - part.done
     running = phase.runner.epoch(left, together, part.totals, repeats=repeats)
+    running = name_steps(running, part.done) if name == "train" else running
     with contextlib.closing(running):
         while True:
             is_over = position is not None and (position.is_at_end or part.index >= (wanted or 0))
