@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "predict": "Ask an exported model about images, a folder of them, or a data set.",
     "estimate": "Estimate the memory that each task needs, and what it sends in a step.",
     "report": "Write one HTML page about a run, or about two of them side by side.",
+    "timeline": "Record what all tasks of a running cluster do, in one file for Perfetto.",
     "verify": "Prove that the cluster computes what one process computes, step by step.",
     "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
     "configs": "List the configs that come with tfdist, or copy one for you to change.",

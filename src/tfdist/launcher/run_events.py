@@ -159,6 +159,7 @@ class RunStarted(_Event):
     steps_lost: int
     cluster: dict[str, int]
     versions: dict[str, str]
+    addresses: dict[str, str] = {}
     machine: dict[str, str] = {}
     command: list[str] = []  # empty where a launcher has recorded it
 

@@ -134,10 +134,10 @@ class Run:
     def _record_start(self) -> None:
         if not self._context.is_chief:
             return
-        config, data = self._config, self._context.data
+        config, data, cluster = self._config, self._context.data, self._context.cluster
         record(
             RunStarted(
-                strategy=strategy_name(config.strategy.name, self._context.cluster),
+                strategy=strategy_name(config.strategy.name, cluster),
                 model=config.model.name,
                 parameters=self._model.count_params(),
                 data=data.name,
@@ -148,7 +148,8 @@ class Run:
                 step=self.step,
                 steps=self.total,
                 steps_lost=self.history[-1].lost if self.history else 0,
-                cluster=dict(Counter(task.type for task in self._context.cluster.tasks())),
+                cluster=dict(Counter(task.type for task in cluster.tasks())),
+                addresses={str(task): cluster.address(task) for task in cluster.tasks()},
                 versions=versions(),
                 machine=_machine(),
                 command=_command(),

@@ -42,6 +42,16 @@ print("reached the other one, port", ports[index], os.getuid(), flush=True)
 time.sleep(600)
 """
 
+# Joins the network of the first task whose process a run has recorded, and asks a port there.
+JOIN = """
+import json, socket, sys
+from tfdist.launcher.join_private_network import join_private_network
+events = [json.loads(line) for line in open(sys.argv[1] + "/events.jsonl")]
+join_private_network(next(event["pid"] for event in events if event["event"] == "task_started"))
+socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=5).close()
+print("joined")
+"""
+
 needs_namespace = pytest.mark.skipif(bool(why_no_private_network()), reason="no private network here")
 
 
@@ -51,6 +61,13 @@ def reachable(port):
     except ConnectionRefusedError:
         return False
     return True
+
+
+def joined(run_dir, port, *, prefix=(), python=sys.executable, **options):
+    """Return what another process prints that joins the private network of a run."""
+    command = [*prefix, python, "-c", JOIN, str(run_dir), str(port)]
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS, text=True, check=False, **options)
+    return done.stdout + done.stderr
 
 
 def ports_of(run_dir):
@@ -73,7 +90,9 @@ def test_a_private_network_can_be_had_wherever_unshare_can():
 @needs_namespace
 def test_nobody_outside_reaches_a_private_cluster(tmp_path):
     with started(driver(SERVE, tmp_path)) as process:
-        assert [reachable(port) for port in ports_of(tmp_path)] == [False, False]
+        ports = ports_of(tmp_path)
+        assert [reachable(port) for port in ports] == [False, False]
+        assert joined(tmp_path, ports[0]) == "joined\n"
         process.terminate()
         out, _ = process.communicate(timeout=SECONDS)
     assert b"[launcher] the tasks live in a private network: they reach each other and nobody else\n" in out
@@ -163,7 +182,10 @@ def test_a_user_without_privileges_has_a_private_network_too(public_dir, monkeyp
     ]
     command = driver(code + SERVE, run_dir, prefix=prefix, python=python)
     with started(command, env=env, cwd="/") as process:
-        assert [reachable(port) for port in ports_of(run_dir)] == [False, False]
+        ports = ports_of(run_dir)
+        assert [reachable(port) for port in ports] == [False, False]
+        asked = {"prefix": prefix, "python": python, "env": env, "cwd": "/"}
+        assert joined(run_dir, ports[0], **asked) == "joined\n"
         process.terminate()
         out, err = process.communicate(timeout=SECONDS)
     assert b"private network: they reach each other" in out, err
@@ -172,6 +194,20 @@ def test_a_user_without_privileges_has_a_private_network_too(public_dir, monkeyp
     written = run_dir / "written"
     assert written.read_text() == "shared shared "
     assert (written.stat().st_uid, written.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
+
+
+@root
+@needs_namespace
+def test_who_may_not_join_a_private_network_is_told_what_helps(tmp_path):
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
+    with started(driver(SERVE, tmp_path)) as process:
+        port = ports_of(tmp_path)[0]
+        told = joined(tmp_path, port, prefix=["setpriv", "--bounding-set=-sys_admin"])  # as in a container
+        process.terminate()
+        process.communicate(timeout=SECONDS)
+    assert "ConfigError: timeline: cannot enter the private network of process" in told
+    assert "Operation not permitted. Run it as the user who has started the run, or set" in told
 
 
 @root

@@ -1,0 +1,60 @@
+"""Record tasks from outside: TensorFlow's servers answer its profiler on the ports of the cluster.
+
+Each server writes what it has recorded into a folder, on its own machine. So the folder must be one that all
+tasks share, as the folder of a run on one machine is.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist._utils.files import storage_errors
+from tfdist.cluster.addresses import split_address
+from tfdist.errors import DataError
+from tfdist.profiling.recorder import OPTIONS, Recorded, read_folder
+
+__all__ = ["trace_servers"]
+
+
+def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) -> list[Recorded]:
+    """Return what the tasks did within some seconds; a task may be missing.
+
+    Args:
+        addresses: The address of each task.
+        folder: A folder that the tasks share.
+        seconds: How long to record.
+
+    Raises:
+        DataError: No task has recorded anything.
+        StorageError: The folder cannot be written.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = Path(tempfile.mkdtemp(prefix=".parts-", dir=folder)).absolute()
+        parts.chmod(0o1777)  # tasks of other users write there too
+    try:
+        _trace(addresses, parts, seconds)
+        found = read_folder(parts)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    return [
+        Recorded(task, split_address(address)[0], 0, found[name])
+        for task, address in addresses.items()
+        if (name := address.replace(":", "_")) in found
+    ]
+
+
+def _trace(addresses: Mapping[str, str], folder: Path, seconds: float) -> None:
+    services = ",".join(f"grpc://{address}" for address in addresses.values())
+    options = tf.profiler.experimental.ProfilerOptions(**OPTIONS)
+    try:
+        tf.profiler.experimental.client.trace(
+            services, str(folder), round(1000 * seconds), num_tracing_attempts=1, options=options
+        )
+    except tf.errors.OpError as error:
+        problem = f"the tasks have recorded nothing: {str(error).strip().splitlines()[0]}"
+        remedy = "Record while the run trains, for longer, and not while another profiler runs"
+        raise DataError("timeline", problem, remedy=remedy) from None
