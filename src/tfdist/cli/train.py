@@ -26,10 +26,10 @@ from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.run_events import FILE, is_launched
+from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
-from tfdist.trainer.step_range import parse_steps
 
 if TYPE_CHECKING:
     from tfdist.launcher.launch import NetworkIsolation

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.profiler_span import EXCHANGE, span
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call, register
+from tfdist.coordination.calls_between_tasks import call, register, resolver_of
 from tfdist.coordination.thread_per_task import call_each
 from tfdist.errors import ConfigError
 from tfdist.profiling.clock_alignment import Before
@@ -51,12 +51,16 @@ class ClusterRecording:
         known: After the end, what is known of the order of times in the tasks.
     """
 
-    def __init__(self, cluster: ClusterConfig, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         self._strategy = strategy
-        self._own = str(cluster.task or "worker:0")
+        resolver = resolver_of(strategy)
+        own = Task("worker", 0) if resolver is None else Task(resolver.task_type, resolver.task_id)
+        spec = {} if resolver is None or self._is_mirrored else resolver.cluster_spec().as_dict()
+        tasks = (Task(job, index) for job, addresses in spec.items() for index in range(len(addresses)))
+        self._servers = [task for task in tasks if task != own]
+        self._own = str(own)
         self._recorder = Recorder(self._own)
-        self._servers = [task for task in cluster.tasks() if cluster.with_task(*task).serves]
         self.known: list[Before] = []
 
     def begin(self) -> None:

@@ -12,14 +12,14 @@ from tfdist import __version__
 from tfdist._utils.files import write_whole
 from tfdist._utils.profiler_span import STEP
 from tfdist.errors import DataError
+from tfdist.profiling import FILE
 from tfdist.profiling.clock_alignment import Alignment, Before, align
 from tfdist.profiling.recorder import Recorded
 from tfdist.profiling.shares import kind_of, shares_of, summary
 from tfdist.profiling.spans import Recording, Span, read_recording
 
-__all__ = ["FILE", "Timeline", "write_timeline"]
+__all__ = ["Timeline", "write_timeline"]
 
-FILE = "timeline/timeline.json.gz"  # in the folder of the run
 _ROLES = ("chief", "worker", "ps")
 _FIRST_THREADS = ("steps", "exchange")
 

@@ -18,6 +18,7 @@ from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 from tfdist.errors import ConfigError, shown
+from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import (
     Device,
     Implementation,
@@ -27,7 +28,6 @@ from tfdist.strategies.options import (
 )
 from tfdist.trainer.engine_sections import EngineSection
 from tfdist.trainer.shipped_configs import shipped_configs
-from tfdist.trainer.step_range import parse_steps
 
 __all__ = [
     "Config",

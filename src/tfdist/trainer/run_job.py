@@ -9,6 +9,7 @@ The chief writes the files of a run; the launcher, if there is one, writes its l
     RUN/summaries/          curves and images for TensorBoard
     RUN/logs/               the output of each task
     RUN/report/             its answers for the test images, and its surest mistakes
+    RUN/timeline/           what all tasks did in the steps of train.profile
     RUN/events.jsonl        what happened, one JSON object a line; the launcher adds to it too
 
 On Vertex AI and SageMaker, run_folder.py finds other places for some of these. In an object store,

@@ -23,7 +23,7 @@ from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
 from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
-from tfdist.trainer.profiled_steps import ProfiledSteps
+from tfdist.trainer.profiled_steps import profiled_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput, record_task_speed
@@ -76,7 +76,7 @@ class Run:
         self._per_epoch = steps_per_epoch(context.config, context.data)
         self.total = total_steps(context.config, context.data)
         self.step = self.begun_at = 0
-        self._profiled = ProfiledSteps(context, self.total)
+        self._profiled = profiled_steps(context, self.total)
         self._checkpoint_manager = CheckpointManager(context)
         self._recovery = Recovery(context, self._checkpoint_manager)
         summaries = context.folder.summaries

@@ -36,8 +36,9 @@ from tfdist.training.keras.datasets_from_inputs import (
 from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.model_checks import has_own
+from tfdist.training.profiled_fit import profiled_fit
 from tfdist.training.report_progress_of_fit import FitReports
-from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
+from tfdist.training.run_batches import DataPosition, EpochPart, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -255,6 +256,8 @@ class _Epochs:
         self._reports = FitReports(
             is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected
         )
+        self._profiled, self._steps = profiled_fit(session.strategy), 0
+        self._per_call = steps_per_execution(model)
         self._leave: Callable[[], bool] | None = None
         if testing is not None:
             self._leave = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
@@ -280,11 +283,14 @@ class _Epochs:
                 self._checkpoints.after_epoch(logs, is_last=is_last, is_stopped=stops)
             if stops:
                 break
+        self._profiled.end_if_due(self._steps, is_over=True)
         return logs
 
     def _train(self, epoch: int) -> tuple[int, dict[str, Any]]:
         """Train for an epoch, or the rest of it; return the number of its steps, and the metrics' results."""
         part = EpochPart() if self._checkpoints is None else self._checkpoints.begin_epoch(epoch)
+        before = self._steps
+        self._profiled.begin_if_due(before + part.done, self._per_call)
         batches = run_batches(
             "train",
             self._training,
@@ -295,9 +301,13 @@ class _Epochs:
             repeats=self._schedule.repeats,
             position=self._schedule.position,
             part=part,
+            before=before,
         )
         with contextlib.closing(batches):
             for done, logs in batches:
+                self._steps = before + done
+                self._profiled.end_if_due(self._steps)
+                self._profiled.begin_if_due(self._steps, self._per_call)
                 self._reports.after_steps(epoch, done, logs)
                 if self._stopping.after_execution():
                     break

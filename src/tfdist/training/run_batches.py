@@ -90,6 +90,7 @@ def run_batches(
     repeats: bool = False,
     position: DataPosition | None = None,
     part: EpochPart | None = None,
+    before: int = 0,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Run an epoch; yield after each execution how many batches are done, and the metrics' results.
 
@@ -103,6 +104,7 @@ def run_batches(
         repeats: Whether to begin the data again if they end before `steps` batches; otherwise the epoch ends.
         position: The position in the data, which epochs of a number of steps share; None if none ends early.
         part: The part of the epoch that is done already.
+        before: How many steps earlier epochs have taken, for the profiler's recordings.
     """
     part, step = EpochPart() if part is None else part, phase.step
     together = steps_per_execution(model)
@@ -113,7 +115,7 @@ def run_batches(
         part.totals = step.begin()
     left = None if wanted is None else wanted - part.done
     running = phase.runner.epoch(left, together, part.totals, repeats=repeats)
-    running = name_steps(running, part.done) if name == "train" else running
+    running = name_steps(running, before + part.done) if name == "train" else running
     with contextlib.closing(running):
         while True:
             is_over = position is not None and (position.is_at_end or part.index >= (wanted or 0))
