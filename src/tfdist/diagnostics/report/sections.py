@@ -36,6 +36,7 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     Warned,
 )
+from tfdist.profiling import FILE
 
 __all__ = [
     "accuracy",
@@ -133,6 +134,7 @@ def places(facts: RunFacts) -> str:
         *((f"Chief's {name}" if name != "GPUs" else "GPUs", value) for name, value in machine.items()),
         ("Versions", ", ".join(f"{name} {value}" for name, value in versions.items())),
         ("Exported model", facts.results.export if facts.results else ""),
+        ("Timeline of steps", f"{FILE}, for ui.perfetto.dev" if (facts.folder / FILE).exists() else ""),
     ]
     return definitions(pairs) + _tasks(facts)
 
