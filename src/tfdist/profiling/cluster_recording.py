@@ -78,8 +78,7 @@ class ClusterRecording:
     def end(self) -> list[Recorded]:
         """Stop the profilers, and return what they have recorded; of mirrored workers, all get all of it."""
         self._meet("end")
-        for task in self._servers:
-            self._compare_clock(task)
+        call_each(self._compare_clock, self._servers, _SECONDS_TO_ANSWER)
         own = self._recorder.end()
         if self._is_mirrored:
             return self._gathered(own)
@@ -98,10 +97,7 @@ class ClusterRecording:
     def _compare_clock(self, task: Task) -> None:
         for _ in range(_PROBES):
             before = time.time_ns()
-            try:
-                there = int(call(task, _CLOCK, tf.int64))
-            except tf.errors.OpError:
-                return  # it is gone, and `_fetched` leaves it out
+            there = int(call(task, _CLOCK, tf.int64))
             self.known.append(Before(self._own, before, str(task), there))
             self.known.append(Before(str(task), there, self._own, time.time_ns()))
 

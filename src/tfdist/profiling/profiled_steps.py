@@ -24,6 +24,7 @@ class ProfiledSteps:
         strategy: tf.distribute.Strategy,
         folder: Path | None,
         keep: Callable[[Timeline], object] = lambda timeline: None,
+        say: Callable[[str], object] = print,
     ) -> None:
         """Store which steps to record.
 
@@ -32,9 +33,10 @@ class ProfiledSteps:
             strategy: The strategy that trains.
             folder: The folder of the run; None in a task that writes no files.
             keep: Called with the timeline when it is written.
+            say: Called with what to tell the user, line by line.
         """
         self._first, self._last = steps or (0, 0)
-        self._strategy, self._folder, self._keep = strategy, folder, keep
+        self._strategy, self._folder, self._keep, self._say = strategy, folder, keep, say
         self._recording: ClusterRecording | None = None
         self._begun_at = 0
 
@@ -70,6 +72,6 @@ class ProfiledSteps:
         except TfdistError as error:  # no reason to end the training
             _log.warning("there is no timeline: %s", error)
             return
-        _log.info("timeline of steps %d to %d: %s", self._begun_at + 1, step, timeline.path)
+        self._say(f"timeline of steps {self._begun_at + 1} to {step}: {timeline.path}")
         for line in timeline.lines:
-            _log.info("  %s", line)
+            self._say(f"  {line}")

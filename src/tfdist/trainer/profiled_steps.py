@@ -1,5 +1,7 @@
 """Record the steps that train.profile names, in all tasks, and keep their timeline in the run's folder."""
 
+import logging
+
 from tfdist.errors import ConfigError
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
@@ -10,6 +12,7 @@ from tfdist.trainer.run_context import RunContext
 
 __all__ = ["check_profile", "profiled_steps"]
 
+_log = logging.getLogger("tfdist")
 _PLACE = "train.profile"
 
 
@@ -37,4 +40,5 @@ def profiled_steps(context: RunContext, total: int) -> ProfiledSteps:
             put_file(folder, timeline.path)
 
     steps = check_profile(context.config, total)
-    return ProfiledSteps(steps, context.strategy, folder.root if context.is_chief else None, keep)
+    root = folder.root if context.is_chief else None
+    return ProfiledSteps(steps, context.strategy, root, keep, say=_log.info)
