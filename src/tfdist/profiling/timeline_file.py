@@ -21,6 +21,7 @@ from tfdist.profiling.spans import Recording, Span, read_recording
 __all__ = ["Timeline", "write_timeline"]
 
 _ROLES = ("chief", "worker", "ps")
+_FIRST_MOMENT = 10**18  # in 2001: what is earlier is no time since 1970
 _FIRST_THREADS = ("steps", "exchange")
 
 
@@ -68,7 +69,7 @@ def write_timeline(
         "metadata": {
             "tfdist": __version__,
             **about,
-            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin / 1e9)),
+            "began": _moment(begin),
             "clocks": _clocks(alignment),
             "shares": [asdict(each) for each in shares],
         },
@@ -83,6 +84,13 @@ def _place(task: str) -> tuple[int, int]:
     """Return the place of a task among the others, whatever their order was."""
     role, _, index = task.partition(":")
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES), int(index) if index.isdecimal() else 0)
+
+
+def _moment(nanoseconds: int) -> str | None:
+    """Return a time of the day; None for one that counts from the start of a recording."""
+    if nanoseconds < _FIRST_MOMENT:
+        return None
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(nanoseconds / 1e9))
 
 
 def _clocks(alignment: Alignment) -> dict[str, Any]:
