@@ -6,7 +6,8 @@ tasks share, as the folder of a run on one machine is.
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tensorflow as tf
@@ -36,7 +37,7 @@ def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) ->
         parts = Path(tempfile.mkdtemp(prefix=".parts-", dir=folder)).absolute()
         parts.chmod(0o1777)  # tasks of other users write there too
     try:
-        _trace(addresses, parts, seconds)
+        _trace_all(list(addresses.values()), parts, seconds)
         found = read_folder(parts)
     finally:
         shutil.rmtree(parts, ignore_errors=True)
@@ -47,14 +48,23 @@ def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) ->
     ]
 
 
-def _trace(addresses: Mapping[str, str], folder: Path, seconds: float) -> None:
-    services = ",".join(f"grpc://{address}" for address in addresses.values())
+def _trace_all(addresses: Sequence[str], folder: Path, seconds: float) -> None:
+    """Record all tasks at once, each from a thread: TensorFlow 2.12 would record one after the other."""
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        problems = list(pool.map(lambda address: _trace(address, folder, seconds), addresses))
+    if problems and all(problems):
+        remedy = "Record while the run trains, for longer, and not while another profiler runs"
+        raise DataError("timeline", f"the tasks have recorded nothing: {problems[0]}", remedy=remedy)
+
+
+def _trace(address: str, folder: Path, seconds: float) -> str:
+    """Record one task; return why it has recorded nothing, or an empty string."""
     options = tf.profiler.experimental.ProfilerOptions(**OPTIONS)
+    milliseconds = round(1000 * seconds)
     try:
         tf.profiler.experimental.client.trace(
-            services, str(folder), round(1000 * seconds), num_tracing_attempts=1, options=options
+            f"grpc://{address}", str(folder), milliseconds, num_tracing_attempts=1, options=options
         )
     except tf.errors.OpError as error:
-        problem = f"the tasks have recorded nothing: {str(error).strip().splitlines()[0]}"
-        remedy = "Record while the run trains, for longer, and not while another profiler runs"
-        raise DataError("timeline", problem, remedy=remedy) from None
+        return str(error).strip().splitlines()[0]
+    return ""
