@@ -4,6 +4,7 @@ Each server writes what it has recorded into a folder, on its own machine. So th
 tasks share, as the folder of a run on one machine is.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) ->
 
     Args:
         addresses: The address of each task.
-        folder: A folder that the tasks share.
+        folder: A folder in that of the run, which the tasks share.
         seconds: How long to record.
 
     Raises:
@@ -33,9 +34,9 @@ def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) ->
         StorageError: The folder cannot be written.
     """
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         parts = Path(tempfile.mkdtemp(prefix=".parts-", dir=folder)).absolute()
-        parts.chmod(0o1777)  # tasks of other users write there too
+        _hand_to_owner(folder.parent, [folder, parts])
     try:
         _trace_all(list(addresses.values()), parts, seconds)
         found = read_folder(parts)
@@ -46,6 +47,14 @@ def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) ->
         for task, address in addresses.items()
         if (name := address.replace(":", "_")) in found
     ]
+
+
+def _hand_to_owner(run: Path, made: Sequence[Path]) -> None:
+    """Hand what root has made over to the user who owns a run, whose tasks write there."""
+    if os.geteuid() == 0:
+        owner = run.stat()
+        for path in made:
+            os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def _trace_all(addresses: Sequence[str], folder: Path, seconds: float) -> None:
@@ -65,6 +74,6 @@ def _trace(address: str, folder: Path, seconds: float) -> str:
         tf.profiler.experimental.client.trace(
             f"grpc://{address}", str(folder), milliseconds, num_tracing_attempts=1, options=options
         )
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, RuntimeError) as error:  # by the version of TensorFlow
         return str(error).strip().splitlines()[0]
     return ""
