@@ -114,7 +114,9 @@ def _check_flags(monkeypatch: pytest.MonkeyPatch, verb: str, words: list[str]) -
 
     monkeypatch.setattr(_run_command, "run", parse)
     monkeypatch.setattr(sys, "argv", [f"tfdist {verb}", *words])
-    monkeypatch.delitem(sys.modules, f"tfdist.cli.{verb}", raising=False)  # runpy warns of a module that is there
+    monkeypatch.delitem(
+        sys.modules, f"tfdist.cli.{verb}", raising=False
+    )  # runpy warns of a module that is there
     before = set(flags.FLAGS)
     verbosity = flags.FLAGS["verbosity"].help if "verbosity" in before else None
     try:

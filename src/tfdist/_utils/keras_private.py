@@ -47,6 +47,7 @@ __all__ = [
     "learning_rate_variable",
     "loss_trackers",
     "losses_reduced_by",
+    "made_by_compile",
     "mask_weights",
     "metrics_within",
     "optimizer_variables",
@@ -123,6 +124,14 @@ def compiled_steps_per_execution(model: Any) -> Any:
 def compile_arguments(model: Any) -> dict[str, Any]:
     """Return the arguments that a model was compiled with, as they were given. Seen in 2.12 and 3.15."""
     return dict(model._compile_config.config)
+
+
+def made_by_compile(model: Any) -> Any:
+    """Return an object that each `compile` of a model makes again; None if it is not compiled.
+
+    Seen in 2.12 and 3.15.
+    """
+    return getattr(model, "_loss_tracker" if hasattr(model, "_loss_tracker") else "compiled_loss", None)
 
 
 def batch_counter(model: Any, phase: str) -> Any:

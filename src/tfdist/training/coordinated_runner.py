@@ -23,7 +23,7 @@ from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import is_about_a_task, is_lost_worker, named, silent_tasks
 from tfdist.training.worker_index_in_graph import noted_worker_index
 
-__all__ = ["CoordinatedRunner"]
+__all__ = ["CoordinatedRunner", "WorkerGraph"]
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
@@ -38,6 +38,30 @@ _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watc
 _log = logging.getLogger("tfdist")
 
 
+class WorkerGraph:
+    """The graph of an execution on a worker, which also returns the index of the worker that runs it.
+
+    Attributes:
+        function: The graph.
+        executions: The executions that have begun and ended, which the graph notes.
+    """
+
+    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
+        """Make the graph.
+
+        Args:
+            execution: A function of an iterator and a number of steps. It returns the steps taken, their
+                result, and the seconds that it waited for data.
+        """
+        self.executions = WorkerExecutions()
+
+        def execute(iterator: Any, steps: tf.Tensor) -> Any:
+            with tables_in_loops():
+                return noted_worker_index(self.executions.begin), *execution(iterator, steps)
+
+        self.function = tf.function(execute, autograph=False)
+
+
 class CoordinatedRunner:
     """A runner that gives each execution, of K steps, to a free worker.
 
@@ -47,7 +71,7 @@ class CoordinatedRunner:
 
     def __init__(
         self,
-        execution: Callable[[Any, tf.Tensor], Any],
+        graph: Any,
         dataset: Any,
         coordinator: Any,
         workers: int,
@@ -57,20 +81,13 @@ class CoordinatedRunner:
         """Prepare to run an execution on the workers of a coordinator.
 
         Args:
-            execution: A function of an iterator and a number of steps. It returns the steps taken, their
-                result, and the seconds that it waited for data.
+            graph: The WorkerGraph of the execution.
             dataset: The data set to run it on.
             coordinator: TensorFlow's ClusterCoordinator.
             workers: The number of workers.
             merge: A function that returns the totals merged with those of an execution.
         """
-        self._merge, self._executions = merge, WorkerExecutions()
-
-        def execute(iterator: Any, steps: tf.Tensor) -> Any:
-            with tables_in_loops():
-                return noted_worker_index(self._executions.begin), *execution(iterator, steps)
-
-        self._execute = tf.function(execute, autograph=False)
+        self._merge, self._graph, self._executions = merge, graph, graph.executions
         self._dataset = dataset
         self._iterator: Any = None
         self._since_begun = 0  # steps since the beginning of the data, maybe in an earlier epoch
@@ -236,7 +253,7 @@ class CoordinatedRunner:
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""
-        closure = self._coordinator.schedule(self._execute, args=(self._iterator, tf.constant(wanted)))
+        closure = self._coordinator.schedule(self._graph.function, args=(self._iterator, tf.constant(wanted)))
         self._scheduled.append((wanted, closure))
         return wanted
 

@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
+from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.worker_index_in_graph import noted_worker_index
 
-__all__ = ["ChiefData", "ChiefDataRunner", "chief_must_read"]
+__all__ = ["ChiefData", "ChiefDataRunner", "GraphsOfBatches", "chief_must_read"]
 
 _END = object()
 _READING = Activity("reading data", "at_each_step")
@@ -52,18 +53,48 @@ def chief_must_read(dataset: tf.data.Dataset) -> bool:
     return True
 
 
+class GraphsOfBatches:
+    """The graphs of an execution, for each number of batches that the chief sends with it.
+
+    Attributes:
+        executions: The executions that have begun and ended, which the graphs note.
+    """
+
+    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
+        self._execution, self.executions = execution, WorkerExecutions()
+        self._graphs: dict[tuple[int, str], Any] = {}
+
+    def of(self, count: int, spec: Any) -> Any:
+        """Return the graph of an execution on a number of batches of a spec."""
+        key = count, repr(spec)
+        if key not in self._graphs:
+            self._graphs[key] = self._made(count, spec)
+        return self._graphs[key]
+
+    def _made(self, count: int, spec: Any) -> Any:
+        parts = tf.nest.flatten(spec, expand_composites=True)
+
+        def execute(batches: Any, steps: tf.Tensor) -> Any:
+            data: list[Any] = [
+                tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
+                for batch in batches
+            ]
+            joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
+            with tables_in_loops():
+                return noted_worker_index(self.executions.begin), *self._execution(iter(joined), steps)
+
+        signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
+        return tf.function(execute, autograph=False, input_signature=signature)
+
+
 class ChiefDataRunner(CoordinatedRunner):
     """A runner that gives each execution its batches.
 
     If a worker is lost, TensorFlow gives its execution to another worker, with the same batches.
     """
 
-    def __init__(
-        self, execution: Callable[[Any, tf.Tensor], Any], dataset: ChiefData, *args: Any, **kwargs: Any
-    ) -> None:
-        super().__init__(execution, dataset, *args, **kwargs)
-        self._execution = execution
-        self._of_count: dict[int, Any] = {}
+    def __init__(self, graphs: GraphsOfBatches, dataset: ChiefData, *args: Any, **kwargs: Any) -> None:
+        super().__init__(graphs, dataset, *args, **kwargs)
         self._next: Any = _END
 
     def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
@@ -98,26 +129,6 @@ class ChiefDataRunner(CoordinatedRunner):
                 batches.append(tf.nest.flatten(self._next, expand_composites=True))
                 self._next = next(self._iterator, _END)
         count = len(batches)
-        if count not in self._of_count:
-            self._of_count[count] = self._function(count)
-        self._scheduled.append(
-            (count, self._coordinator.schedule(self._of_count[count], args=(batches, tf.constant(count))))
-        )
+        graph = self._graph.of(count, self._dataset.dataset.element_spec)
+        self._scheduled.append((count, self._coordinator.schedule(graph, args=(batches, tf.constant(count)))))
         return count
-
-    def _function(self, count: int) -> Any:
-        """Return the graph of an execution on a number of batches."""
-        spec = self._dataset.dataset.element_spec
-        parts = tf.nest.flatten(spec, expand_composites=True)
-
-        def execute(batches: Any, steps: tf.Tensor) -> Any:
-            data: list[Any] = [
-                tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
-                for batch in batches
-            ]
-            joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
-            with tables_in_loops():
-                return noted_worker_index(self._executions.begin), *self._execution(iter(joined), steps)
-
-        signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
-        return tf.function(execute, autograph=False, input_signature=signature)

@@ -19,10 +19,10 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.data import known_steps
 from tfdist.training.early_stop import Stopping
+from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import made_data
-from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches
 from tfdist.training.session import Phase, Session
@@ -72,8 +72,8 @@ def evaluate(
     strategy = strategy_of(model, strategy)
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
-    with naming_lost_tasks("evaluate", strategy), methods_restored(model):
-        session = Session(model, strategy, x, trains=False)
+    with naming_lost_tasks("evaluate", strategy), traces_kept(model) as traces:
+        session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
         calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
         leave = Stopping(callbacks, model, strategy, "evaluating").after_execution

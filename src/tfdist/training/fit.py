@@ -25,6 +25,7 @@ from tfdist.training.data import Data, known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
 from tfdist.training.fit_checkpoints import FitCheckpoints, open_checkpoints
+from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import follow_chief, is_chief, make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import (
     check_seeded,
@@ -33,7 +34,6 @@ from tfdist.training.keras.datasets_from_inputs import (
     split,
     validation_parts,
 )
-from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.logs import as_logs
 from tfdist.training.model_checks import has_own
 from tfdist.training.profiled_fit import profiled_fit
@@ -144,8 +144,8 @@ def fit(
         shown = verbosity(verbose)
         if checkpoints is not None:
             x = checkpoints.checked(x, validation_data)
-        with events_to_file(), naming_lost_tasks("fit", strategy), methods_restored(model):
-            session = Session(model, strategy, x, tests=validation_data is not None)
+        with events_to_file(), naming_lost_tasks("fit", strategy), traces_kept(model) as traces:
+            session = Session(model, strategy, x, traces=traces, tests=validation_data is not None)
             training = session.training()
             testing = None if validation_data is None else session.testing(validation_data)
             if checkpoints is not None:

@@ -8,45 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import loss_trackers
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
 from tfdist.training.data_read_by_chief import ChiefData
+from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
-from tfdist.training.keras.temporary_patches import methods_kept
 from tfdist.training.logs import as_logs
-from tfdist.training.session import Phase, Session
+from tfdist.training.session import Cluster, Phase, Session
+from tfdist.training.synchronous_runner import SynchronousRunner
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["evaluate_batch", "fit_batch", "on_several_replicas"]
-
-# Keras keeps the functions that it has traced on the model too.
-_ATTRIBUTE = "_tfdist_phases_on_batch"
-
-
-class _Phases:
-    """The phases that earlier batches of a model have traced, as long as the model is compiled as it was.
-
-    Attributes:
-        compiled: The metric of the loss, which each `compile` makes again.
-        traced: A session and its phase by what is done and by the kind of data.
-        methods: The methods that the phases have replaced.
-    """
-
-    def __init__(self, compiled: Any) -> None:
-        self.compiled = compiled
-        self.traced: dict[Any, tuple[Session, Phase]] = {}
-        self.methods: list[tuple[Any, dict[str, Any]]] = []
-
-    @classmethod
-    def of(cls, model: Any) -> "_Phases":
-        """Return the phases of a model."""
-        compiled = loss_trackers(model)[0]
-        kept = vars(model).get(_ATTRIBUTE)
-        if kept is None or kept.compiled is not compiled:
-            kept = vars(model)[_ATTRIBUTE] = cls(compiled)
-        return kept  # type: ignore[no-any-return]
 
 
 class _OneBatch(NamedTuple):
@@ -116,18 +89,11 @@ def on_several_replicas(method: Callable[..., Any], of_keras: Callable[..., Any]
 
 def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any) -> Any:
     """Run one step on one batch, and return the results."""
-    strategy, phases = strategy_of(model, None), _Phases.of(model)
-    with naming_lost_tasks(what, strategy), methods_kept(model, phases.methods):
+    strategy, is_training = strategy_of(model, None), what == "train_on_batch"
+    with naming_lost_tasks(what, strategy), traces_kept(model) as traces:
         batch = _tensors(model, strategy, arrays, class_weight)
-        is_training = what == "train_on_batch"
-        key = (what, strategy, _kinds(batch))
-        if key not in phases.traced:
-            session = Session(
-                model, strategy, _data(batch, strategy), trains=is_training, tests=not is_training
-            )
-            phases.traced[key] = session, session.training() if is_training else session.testing()
-        session, (step, runner) = phases.traced[key]
-        runner.rewind(_distributed(batch, session))
+        step, runner = _phase(what, model, strategy, batch, traces)
+        runner.rewind(_distributed(batch, strategy))
         totals = step.begin()
         with contextlib.closing(runner.epoch(1, 1, totals, repeats=False)) as running:
             for _, totals in running:  # noqa: B007  # one step
@@ -136,7 +102,23 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
             step.end_epoch()
         results = as_logs(step.results(totals))
         step.store(totals)
+        runner.rewind(())  # so that the batch is not kept
     return results
+
+
+def _phase(what: str, model: Any, strategy: tf.distribute.Strategy, batch: Any, traces: Traces) -> Phase:
+    """Return the phase that batches of this kind share."""
+    is_training = what == "train_on_batch"
+
+    def made() -> Phase:
+        data = _data(batch, strategy)
+        session = Session(model, strategy, data, traces=traces, trains=is_training, tests=not is_training)
+        phase = session.training() if is_training else session.testing()
+        if isinstance(phase.runner, SynchronousRunner) and _is_dense(batch):
+            phase.runner.trace(_OneBatch(session.spec), phase.step.begin())  # once, for batches of any size
+        return phase
+
+    return traces.get((what, strategy, kinds(batch)), made)
 
 
 def _tensors(
@@ -164,12 +146,8 @@ def _is_plain(part: Any) -> bool:
     )
 
 
-def _kinds(batch: Any) -> str:
-    """Return the structure of a batch, and the types and ranks of its tensors.
-
-    Lengths may differ from batch to batch: TensorFlow traces a phase again for them.
-    """
-    return str(tf.nest.map_structure(lambda part: (type(part).__name__, part.dtype, part.shape.rank), batch))
+def _is_dense(batch: Any) -> bool:
+    return all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch))
 
 
 def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
@@ -182,12 +160,11 @@ def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     return dataset
 
 
-def _distributed(batch: Any, session: Session) -> Any:
+def _distributed(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     """Return a distributed data set of one batch."""
-    strategy = session.strategy
     is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if is_coordinated or not all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
-        return session.distribute(_data(batch, strategy))
+    if is_coordinated or not _is_dense(batch):
+        return Cluster(strategy).distribute(_data(batch, strategy))[0]
     size = max(len(part) for part in tf.nest.flatten(batch))
     most = -(-size // strategy.num_replicas_in_sync)
 

@@ -1,6 +1,7 @@
 """Predict in parallel, in the order of the data."""
 
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Generator
@@ -18,19 +19,21 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
+from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
+from tfdist.training.data_read_by_chief import ChiefData
 from tfdist.training.early_stop import Stopping
 from tfdist.training.empty_replicas import if_any, with_an_example
+from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.model_checks import has_own
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
-from tfdist.training.session import Cluster, replica_spec
+from tfdist.training.session import Cluster, graph_on_workers, replica_spec
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["predict", "predict_on_batch"]
@@ -68,10 +71,10 @@ def predict(
     steps = limited(model, "steps_per_epoch", steps)
     data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with naming_lost_tasks("predict", strategy), methods_restored(model):
+    with naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
         calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
         stopping = Stopping(callbacks, model, strategy, "predicting")
-        batches = _predicted(model, data, Cluster(strategy))
+        batches = _predicted(model, data, Cluster(strategy), traces)
         parts = _collected(batches, model, calls, stopping)
     if not parts:
         raise DataError("the data", "contain no batch")
@@ -141,7 +144,9 @@ def _end_batch(model: Any, calls: Any, parts: list[_Part], begun: int) -> None:
     calls.on_predict_batch_end(index, {"outputs": outputs[0] if len(outputs) == 1 else joined(outputs)})
 
 
-def _predicted(model: Any, data: tf.data.Dataset, cluster: Cluster) -> Generator[_Part, None, None]:
+def _predicted(
+    model: Any, data: tf.data.Dataset, cluster: Cluster, traces: Traces
+) -> Generator[_Part, None, None]:
     """Yield the examples' numbers and outputs, in the order of arrival."""
     is_own = has_own(model, "predict_step")
     dataset, spec = cluster.distribute(_numbered(data, whole=is_own))
@@ -150,18 +155,23 @@ def _predicted(model: Any, data: tf.data.Dataset, cluster: Cluster) -> Generator
         with cluster.strategy.scope():
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
         read_by_rows(model.variables)
-
-    def outputs(batch: Any) -> tuple[tf.Tensor, Any]:
-        numbers, data = batch
-        size = tf.shape(numbers)[0]
-        if cluster.strategy.num_replicas_in_sync > 1:
-            data = with_an_example(data, size)
-        predicted = model.predict_step(data if is_own else (data,))
-        return numbers, tf.nest.map_structure(lambda output: encoded(output, size), predicted)
-
+    outputs = functools.partial(_outputs, model, cluster.strategy)
+    key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
     if cluster.coordinator is None:
-        return _predicted_in_step(cluster.strategy, dataset, outputs, eagerly=model.run_eagerly)
-    return _predicted_by_workers(cluster, dataset, outputs)
+        run = traces.get(key, lambda: _in_step(cluster.strategy, outputs, spec, eagerly=model.run_eagerly))
+        return _predicted_in_step(run, dataset)
+    execute = traces.get(key, lambda: graph_on_workers(_execution(cluster.strategy, outputs), dataset))
+    return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
+
+
+def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
+    """Return the numbers and outputs of the examples of a replica's part of a batch."""
+    numbers, data = batch
+    size = tf.shape(numbers)[0]
+    if strategy.num_replicas_in_sync > 1:
+        data = with_an_example(data, size)
+    predicted = model.predict_step(data if has_own(model, "predict_step") else (data,))
+    return numbers, tf.nest.map_structure(lambda output: encoded(output, size), predicted)
 
 
 def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
@@ -178,30 +188,44 @@ def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
     return dataset.scan(tf.constant(0, tf.int64), number)
 
 
-def _predicted_in_step(
-    strategy: tf.distribute.Strategy, dataset: Any, outputs: Any, *, eagerly: bool
-) -> Generator[_Part, None, None]:
+def _in_step(strategy: tf.distribute.Strategy, outputs: Any, spec: Any, *, eagerly: bool) -> Any:
+    """Return what predicts for a batch on all replicas that work in step."""
+
     def step(batch: Any) -> Any:
         # The values are those of all replicas, or plain tensors if there is only one replica.
         return tf.nest.map_structure(
             lambda value: strategy.gather(value, axis=0), strategy.run(outputs, args=(batch,))
         )
 
-    run = step if eagerly else tf.function(step, autograph=False, reduce_retracing=True)
+    if eagerly:
+        return step
+    graph = tf.function(step, autograph=False, reduce_retracing=True)
+    if strategy.num_replicas_in_sync > 1:
+        # For batches of any size. (One replica traces the first batch with its size, as Keras does.)
+        graph.get_concrete_function(spec)
+    return graph
+
+
+def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
     for batch in dataset:
         numbers, values = run(batch)
         yield numbers.numpy(), decoded(values)
 
 
-def _predicted_by_workers(cluster: Cluster, dataset: Any, outputs: Any) -> Generator[_Part, None, None]:
+def _execution(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
+    """Return what predicts for a batch on a worker."""
+
     def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
         del steps  # one batch at a time: their sizes differ
         batch = iterator.get_next_as_optional()
         has_value = tf.cast(batch.has_value(), tf.int32)
-        values = if_any(lambda: cluster.strategy.run(outputs, args=(batch.get_value(),)), has_value)
+        values = if_any(lambda: strategy.run(outputs, args=(batch.get_value(),)), has_value)
         return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
-    runner = cluster.coordinated_runner(execution, dataset)
+    return execution
+
+
+def _predicted_by_workers(runner: CoordinatedRunner) -> Generator[_Part, None, None]:
     with contextlib.closing(runner.parts(None, 1)) as parts:
         for _, (numbers, values) in parts:
             yield np.asarray(numbers), decoded(values)

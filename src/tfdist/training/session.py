@@ -1,6 +1,5 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
-import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -8,9 +7,10 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
-from tfdist.training.coordinated_runner import CoordinatedRunner
+from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
 from tfdist.training.data import Data, distribute, distribute_to_workers
-from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
+from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner, GraphsOfBatches
+from tfdist.training.kept_traces import Traces, kinds
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
@@ -20,9 +20,9 @@ from tfdist.training.keras.sharded_variables import built_on_parts, check_parts,
 from tfdist.training.model_checks import check_model, has_own
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.replica_seconds_and_failures import Failure
-from tfdist.training.synchronous_runner import SynchronousRunner
+from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 
-__all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "replica_spec"]
+__all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "graph_on_workers", "replica_spec"]
 
 
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
@@ -138,13 +138,18 @@ class Cluster:
 
     def coordinated_runner(
         self,
-        execution: Callable[[Any, tf.Tensor], Any],
+        graph: Any,
         dataset: Any,
         merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
     ) -> CoordinatedRunner:
-        """Return a runner of an execution on the coordinator's workers, over distributed data."""
+        """Return a runner of `graph_on_workers` on the coordinator's workers, over distributed data."""
         kind = ChiefDataRunner if isinstance(dataset, ChiefData) else CoordinatedRunner
-        return kind(execution, dataset, self.coordinator, self.workers, merge=merge)
+        return kind(graph, dataset, self.coordinator, self.workers, merge=merge)
+
+
+def graph_on_workers(execution: Callable[[Any, tf.Tensor], Any], dataset: Any) -> Any:
+    """Return the graph of an execution on workers, over data of the kind of this distributed data set."""
+    return (GraphsOfBatches if isinstance(dataset, ChiefData) else WorkerGraph)(execution)
 
 
 class Session:
@@ -156,6 +161,7 @@ class Session:
         strategy: tf.distribute.Strategy,
         data: Data,
         *,
+        traces: Traces | None = None,
         trains: bool = True,
         tests: bool = True,
     ) -> None:
@@ -165,11 +171,14 @@ class Session:
             model: The compiled model.
             strategy: The strategy.
             data: The data.
+            traces: The traces of earlier sessions of the model; None if nothing is kept.
             trains: Whether there will be a training phase.
             tests: Whether there will be a test phase.
         """
         self._cluster = Cluster(strategy)
         self._model = model
+        self._traces = Traces() if traces is None else traces
+        self._keras_step: Any = None
         self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
         self._dataset, self._spec = self._cluster.distribute(data)
@@ -177,6 +186,11 @@ class Session:
             with strategy.scope(), built_on_parts(model.optimizer):
                 build_model(model, replica_spec(self._spec))
         check_parts(model)
+
+    @property
+    def spec(self) -> Any:
+        """Return the element spec of the distributed data."""
+        return self._spec
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -199,7 +213,8 @@ class Session:
     @property
     def random_states(self) -> list[Any]:
         """Return the states of random generators that belong to no layer."""
-        return self._keras_step.unseeded if isinstance(self._keras_step, Keras3Step) else []
+        step = self._new_step() if self._keras_step is None else self._keras_step
+        return step.unseeded if isinstance(step, Keras3Step) else []
 
     def finish(self) -> None:
         """Finish training as Keras's optimizer does: put its averages of the weights, if any, in place."""
@@ -210,25 +225,34 @@ class Session:
                 own = variables if is_keras_2(model) else parts_of(variables)
                 model.optimizer.finalize_variable_values(own)
 
-    @functools.cached_property
-    def _keras_step(self) -> Keras2Step | Keras3Step:
-        if is_keras_2(self._model):
-            return Keras2Step(self._model, self._cluster.strategy)
-        step = Keras3Step(self._model, self._cluster.strategy)
-        step.check_metrics(self._spec, self._modes)
-        return step
-
     def _phase(self, name: str, dataset: Any, spec: Any, stops: bool = False) -> Phase:
         # A model may have a custom train_step and Keras's test_step, or the other way round.
-        if has_own(self._model, name) and self._is_shared and not is_keras_2(self._model):
-            custom = SharedCustomStep(self._model, self._cluster.strategy, name, replica_spec(spec))
+        is_own = has_own(self._model, name)
+        kind = repr(spec) if is_own else kinds(replica_spec(spec))
+        key = (name, self.strategy, kind, isinstance(dataset, ChiefData), stops)
+        if not is_own and key in self._traces.made:
+            self._check_metrics(self._traces.made[key][0])
+        make = self._of_own_step if is_own else self._of_keras_step
+        step, execute = self._traces.get(key, lambda: make(name, dataset, spec, stops))
+        if not is_own:
+            self._keras_step = self._keras_step or step
+        if self._cluster.coordinator is None:
+            return Phase(step, SynchronousRunner(execute, dataset, step=_STEPS[name]))
+        return Phase(step, self._cluster.coordinated_runner(execute, dataset, step.merged))
+
+    def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:
+        """Return the step of the model's own method, and what executes it."""
+        if self._is_shared and not is_keras_2(self._model):
+            custom = SharedCustomStep(self._model, self.strategy, name, replica_spec(spec))
             execution = make_execution(custom.run, is_failing=custom.is_failing if stops else None)
-            return Phase(custom, self._runner(name, execution, dataset, custom))
-        if has_own(self._model, name):
-            own = OwnStep(self._model, self._cluster.strategy, name, spec, stops_at_failure=stops)
-            # It makes its own graphs.
-            return Phase(own, SynchronousRunner(own.execution, dataset, eagerly=True, step=_STEPS[name]))
-        step = self._keras_step
+            return custom, self._graph(execution, dataset, custom)
+        own = OwnStep(self._model, self.strategy, name, spec, stops_at_failure=stops)
+        return own, own.execution  # makes its own graphs
+
+    def _of_keras_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:
+        """Return the step of Keras's own method, and what executes it."""
+        step = self._new_step()
+        self._check_metrics(step)
         if name == "train_step":
             execution = make_execution(step.train, is_failing=step.is_failing if stops else None)
         elif isinstance(step, Keras3Step):
@@ -236,19 +260,33 @@ class Session:
             execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
         else:
             execution = make_execution(step.test)
-        return Phase(step, self._runner(name, execution, dataset, step))
+        return step, self._graph(execution, dataset, step)
+
+    def _new_step(self) -> Keras2Step | Keras3Step:
+        """Return the step that trains what is trainable now; all phases share it, and its random numbers."""
+        kind = Keras2Step if is_keras_2(self._model) else Keras3Step
+        key = (self.strategy, *map(id, self._model.trainable_variables))
+        return self._traces.get(key, lambda: kind(self._model, self.strategy))
+
+    def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
+        """Check the metrics of a step; forget the graphs that merge them in another way."""
+        if isinstance(step, Keras3Step) and step.check_metrics(replica_spec(self._spec), self._modes):
+            self._traces.keep_only(step)
 
     @property
     def _is_shared(self) -> bool:
         """Return whether several replicas or workers share the model."""
-        return self._cluster.coordinator is not None or self._cluster.strategy.num_replicas_in_sync > 1
+        return self._cluster.coordinator is not None or self.strategy.num_replicas_in_sync > 1
 
-    def _runner(self, name: str, execution: Callable[..., Any], dataset: Any, step: Step) -> Runner:
+    def _graph(self, execution: Callable[..., Any], dataset: Any, step: Step) -> Any:
+        """Return the graph of an execution over data like these; the execution itself if it runs eagerly."""
         if self._cluster.coordinator is None:
-            return SynchronousRunner(execution, dataset, eagerly=self._model.run_eagerly, step=_STEPS[name])
-        return self._cluster.coordinated_runner(
-            lambda iterator, steps: execution(iterator, steps, step.empty_totals()), dataset, step.merged
-        )
+            return execution if self._model.run_eagerly else graph_in_step(execution)
+
+        def counted_apart(iterator: Any, steps: tf.Tensor) -> Any:
+            return execution(iterator, steps, step.empty_totals())
+
+        return graph_on_workers(counted_apart, dataset)
 
 
 def replica_spec(element_spec: Any) -> Any:

@@ -11,7 +11,7 @@ from tfdist.errors import DataError
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.no_autotune import untuned_on_devices
 
-__all__ = ["SynchronousRunner"]
+__all__ = ["SynchronousRunner", "graph_in_step"]
 
 _ALL = 2**31 - 1
 _OPENING = Activity("opening its data")
@@ -25,22 +25,17 @@ class SynchronousRunner:
         waited: The seconds that this process's steps have waited for data.
     """
 
-    def __init__(
-        self, execution: Callable[..., Any], dataset: Any, *, eagerly: bool, step: str = "a step"
-    ) -> None:
+    def __init__(self, execute: Callable[..., Any], dataset: Any, *, step: str = "a step") -> None:
         """Prepare to run an execution over distributed data.
 
         Args:
-            execution: A function of an iterator, a number of steps and the totals before them. It returns the
-                steps taken, the totals, and the seconds that it waited for data.
+            execute: A function, or the graph of one, of an iterator, a number of steps and the totals before
+                them. It returns the steps taken, the totals, and the seconds that it waited for data.
             dataset: The distributed data set.
-            eagerly: Whether to call the function as it is, instead of in a graph.
             step: What to call a step when one does not end.
         """
         self._activity = Activity(f"in {step} (reading its data, or computing)", "step")
-        self._execute = (
-            execution if eagerly else tf.function(execution, autograph=False, reduce_retracing=True)
-        )
+        self._execute = execute
         self._dataset = dataset
         self._iterator: Any = None
         self._is_winding_up = False
@@ -48,6 +43,11 @@ class SynchronousRunner:
         self._is_resumed = False
         self.is_at_rest = True
         self.waited = 0.0
+
+    def trace(self, iterator_spec: Any, totals: Totals) -> None:
+        """Trace the graph for all iterators of a spec, also for those whose batches have fixed sizes."""
+        if hasattr(self._execute, "get_concrete_function"):
+            self._execute.get_concrete_function(iterator_spec, tf.TensorSpec([], tf.int32), totals)
 
     def place(self) -> dict[str, Any]:
         """Return the place in the data: the number of passes begun, and of batches taken in the last one."""
@@ -137,4 +137,9 @@ class SynchronousRunner:
         self._taken += int(ran)
 
 
-_leave_out = tf.function(make_execution(lambda batch, totals: totals), autograph=False, reduce_retracing=True)
+def graph_in_step(execution: Callable[..., Any]) -> Any:
+    """Return the graph of an execution on replicas that work in step."""
+    return tf.function(execution, autograph=False, reduce_retracing=True)
+
+
+_leave_out = graph_in_step(make_execution(lambda batch, totals: totals))

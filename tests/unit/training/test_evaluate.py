@@ -90,5 +90,6 @@ def test_the_model_is_called_in_its_own_mode_alone(strategy):
     assert modes == {False}
     assert logs["fourfold"] == pytest.approx(4 * logs["loss"], rel=1e-5)
     modes.clear()
+    model.make_train_function(force=True)  # or nothing would call the model again
     fit(model, batches(), verbose=0)
     assert modes == {True}

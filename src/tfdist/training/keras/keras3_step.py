@@ -73,6 +73,7 @@ class Keras3Step(KerasStep):
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         super().__init__(model, strategy)
         self._metrics = MetricState(model, strategy)
+        self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._loss_trackers = loss_trackers(model)
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = Randomness(model, strategy)
@@ -92,8 +93,10 @@ class Keras3Step(KerasStep):
         """Return the states of the random generators that belong to no layer."""
         return self._randomness.unseeded
 
-    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> None:
-        """Check which metrics are sums, in a graph that is thrown away.
+    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> bool:
+        """Check which metrics are sums, in a graph that is thrown away, once for each mode.
+
+        Return whether the states of metrics are merged in another way than before.
 
         Args:
             spec: The spec of a replica's part of a batch.
@@ -102,9 +105,10 @@ class Keras3Step(KerasStep):
         Raises:
             ConfigError: Several replicas cannot merge the state of a metric.
         """
-        if not self._metrics.needs_check:
-            return
-        flags_by_mode: list[list[bool]] = []
+        unchecked = [training for training in modes if training not in self._adds]
+        if not self._metrics.needs_check or not unchecked:
+            return False
+        is_first = not self._adds
 
         def forward(batch: Any, *, training: bool) -> None:
             # Placeholders, since TensorFlow would compute results of constants in advance.
@@ -114,15 +118,16 @@ class Keras3Step(KerasStep):
             ]
             with self._scope(self._randomness.snapshot(), before) as scope:
                 self._forward(batch, training=training)
-                flags_by_mode.append(are_sums(scope, before))
+                self._adds[training] = are_sums(scope, before)
 
         with losses_of_one_process(self._keras), self._randomness.drawing(), traced_by_chief(self._strategy):
-            for training in modes:
+            for training in unchecked:
                 run = functools.partial(forward, training=training)
                 tf.function(
                     lambda batch, run=run: self._strategy.run(run, args=(batch,)), autograph=False
                 ).get_concrete_function(spec)
-        self._metrics.check([all(flags) for flags in zip(*flags_by_mode, strict=True)])
+        is_changed = self._metrics.check([all(flags) for flags in zip(*self._adds.values(), strict=True)])
+        return is_changed and not is_first
 
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""

@@ -60,16 +60,20 @@ class MetricState:
         owners = [owner for owned in self._owned for owner in owned.owners]
         return list({id(owner): owner for owner in owners}.values())
 
-    def check(self, are_sums: Sequence[bool]) -> None:
-        """Choose how to merge each variable; `are_sums` tells which variables a metric only adds to.
+    def check(self, are_sums: Sequence[bool]) -> bool:
+        """Choose how to merge each variable, and return whether this differs from before.
+
+        `are_sums` tells which variables a metric only adds to.
 
         Raises:
             ConfigError: Several replicas cannot merge the state of a metric.
         """
+        before = self._rules
         self._rules = [
             _SUM if is_sum or owned.is_kerass else self._rule(owned)
             for owned, is_sum in zip(self._owned, are_sums, strict=True)
         ]
+        return self._rules != before
 
     def _rule(self, owned: _Owned) -> str:
         if self._replicas == 1 and not self._is_coordinated:

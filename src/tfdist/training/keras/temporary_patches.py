@@ -4,13 +4,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfdist._utils.keras_private import step_counter
 
 __all__ = [
+    "ReplacedMethods",
     "gradients_taken_by",
     "methods_kept",
     "methods_replaced",
@@ -22,6 +23,9 @@ __all__ = [
 # The methods that `optimizer`, `fused_optimizers` and `sharded_variables` replace on an object.
 _REPLACED = ("assign_add", "sparse_read", "update_step")
 
+# Objects and the methods that were replaced on them, by the objects' ids.
+ReplacedMethods: TypeAlias = dict[int, tuple[Any, dict[str, Any]]]
+
 
 @contextlib.contextmanager
 def methods_restored(model: Any) -> Iterator[None]:
@@ -31,15 +35,21 @@ def methods_restored(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def methods_kept(model: Any, kept: list[tuple[Any, dict[str, Any]]]) -> Iterator[None]:
-    """Do so too, and begin the block with the methods that the last block with the same list replaced."""
+def methods_kept(model: Any, kept: ReplacedMethods) -> Iterator[None]:
+    """Do so too, and begin the block with the methods that earlier blocks with the same `kept` replaced."""
+    before = {id(owner): _replaced(owner) for owner in _with_attributes(_owners(model))}
     with methods_restored(model):
-        for owner, methods in kept:
-            vars(owner).update(methods)
+        for owner, methods in kept.values():
+            attributes: Any = vars(owner)
+            attributes.update({**methods, **_replaced(owner)})  # a method of the user's own comes first
         try:
             yield
         finally:
-            kept[:] = [(owner, _replaced(owner)) for owner in _with_attributes(_owners(model))]
+            for owner in _with_attributes(_owners(model)):
+                own = before.get(id(owner), {})
+                kept.setdefault(id(owner), (owner, {}))[1].update(
+                    {name: each for name, each in _replaced(owner).items() if each is not own.get(name)}
+                )
 
 
 @contextlib.contextmanager
