@@ -163,6 +163,7 @@ ANYWHERE = [
     "ported_cases.ported",
     "custom_step_cases.trained",
     "batch_cases.one_at_a_time",
+    "again_cases.repeated",
     "chief_data_cases.read_once",
     "traffic_cases.trained",
 ]

@@ -1,0 +1,36 @@
+"""Later calls on a model trace nothing, as in Keras, and give the numbers of Keras, under every strategy."""
+
+import pytest
+
+from conftest import IN_STEP, SETUPS
+
+CASE = "again_cases.repeated"
+COMPARED_WITH = "one_device"
+CASES = [CASE]
+
+# After fit, evaluate and predict have been called once; class weights make other data.
+TRACES = {"fit", "evaluate", "predict", "weighted", "frozen"}
+
+
+@pytest.mark.parametrize("strategy", list(SETUPS))
+def test_later_calls_trace_nothing(strategy, finished):
+    for found in finished(strategy).results.values():
+        for told in found[CASE]["ours"]:
+            assert {name for name, each in told.items() if each["traced"]} <= TRACES
+            assert all(told[name]["traced"] for name in ("fit", "frozen"))
+
+
+@pytest.mark.parametrize("strategy", [name for name in SETUPS if name != "one_device"])
+def test_batches_of_any_size_share_a_trace(strategy, finished):
+    for found in finished(strategy).results.values():
+        counts = found[CASE].get("batches", [1, 0, 0, 0] * 2)  # Keras 2 has its own methods
+        assert [bool(count) for count in counts] == [True, False, False, False] * 2
+
+
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_calls_in_a_row_give_the_numbers_of_keras(strategy, finished):
+    kerass = finished("one_device").chief[CASE]["kerass"]
+    ours = finished(strategy).chief[CASE]["ours"]
+    for found, expected in zip(ours, kerass, strict=True):
+        for name, each in expected.items():
+            assert found[name]["numbers"] == pytest.approx(each["numbers"], rel=1e-9, abs=1e-9), name
