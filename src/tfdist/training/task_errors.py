@@ -58,13 +58,18 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         if broken:
             problem = f"lost {' and '.join(gone)}: {broken}" if gone else broken
         keep_servers_at_exit()
-        remedy = "Its own log says why; start the cluster again, from the last checkpoint"
-        is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        if what in ("evaluate", "predict") and is_mirrored and strategy.extended.should_checkpoint:
-            remedy = (
-                f"If only the chief calls {what}, call it on all workers. If all do, the task's log says why"
-            )
-        raise TaskLost(what, problem, remedy=remedy) from error
+        raise TaskLost(what, problem, remedy=_remedy(what, strategy)) from error
+
+
+def _remedy(what: str, strategy: tf.distribute.Strategy) -> str:
+    """Return what to do about a lost task; the chief may be alone in a call that all workers must make."""
+    is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if what not in ("evaluate", "predict") or not is_mirrored or not strategy.extended.should_checkpoint:
+        return "Its own log says why; start the cluster again, from the last checkpoint"
+    return (
+        f"If only the chief called {what}, let all workers call it, or let all call tfdist.save(model, path) "
+        f"and {what} in another process, which loads the file. If all called it, the task's log says why"
+    )
 
 
 def is_lost_worker(error: tf.errors.OpError) -> bool:

@@ -1,5 +1,8 @@
 """What is said where an exchange over connections of our own breaks."""
 
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -26,3 +29,20 @@ def test_an_exchange_that_breaks_is_told_in_one_line_in_a_graph_and_outside(call
         naming_lost_tasks("fit", tf.distribute.get_strategy()),
     ):
         call()
+
+
+ON_THE_CHIEF = """
+import tensorflow as tf
+from tfdist.training.task_errors import naming_lost_tasks
+from tfdist.transport.listen_and_call import ExchangeError
+strategy = tf.distribute.MultiWorkerMirroredStrategy()  # which nothing may precede in its process
+with naming_lost_tasks("predict", strategy):
+    raise ExchangeError("worker:1 is gone: it has closed the connection")
+"""
+
+
+def test_a_chief_that_predicts_alone_is_told_what_to_write_instead():
+    run = subprocess.run([sys.executable, "-c", ON_THE_CHIEF], capture_output=True, text=True, check=False)
+    last = run.stderr.splitlines()[-1]
+    assert "predict: worker:1 is gone" in last
+    assert "let all workers call it, or let all call tfdist.save(model, path) and predict in another" in last
