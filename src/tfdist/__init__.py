@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfdist.training.predict import predict
     from tfdist.training.saving import save
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "CheckpointAndResume",
