@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import IN_STEP, SETUPS
+from conftest import IN_STEP, SETUPS, on
 
 CASE = "again_cases.repeated"
 COMPARED_WITH = "one_device"
@@ -10,9 +10,11 @@ CASES = [CASE]
 
 # After fit, evaluate and predict have been called once; class weights make other data.
 TRACES = {"fit", "evaluate", "predict", "weighted", "frozen"}
+# Traces are kept in one place for all; these two run the same graphs as the others, on devices or beside a ps.
+ALIKE = ["mirrored", "parameter_server_sync"]
 
 
-@pytest.mark.parametrize("strategy", list(SETUPS))
+@pytest.mark.parametrize("strategy", on(SETUPS, again=ALIKE))
 def test_later_calls_trace_nothing(strategy, finished):
     for found in finished(strategy).results.values():
         for told in found[CASE]["ours"]:
@@ -20,14 +22,14 @@ def test_later_calls_trace_nothing(strategy, finished):
             assert all(told[name]["traced"] for name in ("fit", "frozen"))
 
 
-@pytest.mark.parametrize("strategy", [name for name in SETUPS if name != "one_device"])
+@pytest.mark.parametrize("strategy", on([name for name in SETUPS if name != "one_device"], again=ALIKE))
 def test_batches_of_any_size_share_a_trace(strategy, finished):
     for found in finished(strategy).results.values():
         counts = found[CASE].get("batches", [1, 0, 0, 0] * 2)  # Keras 2 has its own methods
         assert [bool(count) for count in counts] == [True, False, False, False] * 2
 
 
-@pytest.mark.parametrize("strategy", IN_STEP)
+@pytest.mark.parametrize("strategy", on(IN_STEP, again=ALIKE))
 def test_calls_in_a_row_give_the_numbers_of_keras(strategy, finished):
     kerass = finished("one_device").chief[CASE]["kerass"]
     ours = finished(strategy).chief[CASE]["ours"]
