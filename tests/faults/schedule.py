@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from setups import RESTARTS, Setup
+from setups import Setup
 from training import TORN, Training
 
 __all__ = ["Fault", "Hit", "draw", "endure"]
@@ -87,19 +87,16 @@ def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
 def endure(training: Training, setup: Setup, faults: Sequence[Fault]) -> list[Hit]:
     """Inflict each fault at its moment, type the command again where it has ended, and see that it ends well.
 
-    A cluster's launcher starts lost tasks again so many times; then, and where the command itself was hit, it is
-    started again here.
+    A cluster's launcher starts lost tasks again; where the command itself was hit, it is started again here.
     """
     hits = []
-    losses = 0
     training.start()
     for fault, following in zip(faults, [*faults[1:], None], strict=True):
         _Life(training).wait_for(fault)
         time.sleep(fault.pause)
         before, begun = training.tasks(), time.monotonic()
         os.kill(before[fault.victim], fault.number)
-        losses += 1
-        is_over = fault.victim == "launcher" or losses > RESTARTS
+        is_over = fault.victim == "launcher"
         is_alone = not is_over and fault.victim in setup.alone
         if is_over:
             _see_end(training, fault)
@@ -111,7 +108,6 @@ def endure(training: Training, setup: Setup, faults: Sequence[Fault]) -> list[Hi
         safe, reached, starts = training.newest(), training.reached(), len(training.history())
         if is_over:
             training.start()
-            losses = 0
         seconds = None
         if safe < training.total and (following is None or following.moment != "start"):
             training.until(lambda safe=safe: training.newest() > safe, f"recovery from {fault}")
