@@ -20,7 +20,13 @@ from tfdist.errors import TaskLost
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.tables_in_loops import tables_in_loops
-from tfdist.training.task_errors import is_about_a_task, is_lost_worker, named, silent_tasks
+from tfdist.training.task_errors import (
+    is_about_a_task,
+    is_lost_worker,
+    named,
+    refusing_tasks,
+    silent_tasks,
+)
 from tfdist.training.worker_index_in_graph import noted_worker_index
 
 __all__ = ["CoordinatedRunner", "WorkerGraph"]
@@ -33,6 +39,7 @@ _SECONDS_TO_COPY = 0.0005
 _TIMES_THE_SLOWEST = 5
 _FOR_EVER = float("inf")
 _SECONDS_TO_COME_BACK = 120.0
+_SECONDS_BETWEEN_SERVER_CHECKS = 5.0
 
 _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
 _log = logging.getLogger("tfdist")
@@ -259,7 +266,7 @@ class CoordinatedRunner:
 
     def _first_ready(self) -> int | None:
         """Wait for an answer, and return its place in the queue; return None after a very long wait."""
-        began = time.monotonic()
+        began = checked = time.monotonic()
         # Before the first answer, the time that an execution takes is unknown.
         patience = (
             max(_SECONDS_TO_COME_BACK, _TIMES_THE_SLOWEST * self._slowest) if self._slowest else _FOR_EVER
@@ -270,10 +277,23 @@ class CoordinatedRunner:
                     self._slowest = max(self._slowest, time.monotonic() - began)
                     return place
             self._end_stuck_workers()
+            if time.monotonic() - checked > _SECONDS_BETWEEN_SERVER_CHECKS:
+                self._check_servers()
+                checked = time.monotonic()
             first = self._scheduled[0][1]
             if wait_for_answer(first, _SECONDS_BETWEEN_LOOKS):
                 time.sleep(_SECONDS_TO_COPY)
         return None
+
+    def _check_servers(self) -> None:
+        """Raise if a parameter server is gone.
+
+        TensorFlow takes a connection that is reset for a short disturbance and sends the step again. The new
+        call may then wait for ever.
+        """
+        gone = " and ".join(refusing_tasks(self._strategy, "ps"))
+        if gone:
+            raise tf.errors.UnavailableError(None, None, f"{gone} refuses connections")
 
     def _end_stuck_workers(self) -> None:
         """End the workers that answer, but have been at work on one execution for longer than the limit."""

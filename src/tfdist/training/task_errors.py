@@ -18,6 +18,7 @@ __all__ = [
     "is_lost_worker",
     "named",
     "naming_lost_tasks",
+    "refusing_tasks",
     "servers_needed",
     "silent_tasks",
 ]
@@ -109,6 +110,13 @@ def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     addresses = _addresses(strategy)
     tasks = [task for task in addresses if task[0] == job]
     return named([task for task in tasks if answers(addresses[task]) is None], strategy)
+
+
+def refusing_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
+    """Return the tasks of a job that refuse connections: they are gone."""
+    addresses = _addresses(strategy)
+    tasks = [task for task in addresses if task[0] == job]
+    return named([task for task in tasks if answers(addresses[task]) is False], strategy)
 
 
 def _broken(error: tf.errors.OpError) -> str:

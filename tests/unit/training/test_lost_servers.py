@@ -1,0 +1,37 @@
+"""A parameter server that is gone is noticed, also where TensorFlow waits for an answer of it."""
+
+import socket
+import types
+
+import pytest
+import tensorflow as tf
+
+from tfdist.training import coordinated_runner, task_errors
+from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
+
+
+def test_a_task_that_refuses_connections_is_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and does not listen, so that nobody else gets the port
+        closed = f"127.0.0.1:{unheard.getsockname()[1]}"
+        addresses = {
+            ("ps", 0): f"127.0.0.1:{silent.getsockname()[1]}",
+            ("ps", 1): closed,
+            ("worker", 0): closed,
+        }
+        monkeypatch.setattr(task_errors, "_addresses", lambda strategy: addresses)
+        assert task_errors.refusing_tasks(None, "ps") == [f"ps:1 at {closed}"]
+
+
+def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
+    monkeypatch.setattr(coordinated_runner, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
+    monkeypatch.setattr(coordinated_runner, "has_answered", lambda closure: False)
+    monkeypatch.setattr(coordinated_runner, "wait_for_answer", lambda closure, seconds: False)
+    looks = iter([[], [], ["ps:1 at 10.0.0.4:2222"]])
+    monkeypatch.setattr(coordinated_runner, "refusing_tasks", lambda strategy, job: next(looks))
+    coordinator = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
+    runner = CoordinatedRunner(WorkerGraph(lambda iterator, steps: ()), [], coordinator, 1)
+    runner._scheduled.append((1, object()))
+    with pytest.raises(tf.errors.UnavailableError, match=r"^ps:1 at 10\.0\.0\.4:2222 refuses connections"):
+        runner._first_ready()
+    assert next(looks, None) is None
