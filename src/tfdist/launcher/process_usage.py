@@ -8,6 +8,7 @@ from typing import NamedTuple
 __all__ = ["ProcessUsage", "Usage"]
 
 _UTIME = 11  # the place of the first of both times in /proc/PID/stat, after the name
+_LEAST_SECONDS = 0.1  # between two looks: the kernel counts in ticks of 10 ms
 
 
 class Usage(NamedTuple):
@@ -33,8 +34,9 @@ class ProcessUsage:
             return None
         user, system = text.rpartition(")")[2].split()[_UTIME : _UTIME + 2]
         now, ticks = time.monotonic(), int(user) + int(system)
-        before, self._ticks[pid] = self._ticks.get(pid), (now, ticks)
+        began, ticks_before = self._ticks.setdefault(pid, (now, ticks))
         cores = None
-        if before is not None and now > before[0]:
-            cores = (ticks - before[1]) / os.sysconf("SC_CLK_TCK") / (now - before[0])
+        if now - began >= _LEAST_SECONDS:
+            cores = (ticks - ticks_before) / os.sysconf("SC_CLK_TCK") / (now - began)
+            self._ticks[pid] = now, ticks
         return Usage(cores, int(pages[1]) * os.sysconf("SC_PAGE_SIZE"))

@@ -222,7 +222,9 @@ def test_a_launch_records_its_tasks(tmp_path):
     assert [type(event).__name__ for event in events][:2] == ["LaunchStarted", "NetworkChosen"]
     pids = {event.task: event.pid for event in events if isinstance(event, TaskStarted)}
     exits = {event.task: (event.pid, event.status) for event in events if isinstance(event, TaskExited)}
-    assert exits == {"worker:0": (pids["worker:0"], 0), "worker:1": (pids["worker:1"], 1)}
+    assert exits["worker:1"] == (pids["worker:1"], 1)
+    # It may still be starting when the other one fails, and is told to end then.
+    assert exits["worker:0"] in [(pids["worker:0"], status) for status in (0, -signal.SIGTERM)]
     assert isinstance(events[-1], LaunchEnded)
     assert "worker:1" in events[-1].problem
 
