@@ -1,5 +1,6 @@
 """Find the tasks of a run that is under way, and how to reach them, from what is in the run's folder."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,11 +88,10 @@ def _pids(facts: RunFacts) -> dict[str, int]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):  # a process of another user
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
-        return True
     return True
 
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from tfdist.errors import ConfigError
+from tfdist.launcher.supervisor.call_libc import call_libc
 
 __all__ = ["join_private_network"]
 
@@ -28,16 +29,9 @@ def join_private_network(pid: int) -> None:
                 continue
             descriptor = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _join(descriptor)
+                call_libc("setns", ctypes.c_int(descriptor), ctypes.c_int(0))
             finally:
                 os.close(descriptor)
         except OSError as error:
             problem = f"cannot enter the private network of process {pid}: {error.strerror}"
             raise ConfigError("timeline", problem, remedy=_REMEDY) from None
-
-
-def _join(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(ctypes.c_int(descriptor), ctypes.c_int(0)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

@@ -8,6 +8,8 @@ import struct
 import sys
 from pathlib import Path
 
+from .call_libc import call_libc
+
 __all__ = ["enter_private_network", "why_no_private_network"]
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
@@ -61,7 +63,4 @@ def enter_private_network() -> None:
 
 
 def _unshare(flags: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(ctypes.c_int(flags)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "unshare")
+    call_libc("unshare", ctypes.c_int(flags))

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from .call_libc import call_libc
+
 __all__ = ["adopt_orphans", "children_of", "die_with_parent", "in_session", "is_stopped", "with_variable"]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -74,7 +76,4 @@ def _stat(pid: int | str) -> list[str]:
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0))):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl")
+    call_libc("prctl", ctypes.c_int(option), *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0)))
