@@ -77,8 +77,19 @@ class Training:
         return [event for event in events if event["event"] == kind]
 
 
-def ended_through_gate(training, gate):
-    """Run a training whose data wait at a gate, and open the gate once a task says that it is stuck."""
+def with_sleeper(strategy, task, folder, cache):
+    """Return the training of a config whose callback sleeps in one task; it has not run yet."""
+    sleeper = {"name": "stalling:sleeper", "folder": str(folder), "task": task}
+    return Training(folder, config(strategy, callbacks=[sleeper]), cache)
+
+
+def ended_through_gate(strategy, folder, cache):
+    """Train on data that wait at a gate, and open it once a task says that it is stuck.
+
+    Return the training, and its exit status.
+    """
+    gate = folder / "gate"
+    training = Training(folder, config(strategy), cache, STALLING_GATE=str(gate))
     os.mkfifo(gate)
     gate.with_name(f"{gate.name}.open").touch()
     process = training.start()
@@ -90,7 +101,7 @@ def ended_through_gate(training, gate):
             time.sleep(0.1)
         gate.unlink()
         gate.touch()
-        return process.wait()
+        return training, process.wait()
     finally:
         process.kill()
 
@@ -101,8 +112,7 @@ def stuck_lines(text):
 
 @pytest.mark.slow
 def test_a_process_that_is_stuck_in_a_callback_ends_and_continues_when_started_again(tmp_path, cache):
-    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "this:0"}
-    training = Training(tmp_path, config("one_device", callbacks=[sleeper]), cache)
+    training = with_sleeper("one_device", "this:0", tmp_path, cache)
     assert training.ended() == 138, training.printed
     [line] = stuck_lines(training.printed)
     assert line.startswith(
@@ -160,9 +170,8 @@ def test_a_script_that_is_stuck_in_fit_ends_where_it_asks_for_that(tmp_path):
 @pytest.mark.slow
 @pytest.mark.again
 def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
-    gate = tmp_path / "gate"
-    training = Training(tmp_path, config("one_device"), cache, STALLING_GATE=str(gate))
-    assert ended_through_gate(training, gate) == 138, training.printed
+    training, status = ended_through_gate("one_device", tmp_path, cache)
+    assert status == 138, training.printed
     [line] = stuck_lines(training.printed)
     assert line.startswith("in a training step (reading its data, or computing) for 15 s, and the limit")
     assert training.ended() == 0, training.printed
@@ -170,9 +179,8 @@ def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
 
 
 def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_that_waits(tmp_path, cache):
-    gate = tmp_path / "gate"
-    training = Training(tmp_path, config("multi_worker_mirrored"), cache, STALLING_GATE=str(gate))
-    assert ended_through_gate(training, gate) == 0, training.printed
+    training, status = ended_through_gate("multi_worker_mirrored", tmp_path, cache)
+    assert status == 0, training.printed
     [line] = stuck_lines(training.log("worker:1"))
     assert line.startswith("in a training step (reading its data, or computing) for 15 s")
     assert stuck_lines(training.log("worker:0")) == []
@@ -184,8 +192,7 @@ def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_t
 @pytest.mark.slow
 @pytest.mark.again
 def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cache):
-    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "worker:1"}
-    training = Training(tmp_path, config("multi_worker_mirrored", callbacks=[sleeper]), cache)
+    training = with_sleeper("multi_worker_mirrored", "worker:1", tmp_path, cache)
     assert training.ended() == 0, training.printed
     [line] = stuck_lines(training.log("worker:1"))
     assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
@@ -196,9 +203,8 @@ def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cach
 
 @pytest.mark.slow
 def test_the_asynchronous_worker_whose_data_do_not_arrive_is_started_again_alone(tmp_path, cache):
-    gate = tmp_path / "gate"
-    training = Training(tmp_path, config("parameter_server"), cache, STALLING_GATE=str(gate))
-    assert ended_through_gate(training, gate) == 0, training.printed
+    training, status = ended_through_gate("parameter_server", tmp_path, cache)
+    assert status == 0, training.printed
     [line] = stuck_lines(training.log("worker:1"))
     assert line.startswith("at work on one execution (reading its data, or computing) for ")
     assert "_wait_until_gone" in training.log("worker:1")  # the stacks
@@ -212,8 +218,7 @@ def test_the_asynchronous_worker_whose_data_do_not_arrive_is_started_again_alone
 @pytest.mark.again
 @pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
 def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy, tmp_path, cache):
-    sleeper = {"name": "stalling:sleeper", "folder": str(tmp_path), "task": "chief:0"}
-    training = Training(tmp_path, config(strategy, callbacks=[sleeper]), cache)
+    training = with_sleeper(strategy, "chief:0", tmp_path, cache)
     assert training.ended() == 0, training.printed
     [line] = stuck_lines(training.log("chief:0"))
     assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
@@ -226,9 +231,8 @@ def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy
 @pytest.mark.slow
 @pytest.mark.again
 def test_the_chief_of_synchronous_workers_whose_data_do_not_arrive_ends(tmp_path, cache):
-    gate = tmp_path / "gate"
-    training = Training(tmp_path, config("parameter_server_sync"), cache, STALLING_GATE=str(gate))
-    assert ended_through_gate(training, gate) == 0, training.printed
+    training, status = ended_through_gate("parameter_server_sync", tmp_path, cache)
+    assert status == 0, training.printed
     [line] = stuck_lines(training.log("chief:0"))
     assert line.startswith("in a training step (reading its data, or computing) for 15 s")
     assert training.report()["steps"] == STEPS
