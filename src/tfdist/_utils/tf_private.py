@@ -38,7 +38,6 @@ __all__ = [
     "dataset_options",
     "dataset_tensors",
     "device_datasets_made_by",
-    "dispatched_and_noted_worker_index",
     "dispatched_worker_index",
     "has_answered",
     "has_failed",
@@ -454,35 +453,26 @@ def wait_for_answer(closure: Any, seconds: float) -> bool:
     return bool(closure._status_available_event.wait(seconds))
 
 
-def dispatched_worker_index() -> tf.Tensor:
+def dispatched_worker_index(note: Callable[[int], object] | None = None) -> tf.Tensor:
     """Return, in a graph that a coordinator sends out, the index of the worker that runs it.
 
     TensorFlow before 2.13 has the parts that the public function is made of, and not the function.
     Seen in 2.12 and 2.21.
+
+    Args:
+        note: A function that the coordinator calls with the index whenever it sends the graph out.
     """
     current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
-    if current is not None:
+    if current is not None and note is None:
         return current()
     from tensorflow.python.distribute.coordinator import coordinator_context
 
-    return tf.compat.v1.get_default_graph().capture_call_time_value(
-        lambda: coordinator_context.get_current_dispatch_context().worker_index,
-        tf.TensorSpec([], tf.int64),
-        key="worker_index",
-    )
-
-
-def dispatched_and_noted_worker_index(note: Callable[[int], object]) -> tf.Tensor:
-    """Return the same, and make the coordinator call a function with it whenever it sends the graph out.
-
-    Seen in 2.12 and 2.21.
-    """
-    from tensorflow.python.distribute.coordinator import coordinator_context
-
-    def noted() -> int:
+    def sent_to() -> int:
         index: int = coordinator_context.get_current_dispatch_context().worker_index
-        note(index)
+        if note is not None:
+            note(index)
         return index
 
-    graph = tf.compat.v1.get_default_graph()
-    return graph.capture_call_time_value(noted, tf.TensorSpec([], tf.int64), key="noted_worker_index")
+    return tf.compat.v1.get_default_graph().capture_call_time_value(
+        sent_to, tf.TensorSpec([], tf.int64), key="worker_index" if note is None else "noted_worker_index"
+    )

@@ -27,9 +27,9 @@ from tfdist.training.task_errors import (
     refusing_tasks,
     silent_tasks,
 )
-from tfdist.training.worker_index_in_graph import noted_worker_index
+from tfdist.training.worker_index_in_graph import worker_index
 
-__all__ = ["CoordinatedRunner", "WorkerGraph"]
+__all__ = ["CoordinatedRunner", "OnWorker", "WorkerGraph"]
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
@@ -45,28 +45,39 @@ _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watc
 _log = logging.getLogger("tfdist")
 
 
-class WorkerGraph:
-    """The graph of an execution on a worker, which also returns the index of the worker that runs it.
+class OnWorker:
+    """An execution on a worker, which also returns the index of the worker that runs it.
 
     Attributes:
-        function: The graph.
-        executions: The executions that have begun and ended, which the graph notes.
+        executions: The executions that have begun and ended.
     """
 
     def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
-        """Make the graph.
+        """Store what to execute.
 
         Args:
             execution: A function of an iterator and a number of steps. It returns the steps taken, their
                 result, and the seconds that it waited for data.
         """
-        self.executions = WorkerExecutions()
+        self._execution, self.executions = execution, WorkerExecutions()
 
-        def execute(iterator: Any, steps: tf.Tensor) -> Any:
-            with tables_in_loops():
-                return noted_worker_index(self.executions.begin), *execution(iterator, steps)
+    def execute(self, iterator: Any, steps: tf.Tensor) -> Any:
+        """Execute steps, in a graph that the coordinator sends to a worker."""
+        with tables_in_loops():
+            return worker_index(self.executions.begin), *self._execution(iterator, steps)
 
-        self.function = tf.function(execute, autograph=False)
+
+class WorkerGraph(OnWorker):
+    """The graph of an execution on a worker.
+
+    Attributes:
+        function: The graph.
+    """
+
+    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
+        """Make the graph."""
+        super().__init__(execution)
+        self.function = tf.function(self.execute, autograph=False)
 
 
 class CoordinatedRunner:

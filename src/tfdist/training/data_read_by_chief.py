@@ -15,12 +15,9 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.coordination.stalled_worker import WorkerExecutions
-from tfdist.training.coordinated_runner import CoordinatedRunner
+from tfdist.training.coordinated_runner import CoordinatedRunner, OnWorker
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
-from tfdist.training.tables_in_loops import tables_in_loops
-from tfdist.training.worker_index_in_graph import noted_worker_index
 
 __all__ = ["ChiefData", "ChiefDataRunner", "GraphsOfBatches", "chief_must_read"]
 
@@ -53,15 +50,11 @@ def chief_must_read(dataset: tf.data.Dataset) -> bool:
     return True
 
 
-class GraphsOfBatches:
-    """The graphs of an execution, for each number of batches that the chief sends with it.
-
-    Attributes:
-        executions: The executions that have begun and ended, which the graphs note.
-    """
+class GraphsOfBatches(OnWorker):
+    """The graphs of an execution, for each number of batches that the chief sends with it."""
 
     def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
-        self._execution, self.executions = execution, WorkerExecutions()
+        super().__init__(execution)
         self._graphs: dict[tuple[int, str], Any] = {}
 
     def of(self, count: int, spec: Any) -> Any:
@@ -74,17 +67,16 @@ class GraphsOfBatches:
     def _made(self, count: int, spec: Any) -> Any:
         parts = tf.nest.flatten(spec, expand_composites=True)
 
-        def execute(batches: Any, steps: tf.Tensor) -> Any:
+        def execute_on(batches: Any, steps: tf.Tensor) -> Any:
             data: list[Any] = [
                 tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
                 for batch in batches
             ]
             joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
-            with tables_in_loops():
-                return noted_worker_index(self.executions.begin), *self._execution(iter(joined), steps)
+            return self.execute(iter(joined), steps)
 
         signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
-        return tf.function(execute, autograph=False, input_signature=signature)
+        return tf.function(execute_on, autograph=False, input_signature=signature)
 
 
 class ChiefDataRunner(CoordinatedRunner):

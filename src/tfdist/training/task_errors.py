@@ -107,16 +107,18 @@ def servers_needed(strategy: tf.distribute.Strategy) -> list[Task]:
 
 def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     """Return the tasks of a job that neither answer nor refuse; TensorFlow itself notices lost tasks."""
-    addresses = _addresses(strategy)
-    tasks = [task for task in addresses if task[0] == job]
-    return named([task for task in tasks if answers(addresses[task]) is None], strategy)
+    return _tasks_whose_answer_is(None, strategy, job)
 
 
 def refusing_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     """Return the tasks of a job that refuse connections: they are gone."""
+    return _tasks_whose_answer_is(False, strategy, job)
+
+
+def _tasks_whose_answer_is(answer: bool | None, strategy: tf.distribute.Strategy, job: str) -> list[str]:
     addresses = _addresses(strategy)
     tasks = [task for task in addresses if task[0] == job]
-    return named([task for task in tasks if answers(addresses[task]) is False], strategy)
+    return named([task for task in tasks if answers(addresses[task]) is answer], strategy)
 
 
 def _broken(error: tf.errors.OpError) -> str:

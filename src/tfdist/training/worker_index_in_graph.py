@@ -5,22 +5,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import dispatched_and_noted_worker_index, dispatched_worker_index
+from tfdist._utils.tf_private import dispatched_worker_index
 
-__all__ = ["noted_worker_index", "outermost_graph", "worker_index"]
+__all__ = ["outermost_graph", "worker_index"]
 
 
-def worker_index() -> tf.Tensor:
-    """Return the index of the worker that runs the graph in which this is called."""
+def worker_index(note: Callable[[int], object] | None = None) -> tf.Tensor:
+    """Return the index of the worker that runs the graph in which this is called.
+
+    Args:
+        note: A function that the chief calls with the index whenever it sends the graph to a worker.
+    """
     # Only the outermost function gets the index with the call; a loop or a branch has none.
     with outermost_graph().as_default():
-        return dispatched_worker_index()
-
-
-def noted_worker_index(note: Callable[[int], object]) -> tf.Tensor:
-    """Return the same; the chief calls a function with the index whenever it sends the graph to a worker."""
-    with outermost_graph().as_default():
-        return dispatched_and_noted_worker_index(note)
+        return dispatched_worker_index(note)
 
 
 def outermost_graph() -> Any:
