@@ -127,11 +127,10 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def made_by_compile(model: Any) -> Any:
-    """Return an object that each `compile` of a model makes again; None if it is not compiled.
-
-    Seen in 2.12 and 3.15.
-    """
-    return getattr(model, "_loss_tracker" if hasattr(model, "_loss_tracker") else "compiled_loss", None)
+    """Return an object that each `compile` of a model makes again; None if it is not compiled. Seen in 3.15."""
+    if not hasattr(model, "_loss_tracker"):
+        return getattr(model, "compiled_loss", None)  # Keras 2, where it is public
+    return model._loss_tracker
 
 
 def batch_counter(model: Any, phase: str) -> Any:
