@@ -21,7 +21,9 @@ def secret(monkeypatch):
     monkeypatch.setenv(SECRET, "a secret of these tests alone")
 
 
-@pytest.mark.parametrize("options", [BY_MEMORY, pytest.param(BY_LINE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", [BY_MEMORY, pytest.param(BY_LINE, marks=[pytest.mark.slow, pytest.mark.again])]
+)
 @pytest.mark.usefixtures("secret")
 def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
     shape = {"workers": 1, "ps": 2}

@@ -28,7 +28,10 @@ AGAIN = ("one_device", "mirrored")  # mirrored workers prove the same, over a ne
 # step, whose numbers are compared.
 AT_ITS_OWN_PACE = ("transformer", "many_outputs", "preprocessed", "lazy")
 # The others of these compute on a ps what mirrored workers compute, by the same parts of fit.
-IN_STEP_BESIDE_A_PS = ("transformer", "resnet", "unet", "many_outputs")
+IN_STEP_BESIDE_A_PS = ("unet", "many_outputs")
+ON_WORKERS = tuple(
+    name for name in MODELS if name != "bidirectional_gru"
+)  # whose layers are much like an LSTM's
 STEPS = 5
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}  # float64: sums in another order
 
@@ -38,7 +41,11 @@ def _pairs(strategies, models=MODELS):
 
     def marks(strategy, model):
         slow = [] if (strategy, model) in QUICK else [pytest.mark.slow]
-        every_time = {"parameter_server": AT_ITS_OWN_PACE, "parameter_server_sync": IN_STEP_BESIDE_A_PS}
+        every_time = {
+            "multi_worker_mirrored": ON_WORKERS,
+            "parameter_server": AT_ITS_OWN_PACE,
+            "parameter_server_sync": IN_STEP_BESIDE_A_PS,
+        }
         is_again = strategy in AGAIN or model not in every_time.get(strategy, MODELS)
         return [*slow, *([pytest.mark.again] if is_again else [])]
 

@@ -106,7 +106,7 @@ def test_of_an_embedding_only_the_rows_of_the_batch_are_sent(tmp_path):
 
 @pytest.mark.slow
 def test_the_model_answers_on_a_phone_as_it_does_here():
-    printed = example("phone", "--set=train.steps=40", "--set=evaluation.batches=4")
+    printed = example("phone", "--set=train.steps=10", "--set=evaluation.batches=4")
     size, of, same, apart = re.search(
         r"^([\d.]+) MB, run by ai_edge_litert\S+: [\d.]+% of (\d+) digits are right\n"
         r"(\d+) of the labels are those of the SavedModel, whose scores are at most (\S+) away",
@@ -119,6 +119,7 @@ def test_the_model_answers_on_a_phone_as_it_does_here():
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/e2e/test_estimate_runs.py measures what a cluster sends
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell what is sent")
 def test_the_cost_of_communication_is_estimated_and_measured(tmp_path):
     printed = launch("communication_cost", "--workers=2", options=["--steps=20"], run_dir=tmp_path)
@@ -130,6 +131,7 @@ def test_the_cost_of_communication_is_estimated_and_measured(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/cluster trains by each of the two strategies
 def test_synchronous_and_asynchronous_updates_learn_the_same_at_another_pace(tmp_path):
     plot = tmp_path / "curves.png"
     options = ["--plot", plot] if importlib.util.find_spec("matplotlib") else []

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.usefixtures("forking")
 
 
 @pytest.mark.parametrize(
-    "name", ["mirrored", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ps2w", "mwms2w"))]
+    "name",
+    [
+        "mirrored",
+        pytest.param("ps2w", marks=pytest.mark.slow),
+        pytest.param("mwms2w", marks=[pytest.mark.slow, pytest.mark.again]),
+    ],
 )
 def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):
     import tensorflow as tf

@@ -175,7 +175,10 @@ def test_one_process_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(
     ("strategy", "tasks", "kill"),
     [
         ("multi_worker_mirrored", ["--workers=2"], "worker-1:18"),
-        ("parameter_server_sync", ["--workers=2", "--ps=1"], "worker-1:18"),
+        # Its state is saved and read by the same parts of `fit`.
+        pytest.param(
+            "parameter_server_sync", ["--workers=2", "--ps=1"], "worker-1:18", marks=pytest.mark.again
+        ),
     ],
 )
 def test_a_cluster_that_is_killed_and_told_to_end_has_the_bits_of_one_that_is_not(

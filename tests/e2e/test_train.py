@@ -64,8 +64,8 @@ def straight(tmp_path_factory, cache, once):
     "name",
     [
         "ps2w",
-        *(pytest.param(each, marks=AGAIN) for each in ("local", "mirrored")),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("mwms2w", "ps2w-sync")),
+        *(pytest.param(each, marks=AGAIN) for each in ("local", "mirrored", "ps2w-sync")),
+        pytest.param("mwms2w", marks=pytest.mark.slow),
     ],
 )
 def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache):
