@@ -22,6 +22,7 @@ QUICK: dict[str, Sequence[str]] = {
     "accuracy": ["--runs", "1", f"{FOLDER.parent}/configs/local.yaml"],
     "bare_step": [],
     "bench_and_run": ["--rounds", "1", "--steps", "50", "--others", "2"],
+    "checkpoint_pause": ["--rounds", "1", "--megabytes", "4"],
     "cifar_budget": ["--minutes", "1", "--epochs", "1"],
     "cluster_size": ["--rounds", "1"],
     "first_step": ["--pairs", "1"],

@@ -172,6 +172,7 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_path, cache):
     options = ["--run_dir", tmp_path, *STEPS, "--set=evaluation.batches=2"]
+    options += ["--set=checkpoint.background=true"]  # not so the run that it is compared with
 
     def run(steps, *more):
         return train_config(name, *options, f"--set=train.steps={steps}", *more, TFDIST_CACHE_DIR=cache)

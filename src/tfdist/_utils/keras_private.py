@@ -127,7 +127,10 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def made_by_compile(model: Any) -> Any:
-    """Return an object that each `compile` of a model makes again; None if it is not compiled. Seen in 3.15."""
+    """Return an object that each `compile` of a model makes again; None if it is not compiled.
+
+    Seen in 3.15.
+    """
     if not hasattr(model, "_loss_tracker"):
         return getattr(model, "compiled_loss", None)  # Keras 2, where it is public
     return model._loss_tracker

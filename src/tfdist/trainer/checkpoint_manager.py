@@ -18,6 +18,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.trainer.run_context import RunContext
 from tfdist.training import checkpoint
+from tfdist.training.checkpoint_writer import CheckpointWriter
 from tfdist.training.variables import State, take_from_chief
 
 __all__ = ["CheckpointManager", "Start"]
@@ -49,13 +50,18 @@ class _Facts(msgspec.Struct):
 
 
 class CheckpointManager:
-    """The checkpoints of a run: all tasks call the methods, and only the chief reads and writes files."""
+    """The checkpoints of a run: all tasks call the methods, and only the chief reads and writes files.
+
+    Attributes:
+        writer: Writes the checkpoints, in the background if the config says so.
+    """
 
     def __init__(self, context: RunContext) -> None:
         config, data = context.config, context.data
         self._folder, self._config = context.folder.checkpoints, config
         self._place, self._remote = context.folder.shown(self._folder), context.remote
         self._strategy, self._is_chief = context.strategy, context.is_chief
+        self.writer = CheckpointWriter(background=config.checkpoint.background)
         self._found: checkpoint.Checkpoint | None = None
         self.kept: int | None = None  # the step of the newest checkpoint
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
@@ -80,6 +86,7 @@ class CheckpointManager:
 
     def find(self) -> int:
         """Return the step to resume from: that of the chief's newest complete checkpoint, or 0."""
+        self.writer.wait()
         self._found = newest = checkpoint.find_newest(self._folder) if self._is_chief else None
         if newest is not None:
             if self._config.checkpoint.resume == "never" and self.kept is None:
@@ -194,13 +201,17 @@ class CheckpointManager:
             "skipped_batches": list(self.skipped),
             "is_stopped": is_stopped,
         }
-        began = time.monotonic()
-        checkpoint.save(self._folder, step, values, facts)
-        record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+        began, values = time.monotonic(), checkpoint.snapshot(values)
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
-        checkpoint.prune(self._folder, keep, also)
-        if self._remote is not None:
-            self._remote.put_checkpoint(step, keep, also)
+
+        def write() -> None:
+            checkpoint.save(self._folder, step, values, facts)
+            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+            checkpoint.prune(self._folder, keep, also)
+            if self._remote is not None:
+                self._remote.put_checkpoint(step, keep, also)
+
+        self.writer.write(write)
 
     def _agreed(self, numbers: list[int]) -> list[int]:
         """Return the chief's numbers; all tasks must call this with the same count of numbers."""

@@ -260,6 +260,10 @@ class CheckpointSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     keep: Annotated[
         Positive, Meta(description="How many of the newest checkpoints are kept, besides the best one.")
     ] = 3
+    background: Annotated[
+        bool,
+        Meta(description="Whether training continues while a checkpoint is written; see reliability.md."),
+    ] = False
     resume: Annotated[
         Literal["auto", "never"],
         Meta(description="auto resumes from the newest checkpoint of the run; with never, one is an error."),

@@ -123,7 +123,8 @@ class Run:
                 per_epoch=self._per_epoch,
                 total=self.total,
             )
-        with self._context.notice.deferred(), doing(BETWEEN_STEPS):
+        writer = self._checkpoint_manager.writer
+        with self._context.notice.deferred(), doing(BETWEEN_STEPS), writer:
             results = {} if self._checkpoint_manager.kept_enough else self._train(session, training, state)
         self._context.notice.raise_if_received()
         results = results or self._evaluate(session)
@@ -192,12 +193,14 @@ class Run:
                 self._go_back(session, training, state)
                 continue
             if self._is_leaving:
+                self._checkpoint_manager.writer.wait()
                 wait_for_all(self._strategy)  # until the chief has saved
                 raise self._preempted()
             elastic = self._context.elastic
             if elastic is not None and self.step % save_every == 0 and not is_last:
                 if self._summaries is not None:
                     self._summaries.flush()
+                self._checkpoint_manager.writer.wait()
                 elastic.check_membership(self._strategy)
             if is_last:
                 self._profiled.end_if_due(self.step, is_over=True)

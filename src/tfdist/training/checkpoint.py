@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
@@ -36,6 +37,7 @@ __all__ = [
     "open_checkpoint",
     "prune",
     "save",
+    "snapshot",
     "steps_in",
 ]
 
@@ -66,6 +68,16 @@ class Checkpoint:
         with _tensorflow_errors(self.folder), glob_free_path(self.folder) as folder:
             reader = tf.train.load_checkpoint(str(folder / _VARIABLES))
             return [reader.get_tensor(name) for name, _, _ in self.variables]
+
+
+def snapshot(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Return values in the memory of this process, which training does not change any more."""
+    with tf.device("CPU:0"):
+        # TensorFlow may share the memory of an array, and copies a variable's when it next changes.
+        return {
+            name: tf.identity(value.copy() if isinstance(value, np.ndarray) else value)
+            for name, value in values.items()
+        }
 
 
 @doing(Activity("saving a checkpoint"))

@@ -19,13 +19,22 @@ class CheckpointAndResume:
     step, save and end with exit status 138.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], every: int | None = None, *, keep: int = 3) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int | None = None,
+        *,
+        keep: int = 3,
+        background: bool = False,
+    ) -> None:
         """Choose where and when to write.
 
         Args:
             folder: The folder of this call of `fit`, on a disk of the chief.
             every: The number of steps between checkpoints; None for one at the end of each epoch.
             keep: How many checkpoints stay.
+            background: Whether training continues while a checkpoint is written. A kill within that time costs
+                the steps since the one before.
 
         Raises:
             ConfigError: An argument has a wrong value.
@@ -36,10 +45,13 @@ class CheckpointAndResume:
                 raise ConfigError(
                     f"CheckpointAndResume, {name}", expected="a number of at least 1", received=shown(value)
                 )
+        if not isinstance(background, bool):
+            where, received = "CheckpointAndResume, background", shown(background)
+            raise ConfigError(where, expected="True or False", received=received)
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise ConfigError("CheckpointAndResume", expected="a folder", received=shown(folder))
         self.folder: Path = local_path(str(os.fspath(folder)), "CheckpointAndResume").expanduser()
-        self.every, self.keep = every, keep
+        self.every, self.keep, self.background = every, keep, background
 
     def set_params(self, params: Any) -> None:
         """Refuse to be called by anything but `tfdist.fit`, which never calls this."""

@@ -24,6 +24,7 @@ from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_facts import Facts, Place, find_together, raise_together, refuse_other
 from tfdist.training.checkpoint_option import CheckpointAndResume
+from tfdist.training.checkpoint_writer import CheckpointWriter
 from tfdist.training.data import Data
 from tfdist.training.keras.callback_states import (
     as_plain,
@@ -76,8 +77,8 @@ def open_checkpoints(
     servers = servers_needed(strategy)
     with handling_stop_signals() as notice, naming_lost_tasks("fit", strategy):
         try:
-            with Departures(servers) as departures:
-                yield FitCheckpoints(option, model, strategy, callbacks, notice, departures)
+            with Departures(servers) as departures, CheckpointWriter(background=option.background) as writer:
+                yield FitCheckpoints(option, model, strategy, callbacks, notice, departures, writer)
             _finished_here.add(option.folder.absolute())
             notice.raise_if_received()  # after the last checkpoint: a script that starts again continues
         except Preempted:
@@ -96,9 +97,11 @@ class FitCheckpoints:
         callbacks: Sequence[Any],
         notice: Notice,
         departures: Departures,
+        writer: CheckpointWriter,
     ) -> None:
         self._option, self._model, self._strategy = option, model, strategy
         self._callbacks, self._notice, self._departures = callbacks, notice, departures
+        self._writer = writer
         self._is_chief = is_chief(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
         self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
@@ -331,6 +334,7 @@ class FitCheckpoints:
         return self._notice.deferred()
 
     def _leave(self) -> None:
+        self._writer.wait()
         wait_for_all(self._strategy)  # until the chief has saved
         problem = f"a task was told to end; all is saved at step {self.step} in {self._option.folder}"
         raise Preempted(self._notice.name, problem, remedy="The same script continues from there")
@@ -357,9 +361,14 @@ class FitCheckpoints:
             seed=self.seed,
             is_stopped=is_stopped,
         )
-        checkpoint.save(self._option.folder, self.step, values, facts.as_dict())
-        checkpoint.prune(self._option.folder, self._option.keep)
-        record(CheckpointSaved(step=self.step, seconds=time.monotonic() - began))
+        option, step, values = self._option, self.step, checkpoint.snapshot(values)
+
+        def write() -> None:
+            checkpoint.save(option.folder, step, values, facts.as_dict())
+            checkpoint.prune(option.folder, option.keep)
+            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+
+        self._writer.write(write)
 
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()

@@ -71,9 +71,9 @@ def _shuffled():
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(30, seed=4)
 
 
-def _run(folder, data, *more, act=None, at=0, model=None, every=2, **options):
+def _run(folder, data, *more, act=None, at=0, model=None, every=2, background=False, **options):
     model = _model() if model is None else model
-    callbacks = [*more, CheckpointAndResume(folder, every)]
+    callbacks = [*more, CheckpointAndResume(folder, every, background=background)]
     if act is not None:
         callbacks.append(At(at, act))
     options = {"epochs": 4, "verbose": 0, **options}
@@ -112,10 +112,11 @@ DATA = {
 @pytest.mark.filterwarnings("ignore:Your `PyDataset` class should call")
 def test_the_batches_after_a_checkpoint_are_those_of_a_run_without_a_stop(tmp_path, name):
     undisturbed = _run(tmp_path / "a", DATA[name]())
+    background = name in ("reshuffled", "python")  # each saves while it trains the next steps
     for at in (9, 8):
         with pytest.raises(Killed):
-            _run(tmp_path / "b", DATA[name](), act=_kill, at=at)
-    assert _run(tmp_path / "b", DATA[name]()) == undisturbed
+            _run(tmp_path / "b", DATA[name](), act=_kill, at=at, background=background)
+    assert _run(tmp_path / "b", DATA[name](), background=background) == undisturbed
 
 
 @pytest.mark.parametrize("options", [{"steps_per_epoch": 4}, {"steps_per_epoch": 4, "repeat": True}])
@@ -127,10 +128,12 @@ def test_epochs_of_a_number_of_steps_continue_in_the_data(tmp_path, options):
     assert _run(tmp_path / "b", DATA["reshuffled"](), **options) == undisturbed
 
 
-def test_sigterm_saves_at_the_next_step(tmp_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_sigterm_saves_at_the_next_step(tmp_path, background):
     undisturbed = _run(tmp_path / "a", DATA["reshuffled"]())
+    end = {"act": lambda: os.kill(os.getpid(), signal.SIGTERM), "at": 9}
     with pytest.raises(Preempted, match="all is saved at step 9"):
-        _run(tmp_path / "b", DATA["reshuffled"](), act=lambda: os.kill(os.getpid(), signal.SIGTERM), at=9)
+        _run(tmp_path / "b", DATA["reshuffled"](), **end, background=background)
     assert list_steps(tmp_path / "b")[-1] == 9
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert _run(tmp_path / "b", DATA["reshuffled"]()) == undisturbed
