@@ -53,6 +53,7 @@ SETUPS = {
     ),
 }
 SILENCE = 10.0  # seconds after which a task counts as lost
+IN_BACKGROUND = ("mirrored", "parameter_server")  # they train while they write checkpoints
 PER_CALL, EVERY = 5, 20  # steps: of a call, and from a checkpoint to the next
 
 
@@ -67,7 +68,7 @@ def config(name: str, steps: int = 600, **changes: Any) -> dict[str, Any]:
         "model": {"name": "counting:build"},
         "train": {"steps": steps, "optimizer": "sgd", "learning_rate": RATE, "steps_per_execution": PER_CALL},
         "evaluation": {"batches": 2},
-        "checkpoint": {"every": EVERY},
+        "checkpoint": {"every": EVERY, "background": name in IN_BACKGROUND},
         "watch": {"heartbeat_timeout": SILENCE},
         **changes,
     }

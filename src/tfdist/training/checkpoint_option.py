@@ -33,8 +33,8 @@ class CheckpointAndResume:
             folder: The folder of this call of `fit`, on a disk of the chief.
             every: The number of steps between checkpoints; None for one at the end of each epoch.
             keep: How many checkpoints stay.
-            background: Whether training continues while a checkpoint is written. A kill within that time costs
-                the steps since the one before.
+            background: Whether training continues while a checkpoint is written. A kill within that time
+                costs the steps since the one before.
 
         Raises:
             ConfigError: An argument has a wrong value.
