@@ -1,0 +1,137 @@
+"""What tasks tell about their calls shows whether they are out of step, and who is late."""
+
+import pytest
+
+from tfdist.coordination.call_states import (
+    CallState,
+    are_out_of_step,
+    first_waiting,
+    have_parted,
+    late,
+    out_of_step,
+    waits_text,
+)
+
+TWO = ["worker:0", "worker:1"]
+ENDED = {"has_ended": True}
+
+
+def inside(number, name, **others):
+    return CallState(number, name, number, name, **others)
+
+
+def after(number, name, **others):
+    return CallState(number, name, **others)
+
+
+def parted(name="evaluate"):
+    """Return the state of a task that has left its first call by an exception, and is in its second."""
+    failed = CallState().begun("fit").left(CallState(), ValueError("a bad\nfile"))
+    return failed.begun(name)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (inside(3, "predict"), inside(3, "evaluate")),
+        (inside(2, "predict"), after(1, "fit", **ENDED)),
+        (inside(1, "fit"), CallState(has_ended=True)),
+        (inside(3, "fit", is_broken=True), inside(4, "fit", is_broken=True)),
+        (inside(1, "fit"), inside(2, "evaluate", is_broken=True, failed=1, failed_name="fit", error="")),
+    ],
+)
+def test_one_that_waits_for_what_will_not_come_is_found(one, other):
+    assert are_out_of_step([one, other])
+    assert are_out_of_step([other, one])
+    assert are_out_of_step([one, one, other])
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [CallState(), CallState()],
+        [inside(3, "fit"), inside(3, "fit")],
+        [inside(2, "evaluate"), inside(1, "fit")],  # it has still to return from there
+        [inside(2, "evaluate"), after(1, "fit")],  # it is at work
+        [after(2, "fit", **ENDED), inside(2, "fit")],  # it ends soon too
+        [after(2, "fit", **ENDED), after(1, "fit", **ENDED)],  # as nobody waits
+        [inside(2, "evaluate", is_broken=True), inside(1, "fit")],  # what is known of it may be old
+    ],
+)
+def test_what_may_still_come_is_awaited(states):
+    assert not are_out_of_step(states)
+    assert not have_parted(states)
+
+
+def test_one_in_a_call_that_another_has_left_by_an_exception_is_found():
+    assert have_parted([inside(1, "fit"), parted()])
+    assert have_parted([parted().left(CallState()).begun("fit"), inside(1, "fit")])
+    assert not have_parted([inside(1, "fit"), parted().left(CallState())])  # it may call again
+    assert not have_parted([parted(), parted()])
+
+
+def test_a_callback_that_catches_the_exception_of_a_call_within_fit_is_found():
+    outer = CallState().begun("fit")
+    back = outer.begun("predict").left(outer, ValueError("no"))
+    assert back.call == (1, "fit")
+    assert have_parted([outer.begun("predict"), back])
+
+
+def test_a_call_within_another_counts():
+    outer = CallState().begun("fit")
+    within = outer.begun("evaluate")
+    assert (within.number, within.call) == (2, (2, "evaluate"))
+    assert within.left(outer).call == (1, "fit")
+    assert within.left(outer).left(CallState()) == CallState(2, "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        (
+            [inside(3, "predict"), inside(3, "evaluate")],
+            "worker:0 is in its 3rd call, predict; worker:1 is in its 3rd call, evaluate.",
+        ),
+        (
+            [inside(2, "predict"), after(1, "fit", **ENDED)],
+            "worker:0 is in its 2nd call, predict; worker:1 has ended its script after its 1st call, fit.",
+        ),
+        (
+            [CallState(has_ended=True), inside(1, "fit")],
+            "worker:0 has ended its script without a call; worker:1 is in its 1st call, fit.",
+        ),
+        (
+            [inside(1, "fit"), parted()],
+            "worker:0 is in its 1st call, fit; worker:1 is in its 2nd call, evaluate, "
+            "and has left its 1st call, fit, by ValueError: a bad\\nfile.",
+        ),
+    ],
+)
+def test_the_line_names_the_tasks_and_what_each_was_calling(states, text):
+    line = str(out_of_step(TWO, states))
+    assert line.startswith(f"the workers are out of step: {text} Make the same calls in the same order")
+    assert "\n" not in line
+    assert out_of_step(TWO, states).exit_code == 2
+
+
+def test_many_tasks_that_do_the_same_are_one_part_of_the_line():
+    names = [f"worker:{index}" for index in range(64)]
+    states = [inside(12, "predict"), *[inside(12, "evaluate")] * 63]
+    assert out_of_step(names, states).problem == (
+        "worker:0 is in its 12th call, predict; "
+        "each of worker:1, worker:2, worker:3 and 60 more is in its 12th call, evaluate"
+    )
+
+
+def test_who_is_late_is_named_with_what_it_has_done():
+    states = [after(2, "fit"), inside(3, "predict"), CallState(), inside(2, "fit")]
+    names = [f"worker:{index}" for index in range(4)]
+    assert late(states, 1) == [0, 2, 3]
+    assert late(states, 0) == []
+    assert first_waiting(states) == 1
+    assert first_waiting([after(2, "fit"), inside(2, "fit")]) is None
+    assert first_waiting([inside(3, "fit"), after(2, "fit", **ENDED)]) is None
+    assert waits_text(names, states, 1, 31.4) == (
+        "has waited 31 s in its 3rd call, predict: worker:0 is in code of its own after its 2nd call, fit; "
+        "worker:2 has made no call; worker:3 is in its 2nd call, fit"
+    )
