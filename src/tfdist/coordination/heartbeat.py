@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.coordination.thread_per_task import TaskThreads
-from tfdist.errors import TaskLost
+from tfdist.errors import TaskLost, TfdistError
 from tfdist.launcher.chief_reports import report_silent
 
-__all__ = ["Watcher"]
+__all__ = ["Watcher", "end_process"]
 
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
 # more.
@@ -55,7 +55,7 @@ class Watcher(TaskThreads):
             watched = [cluster.lead]
         super().__init__(self._watch, watched)
         self._cluster, self._heartbeat_timeout = cluster, heartbeat_timeout
-        self._spared, self._at_loss = frozenset(spared), at_loss or _end_process
+        self._spared, self._at_loss = frozenset(spared), at_loss or end_process
 
     def _watch(self, task: Task) -> None:
         address, silence, is_reported = self._cluster.address(task), SilenceClock(), False
@@ -90,7 +90,8 @@ class Watcher(TaskThreads):
         self._at_loss(TaskLost(where, problem, remedy=remedy))
 
 
-def _end_process(error: TaskLost) -> None:
+def end_process(error: TfdistError) -> None:
+    """Print an error, and end this process, whose main thread waits in a call that nothing else ends."""
     print(f"tfdist: {error}", file=sys.stderr, flush=True)
     logging.shutdown()
     os._exit(error.exit_code)
