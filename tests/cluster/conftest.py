@@ -180,7 +180,7 @@ IN_STEP_ONLY = [
 
 ONLY_ON = {
     "mirrored": ["own_cases.steps", "own_cases.steps_by_keras", "custom_step_cases.refused"],
-    "multi_worker_mirrored": ["callback_cases.stopping", "order_cases.drawn"],
+    "multi_worker_mirrored": ["callback_cases.stopping", "order_cases.drawn", "call_cases.apart"],
     "parameter_server": [
         "model_cases.recovered",
         "own_cases.refused",

@@ -48,6 +48,7 @@ __all__ = [
     "local_value",
     "mirrored",
     "own_executor",
+    "put_for_workers",
     "read_planes",
     "register_function",
     "repetitions",
@@ -56,6 +57,7 @@ __all__ = [
     "serialized",
     "set_cluster_resolver",
     "shuffle_seeds",
+    "take_of_workers",
     "traced_by_chief",
     "traced_functions",
     "update_connections",
@@ -180,6 +182,24 @@ def abort_collectives(code: int, message: str) -> None:
     Seen in 2.12 and 2.21.
     """
     context.context().abort_collective_ops(code, message)
+
+
+def put_for_workers(key: str, text: str) -> None:
+    """Store a text under a new key, where all mirrored workers of this process's cluster find it.
+
+    Seen in 2.12 and 2.21.
+    """
+    context.context().set_config_key_value(key, text)
+
+
+def take_of_workers(key: str) -> str:
+    """Wait until a mirrored worker has stored a text under a key, remove it and return it.
+
+    Seen in 2.12 and 2.21.
+    """
+    text: str = context.context().get_config_key_value(key)
+    context.context().delete_config_key_value(key)
+    return text
 
 
 def are_devices_fixed() -> bool:

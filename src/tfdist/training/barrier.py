@@ -1,7 +1,9 @@
 """Wait in a script until all processes that run it have reached the same line."""
 
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import current_strategy
-from tfdist.training.leave_loop_together import wait_for_all
+from tfdist.training.same_call import check_same_call, in_call
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["barrier"]
@@ -14,9 +16,10 @@ def barrier() -> None:
     that trains alone.
 
     Raises:
+        ConfigError: A worker is in another call.
         TaskLost: A worker is gone.
     """
     strategy = current_strategy()
     if strategy is not None:
-        with naming_lost_tasks("barrier", strategy):
-            wait_for_all(strategy)
+        with in_call("barrier", strategy), naming_lost_tasks("barrier", strategy), doing(Activity("")):
+            check_same_call(strategy)  # the chief may be writing large files

@@ -11,6 +11,7 @@ from tfdist.training.data_digest import check_same_data
 from tfdist.training.data_read_by_chief import ChiefData, chief_must_read
 from tfdist.training.dataset_checks import check_order, copied_from_python
 from tfdist.training.no_autotune import untuned
+from tfdist.training.same_call import check_same_call
 from tfdist.training.split_sparse_batches import contains_sparse, replica_batches
 from tfdist.training.worker_index_in_graph import worker_index
 
@@ -47,6 +48,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         if strategy.num_replicas_in_sync > 1 and contains_sparse(data):
             return strategy.distribute_datasets_from_function(replica_batches(data))
         return strategy.experimental_distribute_dataset(_sharded_by_example(data))
+    check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
     return strategy.distribute_datasets_from_function(_checked(data))

@@ -1,6 +1,5 @@
 """Check that all workers are about to split the same data in the same order."""
 
-import functools
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +13,10 @@ from tfdist._utils.tf_private import (
     repetitions,
     shuffle_seeds,
     traced_functions,
-    worker_count,
-    worker_number,
 )
-from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.errors import DataError
 from tfdist.training.dataset_checks import chain_of, definitions_of
-from tfdist.training.leave_loop_together import sum_over_workers
+from tfdist.training.same_call import gathered_in_call, worker_names
 
 __all__ = ["check_same_data", "digest_of"]
 
@@ -32,15 +28,14 @@ def check_same_data(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
     """Refuse a data set that differs between workers; all workers must call this function.
 
     Raises:
+        ConfigError: A worker is in another call.
         DataError: The arrays, files, seeds or constants of a worker differ from those of the first worker.
     """
-    workers, mine = worker_count(strategy), worker_number(strategy)
-    table = np.zeros((workers, _PARTS), np.float32)
-    table[mine] = np.frombuffer(digest_of(dataset), np.uint16)  # a float32 holds 16 bits exactly
-    table = _exchange(strategy)(tf.constant(table)).numpy()
-    differing = [index for index in range(workers) if (table[index] != table[0]).any()]
+    parts = np.frombuffer(digest_of(dataset), np.uint16)  # a float32 holds 16 bits exactly
+    table = gathered_in_call(strategy, parts)
+    differing = [index for index, row in enumerate(table) if (row != table[0]).any()]
     if differing:
-        names = _names(strategy)
+        names = worker_names(strategy)
         others = " and ".join(names[index] for index in differing)
         problem = f"differs between {names[0]} and {others}: some examples would be lost and others repeated"
         remedy = (
@@ -48,17 +43,6 @@ def check_same_data(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
             " context that makes each worker's own part"
         )
         raise DataError("the data set", problem, remedy=remedy)
-
-
-@functools.lru_cache(maxsize=1)
-def _exchange(strategy: tf.distribute.Strategy) -> Any:
-    """Return the function that adds up tables; it is cached, since tracing takes long."""
-    return tf.function(lambda table: sum_over_workers(strategy, table), autograph=False)
-
-
-def _names(strategy: tf.distribute.Strategy) -> list[str]:
-    jobs = resolver_of(strategy).cluster_spec().as_dict()
-    return [f"{job}:{index}" for job in ("chief", "worker") for index in range(len(jobs.get(job, ())))]
 
 
 def digest_of(dataset: tf.data.Dataset) -> bytes:

@@ -25,6 +25,7 @@ from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import made_data
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches
+from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -72,7 +73,11 @@ def evaluate(
     strategy = strategy_of(model, strategy)
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
-    with naming_lost_tasks("evaluate", strategy), traces_kept(model) as traces:
+    with (
+        in_call("evaluate", strategy),
+        naming_lost_tasks("evaluate", strategy),
+        traces_kept(model) as traces,
+    ):
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
         calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)

@@ -39,6 +39,7 @@ from tfdist.training.model_checks import has_own
 from tfdist.training.profiled_fit import profiled_fit
 from tfdist.training.report_progress_of_fit import FitReports
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches, steps_per_execution
+from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -107,7 +108,7 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split(model, (x, y, sample_weight), validation_split)
     hooks = epoch_hooks(model, x)
-    with open_checkpoints(option, model, strategy, callbacks) as checkpoints:
+    with in_call("fit", strategy), open_checkpoints(option, model, strategy, callbacks) as checkpoints:
         if checkpoints is not None:
             check_seeded(model, x, shuffle)
         x = made_data(

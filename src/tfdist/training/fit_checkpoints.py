@@ -42,6 +42,7 @@ from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
 from tfdist.training.resumed_variables import learning_rate, other_optimizers, set_learning_rate
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
+from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.variables import State, take_from_chief
@@ -77,6 +78,7 @@ def open_checkpoints(
     servers = servers_needed(strategy)
     with handling_stop_signals() as notice, naming_lost_tasks("fit", strategy):
         try:
+            check_same_call(strategy)
             with Departures(servers) as departures, CheckpointWriter(background=option.background) as writer:
                 yield FitCheckpoints(option, model, strategy, callbacks, notice, departures, writer)
             _finished_here.add(option.folder.absolute())

@@ -21,6 +21,7 @@ from tfdist.training.fit import fit
 from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
+from tfdist.training.same_call import watch_calls
 
 __all__ = ["start"]
 
@@ -83,6 +84,7 @@ def start(
         options.pop("memory_growth", None)
     made = make_strategy(cluster, strategy, **options)
     enter_for_good(made)
+    watch_calls(made)
     StallWatch.of(cluster, stall_timeout).__enter__()  # for the rest of the script
     _replace_methods_of_keras()
     _started.append((wanted, made))

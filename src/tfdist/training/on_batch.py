@@ -15,6 +15,7 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
+from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner
 from tfdist.training.task_errors import naming_lost_tasks
@@ -90,7 +91,7 @@ def on_several_replicas(method: Callable[..., Any], of_keras: Callable[..., Any]
 def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any) -> Any:
     """Run one step on one batch, and return the results."""
     strategy, is_training = strategy_of(model, None), what == "train_on_batch"
-    with naming_lost_tasks(what, strategy), traces_kept(model) as traces:
+    with in_call(what, strategy), naming_lost_tasks(what, strategy), traces_kept(model) as traces:
         batch = _tensors(model, strategy, arrays, class_weight)
         step, runner = _phase(what, model, strategy, batch, traces)
         runner.rewind(_distributed(batch, strategy))

@@ -33,6 +33,7 @@ from tfdist.training.model_checks import has_own
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
+from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, replica_spec
 from tfdist.training.task_errors import naming_lost_tasks
 
@@ -71,10 +72,10 @@ def predict(
     steps = limited(model, "steps_per_epoch", steps)
     data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
+    with in_call("predict", strategy), naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
         calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
-        stopping = Stopping(callbacks, model, strategy, "predicting")
         batches = _predicted(model, data, Cluster(strategy), traces)
+        stopping = Stopping(callbacks, model, strategy, "predicting")
         parts = _collected(batches, model, calls, stopping)
     if not parts:
         raise DataError("the data", "contain no batch")

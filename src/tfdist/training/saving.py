@@ -11,9 +11,11 @@ import tensorflow as tf
 
 from tfdist._utils.files import fresh_path
 from tfdist.errors import ConfigError, shown
-from tfdist.strategies.current import is_chief
-from tfdist.training.barrier import barrier
+from tfdist.strategies.current import current_strategy, is_chief
 from tfdist.training.keras.compat import is_keras_2
+from tfdist.training.leave_loop_together import wait_for_all
+from tfdist.training.same_call import check_same_call, in_call
+from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["save"]
 
@@ -49,9 +51,12 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if not model.built:
         remedy = "Call fit, or the model itself on a batch, before"
         raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)
-    with _place_to_write(target) as place:
-        _write(model, place)
-    barrier()
+    strategy = current_strategy() or tf.distribute.get_strategy()
+    with in_call("save", strategy), naming_lost_tasks("save", strategy):
+        check_same_call(strategy)
+        with _place_to_write(target) as place:
+            _write(model, place)
+        wait_for_all(strategy)
 
 
 @contextlib.contextmanager

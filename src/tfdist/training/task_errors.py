@@ -11,6 +11,7 @@ from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.errors import TaskLost
+from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
 __all__ = [
@@ -40,7 +41,12 @@ _FORGOTTEN = (
 
 @contextlib.contextmanager
 def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Raise TaskLost, one line with the task that is gone or silent, in the place of TensorFlow's error."""
+    """Raise one line that says why an exchange has failed, in the place of TensorFlow's error.
+
+    Raises:
+        TaskLost: A task is gone or silent.
+        ConfigError: The workers are in different calls.
+    """
     try:
         yield
     except TaskLost:
@@ -48,6 +54,9 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         raise
     except (ExchangeError, tf.errors.OpError) as error:  # ExchangeError: the exchange was outside a graph
         broken = str(error) if isinstance(error, ExchangeError) else _broken(error)
+        is_shared = broken or _is_about_a_task(error) or "ollective" in str(error)
+        if is_shared and (other := why_out_of_step(are_all_there=_are_all_there(strategy))):
+            raise other from error
         if not broken and not _is_about_a_task(error):
             raise
         gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
@@ -136,6 +145,10 @@ def _is_about_a_task(error: Exception) -> bool:
         return any(phrase in text.lower() for phrase in _FORGOTTEN)
     # TensorFlow's heartbeats report a task that was lost between calls.
     return "heartbeat" in text and "/task:" in text
+
+
+def _are_all_there(strategy: tf.distribute.Strategy) -> bool:
+    return all(answers(address) for address in _addresses(strategy).values())
 
 
 def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:

@@ -1,0 +1,102 @@
+"""Workers that make different calls, as scripts with a mistake do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from cases import batches, points
+
+from tfdist.errors import ConfigError
+from tfdist.training.barrier import barrier
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
+from tfdist.training.predict import predict
+from tfdist.training.saving import save
+
+keras = tf.keras
+BUSY_SECONDS = 40
+
+
+def trained(strategy: tf.distribute.Strategy) -> Any:
+    keras.utils.set_random_seed(4)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    fit(model, batches(*points()), strategy=strategy, verbose=0)
+    return model
+
+
+def apart(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Make different calls, all of which are refused on all workers, and then the same again."""
+    model, is_chief = trained(strategy), strategy.extended.should_checkpoint
+    data, inputs = batches(*points()), points()[0]
+    few = tf.data.Dataset.from_tensor_slices(inputs[:7]).batch(7)
+
+    def evaluated() -> Any:
+        return evaluate(model, data, strategy=strategy, verbose=0)
+
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "predict": (lambda: predict(model, few, strategy=strategy, verbose=0), evaluated),
+        "evaluate": (
+            evaluated,
+            lambda: predict(model, data.map(lambda x, y: x), strategy=strategy, verbose=0),
+        ),
+        "barrier": (barrier, evaluated),
+        "save": (
+            lambda: save(model, folder / "model.keras"),
+            lambda: fit(model, data, strategy=strategy, verbose=0),
+        ),
+    }
+    found: dict[str, Any] = {"refused": {name: _refused(*pair, is_chief) for name, pair in pairs.items()}}
+    found["loss"] = evaluated()
+    return found | {"written": sorted(path.name for path in folder.glob("model*"))}
+
+
+def _refused(chiefs: Callable[[], Any], others: Callable[[], Any], is_chief: bool) -> str:
+    try:
+        (chiefs if is_chief else others)()
+    except ConfigError as error:
+        return str(error)
+    return "not refused"
+
+
+def ended(strategy: tf.distribute.Strategy, folder: Path) -> None:
+    """Predict on the chief, while the script of the other worker ends."""
+    model = trained(strategy)
+    if strategy.extended.should_checkpoint:
+        predict(model, points()[0], strategy=strategy, verbose=0)
+
+
+def ended_first(strategy: tf.distribute.Strategy, folder: Path) -> None:
+    """Predict on the other worker, while the script of the chief ends."""
+    model = trained(strategy)
+    if not strategy.extended.should_checkpoint:
+        time.sleep(1)
+        predict(model, points()[0], strategy=strategy, verbose=0)
+
+
+class Failing(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2:
+            raise ValueError("a bad file")
+
+
+def caught(strategy: tf.distribute.Strategy, folder: Path) -> None:
+    """Catch an exception of one worker's own, and continue."""
+    model = trained(strategy)
+    callbacks = [] if strategy.extended.should_checkpoint else [Failing()]
+    try:
+        fit(model, batches(*points()), strategy=strategy, epochs=3, callbacks=callbacks, verbose=0)
+    except ValueError as error:
+        print(f"caught {error}", flush=True)
+    evaluate(model, batches(*points()), strategy=strategy, verbose=0)
+
+
+def busy(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Work on the chief before it comes to the call in which the other waits."""
+    model = trained(strategy)
+    if strategy.extended.should_checkpoint:
+        time.sleep(BUSY_SECONDS)
+    return {"loss": evaluate(model, batches(*points()), strategy=strategy, verbose=0)}

@@ -1,0 +1,95 @@
+"""Workers that make different calls of tfdist end in seconds, by a line that names what each was calling."""
+
+import re
+
+import pytest
+
+from conftest import LONGEST, Running, run_cluster
+from tfdist.cluster.config import ClusterConfig
+
+APART = "call_cases.apart"
+CASES = [APART]
+LINE = re.compile(r"(?:ConfigError|tfdist): the workers are out of step: (.*?)\. Make the same calls")
+OWN = {}  # over connections of tfdist's own
+COLLECTIVES = {"communication": {"implementation": "ring"}}  # TensorFlow's
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_different_calls_are_refused_before_they_exchange_anything(strategy, finished):
+    found = [result[APART] for result in finished(strategy).results.values()]
+
+    assert found[0] == found[1]  # the calls after those, too
+    pairs = {
+        "predict": ("predict", "evaluate"),
+        "evaluate": ("evaluate", "predict"),
+        "barrier": ("barrier", "evaluate"),
+        "save": ("save", "fit"),
+    }
+    for name, (chiefs, others) in pairs.items():
+        line = found[0]["refused"][name]
+        assert re.match(
+            rf"the workers are out of step: worker:0 is in its (\w+) call, {chiefs}; "
+            rf"worker:1 is in its \1 call, {others}\. Make the same calls in the same order",
+            line,
+        ), line
+    assert found[0]["written"] == []
+
+
+def ended(folder, case, options):
+    """Run a case in which the workers get out of step; return their statuses, and what they say."""
+    cluster = ClusterConfig.local(workers=2)
+    order = {
+        "strategy": "multi_worker_mirrored",
+        "options": options,
+        "cases": [f"call_cases.{case}"],
+        "folder": str(folder),
+    }
+    with Running(folder, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, order)
+        finished = running.wait(LONGEST, failures_expected=True)
+    assert not any("Traceback" in log for log in finished.logs.values()), finished.logs
+    said = {name: LINE.findall(log) for name, log in finished.logs.items()}
+    return list(finished.exit_codes.values()), list(said.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+def test_a_worker_whose_script_has_ended_is_named(tmp_path, options):
+    codes, said = ended(tmp_path, "ended", options)
+    line = "worker:0 is in its 2nd call, predict; worker:1 has ended its script after its 1st call, fit"
+    assert codes == [2, 0]
+    assert said == [[line], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+def test_a_chief_whose_script_has_ended_is_named(tmp_path, options):
+    codes, said = ended(tmp_path, "ended_first", options)
+    line = "worker:0 has ended its script after its 1st call, fit; worker:1 is in its 2nd call, predict"
+    assert codes == [0, 2]
+    assert said == [[], [line]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+def test_a_worker_that_has_caught_an_exception_of_its_own_is_named(tmp_path, options):
+    codes, said = ended(tmp_path, "caught", options)
+    line = (
+        "worker:0 is in its 2nd call, fit; worker:1 is in its 3rd call, evaluate, "
+        "and has left its 2nd call, fit, by ValueError: a bad file"
+    )
+    assert codes == [2, 2]
+    assert said == [[line], [line]]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_busy_is_named_and_awaited(tmp_path):
+    finished = run_cluster(tmp_path, "multi_worker_mirrored", ["call_cases.busy"], workers=2)
+    one, other = (result["call_cases.busy"]["loss"] for result in finished.results.values())
+    assert one == other
+    told = [line for line in finished.logs["worker:1"].splitlines() if "has waited" in line]
+    assert len(told) == 1
+    busy = "in its 2nd call, evaluate: worker:0 is in code of its own after its 1st call, fit"
+    assert re.search(rf"worker:1: has waited 3\d s {busy}$", told[0])
+    assert "has waited" not in finished.logs["worker:0"]
