@@ -13,10 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
-from msgspec import Meta
 
 from tfdist.coordination.call_states import (
     CallState,
@@ -53,7 +52,7 @@ class Store(Protocol):
 class _Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the first task tells another: an error to end with, a warning to log, or that itself has ended."""
 
-    error: Annotated[list[str], Meta(max_length=3)] = []
+    error: tuple[str, str, str] | None = None
     warning: str = ""
     lead: CallState | None = None
 
@@ -188,24 +187,23 @@ class CallWatch:
     def _listen(self, index: int) -> None:
         """Wait for what another task tells this one, and heed it, until this script ends."""
         kind = "to" if self._own else "of"
-        while not self._is_over:
-            try:
+        try:
+            while not self._is_over:
                 text = self._store.take(f"{kind}/{index}/{self._heard[index]}")
-            except ConnectionError as error:
-                _log.info("%s is not heard any more: %s", self._names[index], error)
-                self._hears_all = False
-                return
-            self._heard[index] += 1
-            if self._is_over:
-                return
-            if self._own:
-                self._heed(msgspec.json.decode(text, type=_Notice))
-            else:
-                self._note(index, msgspec.json.decode(text, type=CallState))
-                self._wakes.set()
+                self._heard[index] += 1
+                if not self._is_over:
+                    self._heed(index, text)
+        except (ConnectionError, msgspec.MsgspecError) as error:  # gone, or of another version of tfdist
+            _log.info("%s is not heard any more: %s", self._names[index], error)
+            self._hears_all = False
 
-    def _heed(self, notice: _Notice) -> None:
-        """Do what the first task asks for."""
+    def _heed(self, index: int, text: str) -> None:
+        """Note what another task is doing, or do what the first task asks for."""
+        if not self._own:
+            self._note(index, msgspec.json.decode(text, type=CallState))
+            self._wakes.set()
+            return
+        notice = msgspec.json.decode(text, type=_Notice)
         if notice.error:
             where, problem, remedy = notice.error
             self._stop(ConfigError(where, problem, remedy=remedy))
@@ -249,7 +247,7 @@ class CallWatch:
     def _tell(self, error: ConfigError) -> None:
         """Tell all other tasks to end with an error, if this is the first task."""
         if not self._own:
-            self._send_to_all(_Notice(error=[error.where, error.problem, error.remedy]))
+            self._send_to_all(_Notice(error=(error.where, error.problem, error.remedy)))
 
     def _send_to_all(self, notice: _Notice) -> None:
         for index in range(1, len(self._names)):

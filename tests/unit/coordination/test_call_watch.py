@@ -222,6 +222,16 @@ def test_many_quick_calls_tell_nothing(cluster):
     assert chief.watch._known[1].number < other.watch.state.number
 
 
+def test_what_another_version_tells_is_not_heeded(cluster):
+    (chief, other), texts, _ = cluster()
+    texts.put("of/1/0", '{"number": 1, "of_another_version": 2}')
+    with chief.watch.call("predict", meets=True):
+        time.sleep(0.3)
+    assert chief.ends == []
+    assert not chief.watch._listeners[0].is_alive()
+    other.watch.close()
+
+
 def test_without_a_connection_nothing_is_compared_and_the_end_does_not_wait(cluster):
     (chief, other), texts, _ = cluster()
     texts.lose()
