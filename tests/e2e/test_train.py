@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import proc
-from commands import python, start_tfdist, tfdist_forked
+from commands import python, start_script, start_tfdist, tfdist_forked
 
 AGAIN = [pytest.mark.slow, pytest.mark.again]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -475,6 +475,58 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
             task.kill()
     assert ends == [0, 0], [log.read_text() for log in logs]
     assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3
+
+
+_IN_ONE_SECOND = """
+import sys
+import time
+
+written = time.strftime
+time.strftime = lambda form, *moment: written(form.replace("%Y%m%d-%H%M%S", "20260101-120000"), *moment)
+
+from tfdist.__main__ import main
+
+main()
+"""
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, cache, monkeypatch):
+    script, outputs = tmp_path / "in_one_second.py", [tmp_path / f"{i}.log" for i in range(2)]
+    script.write_text(_IN_ONE_SECOND)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        script,
+        "train",
+        "--config",
+        CONFIGS / "local.yaml",
+        "--set=data.name=digits",
+        "--set=train.steps=2",
+    ]
+    words += ["--set=evaluation.batches=2"]
+    runs = [start_script(*words, output=output, TFDIST_CACHE_DIR=cache) for output in outputs]
+    try:
+        ends = [run.wait() for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    said = [output.read_text() for output in outputs]
+    assert ends == [0, 0], said
+    folders = [tmp_path / "runs" / f"local-20260101-120000{end}" for end in ("", "-2")]
+    assert sorted(tmp_path.glob("runs/*")) == folders
+    for folder in folders:
+        report = json.loads((folder / "report.json").read_text())
+        assert report["export"] == str(folder / "export" / "2")
+        # Events of two runs in one file would show both.
+        starts = (folder / "events.jsonl").read_text().count('"run_started"')
+        assert starts == 1
+        assert sum(f"report         {folder / 'report.html'}\n" in text for text in said) == 1
+
+
+def test_a_mistake_that_is_seen_before_the_tasks_start_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tfdist_forked("train", "--config", CONFIGS / "ps2w.yaml", "--set=data.name=none")
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
 
 __all__ = [
+    "claimed_run_folder",
     "default_cache_dir",
     "fresh_folder",
     "fresh_path",
@@ -22,6 +23,7 @@ __all__ = [
     "path_or_address",
     "remove_folder",
     "remove_partial",
+    "stamped_run_folder",
     "storage_errors",
     "write_json",
     "write_whole",
@@ -79,11 +81,16 @@ def path_or_address(text: str, where: str) -> Path | str:
     return text.rstrip("/")
 
 
+def stamped_run_folder(name: str) -> Path:
+    """Return runs/NAME-DATE-TIME of this second, which another run may have taken."""
+    return Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
 def new_run_folder(name: str) -> Path:
-    """Make a folder for a run that nobody else has, and return it: runs/NAME-DATE-TIME."""
-    stem, more = time.strftime(f"runs/{name}-%Y%m%d-%H%M%S"), 1
+    """Make a folder for a run that nobody else has, and return it: runs/NAME-DATE-TIME, or with -2."""
+    stem, more = stamped_run_folder(name), 1
     while True:
-        folder = Path(stem if more == 1 else f"{stem}-{more}")
+        folder = stem if more == 1 else stem.with_name(f"{stem.name}-{more}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -93,6 +100,17 @@ def new_run_folder(name: str) -> Path:
             raise ConfigError("run_dir", problem, remedy=remedy) from None
         else:
             return folder
+
+
+@contextlib.contextmanager
+def claimed_run_folder(name: str) -> Iterator[Path]:
+    """Yield a folder that `new_run_folder` makes; remove it if the block leaves it empty."""
+    folder = new_run_folder(name)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it has files, or somebody has removed it
+            folder.rmdir()
 
 
 def write_whole(path: Path, data: bytes) -> None:

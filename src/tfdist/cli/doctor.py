@@ -9,6 +9,7 @@ is 2 if a check has failed. Nothing is trained, and nothing is left behind but p
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 from absl import flags
@@ -52,7 +53,7 @@ def main(
 def _check(plan: Plan, wait: float) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
-    yield from check_machine(find_run_folder(plan.run_dir, "runs", os.environ).root)
+    yield from check_machine(find_run_folder(plan.run_dir, lambda: Path("runs"), os.environ).root)
     settings: Settings | None = None
     try:
         settings = read_config(plan.config, plan.changes) if plan.config else None

@@ -11,12 +11,11 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist._utils.files import path_or_address
+from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
@@ -86,17 +85,23 @@ def _main(
     settings.check_evaluator()
     # All tasks of a run share its folder, so without a launcher its name must not contain the time.
     is_whole = cluster.is_on_ports_of_ours or not cluster
-    stamp = time.strftime("-%Y%m%d-%H%M%S") if is_whole else ""
-    name = f"{Path(config).stem}{'-smoke' if smoke else ''}{stamp}"
-    folder = find_run_folder(run_dir, f"runs/{name}", os.environ)
-    if dry_run:
-        _check(settings, cluster, folder)
-    elif cluster.is_on_ports_of_ours:
-        _launch(cluster, settings, changes, folder, screen)
-    elif cluster and cluster.task is None:
-        raise _which_task(cluster, settings)
-    else:
-        _train(settings, cluster, folder, screen)
+    name = f"{Path(config).stem}{'-smoke' if smoke else ''}"
+    with contextlib.ExitStack() as stack:
+
+        def default() -> Path:
+            if not is_whole:
+                return Path("runs", name)
+            return stamped_run_folder(name) if dry_run else stack.enter_context(claimed_run_folder(name))
+
+        folder = find_run_folder(run_dir, default, os.environ)
+        if dry_run:
+            _check(settings, cluster, folder)
+        elif cluster.is_on_ports_of_ours:
+            _launch(cluster, settings, changes, folder, screen)
+        elif cluster and cluster.task is None:
+            raise _which_task(cluster, settings)
+        else:
+            _train(settings, cluster, folder, screen)
 
 
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:

@@ -31,7 +31,7 @@ _SCRIPT = """\
 #!/bin/bash
 # Made by: {made_by}
 # Run it with: bash FILE
-number=${{1:-$(date +%Y%m%d-%H%M%S)}}
+number=${{1:-$(date +%Y%m%d-%H%M%S)-$$}}  # no other process of this machine has it
 run_dir={run_dir}
 mkdir -p "$run_dir/logs" && cd {folder} || exit
 export TFDIST_PROGRESS_FILE="$run_dir/logs/progress.json"

@@ -1,14 +1,14 @@
 """Run a config, a function or a command as every task of a cluster on Ray."""
 
+import contextlib
 import importlib.util
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import local_path
+from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
@@ -77,25 +77,27 @@ def launch(
 
     from tfdist.engines.ray_supervisor import RayCluster, Work
 
-    what = _work_of(config_or_function, args, roles, alone, changes, run_dir)
-    section: RaySection = what.pop("section")
-    wanted = section.resources if resources is None else resources
-    check_resources(wanted, what["counts"], "resources")
-    work = Work(
-        **what,
-        resources=wanted,
-        placement=placement or section.placement,
-        max_failures=section.max_failures if max_failures is None else max_failures,
-        variables=dict(env or {}),
-        start_timeout=start_timeout,
-        grace=grace,
-        linger=_SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
-    )
-    if not ray.is_initialized():
-        ray.init()
-    cluster = RayCluster(work)
-    cluster.run()
-    return _result(config_or_function, cluster, work.run_dir)
+    wanted = None if not run_dir else local_path(str(run_dir), "run_dir")
+    with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as folder:
+        what = _work_of(config_or_function, args, roles, alone, changes, folder.absolute())
+        section: RaySection = what.pop("section")
+        needs = section.resources if resources is None else resources
+        check_resources(needs, what["counts"], "resources")
+        work = Work(
+            **what,
+            resources=needs,
+            placement=placement or section.placement,
+            max_failures=section.max_failures if max_failures is None else max_failures,
+            variables=dict(env or {}),
+            start_timeout=start_timeout,
+            grace=grace,
+            linger=_SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
+        )
+        if not ray.is_initialized():
+            ray.init()
+        cluster = RayCluster(work)
+        cluster.run()
+        return _result(config_or_function, cluster, work.run_dir)
 
 
 def needs_ray() -> None:
@@ -124,7 +126,7 @@ def _work_of(
     roles: Mapping[str, int] | None,
     alone: Collection[str],
     changes: Sequence[str],
-    run_dir: str | os.PathLike[str] | None,
+    folder: Path,
 ) -> dict[str, Any]:
     """Return the arguments of the Work, and the section of a config."""
     is_config = isinstance(what, str | os.PathLike)
@@ -136,7 +138,6 @@ def _work_of(
         if value and not is_right:
             problem = "is for a config" if name == "changes" else "is for a function"
             raise ConfigError(name, problem, remedy="Leave it out")
-    folder = local_path(str(run_dir or time.strftime("runs/ray-%Y%m%d-%H%M%S")), "run_dir").absolute()
     if isinstance(what, str | os.PathLike):
         return {**_config_work(Path(what), roles, changes, folder), "run_dir": folder}
     counts = _counts(ClusterConfig.local(**_local_sizes(roles)))

@@ -51,6 +51,7 @@ _FORM = """\
 # Made by: {made_by}
 # Submit it with: {submit}
 import os
+import secrets
 import sys
 import tempfile
 import time
@@ -61,7 +62,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray merges lines of several t
 import tfdist.ray
 from tfdist.errors import TfdistError
 
-number = os.environ.get({number!r}) or time.strftime("{name}-%Y%m%d-%H%M%S")
+number = os.environ.get({number!r}) or time.strftime("{name}-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 def launch(what, **arguments):

@@ -6,7 +6,7 @@ works. remote_run_folder.py keeps the two the same.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,14 +90,16 @@ class RunFolder:
         )
 
 
-def find_run_folder(run_dir: str | None, default: str, environ: Mapping[str, str]) -> RunFolder:
+def find_run_folder(
+    run_dir: str | None, default: Callable[[], Path], environ: Mapping[str, str]
+) -> RunFolder:
     """Return the folders of a run.
 
     The user's --run_dir comes first, then the variables of Vertex AI or SageMaker, then the default.
 
     Args:
         run_dir: The value of --run_dir.
-        default: The folder without it.
+        default: Returns the folder without it; called only where it is needed, so that it may make one.
         environ: The environment variables.
 
     Raises:
@@ -105,18 +107,19 @@ def find_run_folder(run_dir: str | None, default: str, environ: Mapping[str, str
     """
     if run_dir is not None:
         return RunFolder.at(_place(run_dir, "--run_dir"))
-    fallback = RunFolder.at(Path(default).absolute())
-    return _of_vertex(fallback, environ) or _of_sagemaker(environ) or fallback
+    found = _of_vertex(default, environ) or _of_sagemaker(environ)
+    return found or RunFolder.at(default().absolute())
 
 
-def _of_vertex(fallback: RunFolder, environ: Mapping[str, str]) -> RunFolder | None:
+def _of_vertex(default: Callable[[], Path], environ: Mapping[str, str]) -> RunFolder | None:
     """Return the folders by the AIP_* variables, of which some may be missing."""
     names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
     places = {name: _place(environ[name], name) for name in names if environ.get(name)}
     if not places:
         return None
-    folder = fallback
-    if model := places.get("AIP_MODEL_DIR"):
+    if not (model := places.get("AIP_MODEL_DIR")):
+        folder = RunFolder.at(default().absolute())
+    else:
         # Vertex AI's model registry expects the SavedModel there, and not in a folder of the step's number.
         folder = RunFolder.at(_parent(model, "AIP_MODEL_DIR"))
         export = folder.root / (model.rpartition("/")[2] if isinstance(model, str) else model.name)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfdist._utils.files import (
+    claimed_run_folder,
     fresh_folder,
     new_run_folder,
     remove_folder,
@@ -174,6 +175,42 @@ def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkey
         f"runs/launch-20260101-120000{end}" for end in ("", "-2", "-3")
     ]
     assert all(folder.is_dir() for folder in folders)
+
+
+_CLAIMS = """
+import sys
+import time
+from tfdist._utils.files import new_run_folder
+time.strftime = lambda form: form.replace("%Y%m%d-%H%M%S", "20260101-120000")
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(100):
+    print(new_run_folder("x"))
+"""
+
+
+def test_processes_that_claim_folders_at_once_share_none(tmp_path):
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    processes = [subprocess.Popen([sys.executable, "-c", _CLAIMS], **options) for _ in range(4)]
+    try:
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 4
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        claimed = [line for process in processes for line in process.communicate(timeout=60)[0].splitlines()]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert len(claimed) == len(set(claimed)) == len(os.listdir(tmp_path / "runs")) == 400
+
+
+def test_a_claimed_folder_in_which_nothing_is_written_is_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with claimed_run_folder("x") as used, claimed_run_folder("x") as unused:
+        assert unused.is_dir()
+        (used / "logs").mkdir()
+    assert os.listdir("runs") == [used.name]
 
 
 def test_a_folder_that_is_removed_while_it_is_written_asks_for_another_start(tmp_path):

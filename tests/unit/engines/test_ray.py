@@ -35,7 +35,7 @@ def job(*command, config=None, counts=None, alone=(), **section):
     )
 
 
-def launched(script, monkeypatch, result=None):
+def launched(script, monkeypatch, result=None, number="x-7"):
     """Run the script with a launch of our own; return what it was called with."""
     calls = []
 
@@ -46,11 +46,18 @@ def launched(script, monkeypatch, result=None):
             raise result
 
     monkeypatch.setattr(tfdist.ray, "launch", launch)
-    monkeypatch.setenv("TFDIST_JOB_NUMBER", "x-7")
+    monkeypatch.setenv("TFDIST_JOB_NUMBER", number)
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
     exec(compile(script, "script", "exec"), {"__name__": "__main__"})
     [call] = calls
     return call
+
+
+def test_a_script_that_is_started_by_hand_names_a_folder_that_no_other_has(monkeypatch):
+    script = Ray().render(job(), {})
+    names = {launched(script, monkeypatch, number="")[2]["run_dir"].name for _ in range(4)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"x-\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
 
 
 def test_a_script_of_the_users_is_every_task(monkeypatch):
@@ -137,7 +144,7 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     monkeypatch.chdir(tmp_path)
     Path("addresses.yaml").write_text("cluster: {worker: [a:1, b:1]}\n")
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
-    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run_dir": "run"}
+    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "folder": Path("run")}
     with pytest.raises(ConfigError, match=message):
         launch_on_ray._work_of(what, **{**defaults, **arguments})
 

@@ -1,6 +1,7 @@
 """Keep a run's folders in a store, which is here TensorFlow's own file system by its address."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -26,7 +27,7 @@ def machine(tmp_path, monkeypatch, address):
 
     def folder(name):
         monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / name))
-        return find_run_folder(address, "x", {})
+        return find_run_folder(address, lambda: Path("x"), {})
 
     return folder
 
