@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from commands import script_forked
+from tfdist.diagnostics.report.page import write_page
 
 _SCRIPT = """
 import keras
@@ -112,6 +113,18 @@ def test_tasks_that_serve_end_with_a_script_of_one_line_more(tmp_path):
     assert run.stdout.count("[chief:0] equal True") == 1
     assert run.stdout.count("chief ParameterServer") == 1
     assert "WARNING: the script" not in run.stderr
+
+
+def test_each_fit_of_a_script_leaves_a_timeline_that_the_launch_and_the_page_name(tmp_path):
+    script = _written(tmp_path, _SCRIPT + "tfdist.fit(model, data, epochs=2, verbose=0)\n")
+    environ = {**os.environ, "TFDIST_PROFILE": "2:3"}
+    command = _command(script, "--workers=1")
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environ)
+    assert run.returncode == 0, run.stdout + run.stderr
+    files = [f"timeline/timeline{number}.json.gz" for number in ("", "-2")]
+    assert [(tmp_path / file).exists() for file in files] == [True, True]
+    assert run.stdout.endswith(f"; timeline: ./{files[0]}; timeline: ./{files[1]}\n")
+    assert f"{', '.join(files)}, for ui.perfetto.dev" in write_page([tmp_path]).read_text()
 
 
 def test_a_launch_says_that_its_tasks_have_nothing_to_do_with_each_other(tmp_path):

@@ -21,6 +21,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
 from tfdist.launcher.progress_text import duration
+from tfdist.profiling.timelines_of_run import timelines_in
 
 __all__ = ["main"]
 
@@ -68,7 +69,9 @@ def main(
         print(_APART, file=sys.stderr)
     if log_format != "json":
         place = shlex.quote(os.path.relpath(folder))
-        print(f"done in {duration(report.seconds)}; logs: {place}/logs; a page: tfdist report {place}")
+        said = [f"logs: {place}/logs", f"a page: tfdist report {place}"]
+        said += [f"timeline: {place}/{path.relative_to(folder)}" for path in timelines_in(folder)]
+        print(f"done in {duration(report.seconds)}; {'; '.join(said)}")
 
 
 def _counted(text: str) -> tuple[str, int]:

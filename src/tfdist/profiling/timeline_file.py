@@ -12,11 +12,11 @@ from tfdist import __version__
 from tfdist._utils.files import write_whole
 from tfdist._utils.profiler_span import STEP
 from tfdist.errors import DataError
-from tfdist.profiling import FILE
 from tfdist.profiling.clock_alignment import Alignment, Before, align
 from tfdist.profiling.recorder import Recorded
 from tfdist.profiling.shares import kind_of, shares_of, summary
 from tfdist.profiling.spans import Recording, Span, read_recording
+from tfdist.profiling.timelines_of_run import nth_timeline, timelines_in
 
 __all__ = ["Timeline", "write_timeline"]
 
@@ -43,7 +43,7 @@ class Timeline:
 def write_timeline(
     folder: Path, recorded: Sequence[Recorded], about: Mapping[str, Any], known: Sequence[Before] = ()
 ) -> Timeline:
-    """Write the timeline of recordings into the folder of a run.
+    """Write the timeline of recordings into the folder of a run, beside those that it has.
 
     Args:
         folder: The folder of the run.
@@ -74,7 +74,7 @@ def write_timeline(
             "shares": [asdict(each) for each in shares],
         },
     }
-    path = folder / FILE
+    path = nth_timeline(folder, len(timelines_in(folder)) + 1)
     write_whole(path, gzip.compress(json.dumps(trace).encode(), compresslevel=6))
     tasks = tuple(recording.task for recording in recordings)
     return Timeline(path, tasks, tuple(summary(shares, alignment)))

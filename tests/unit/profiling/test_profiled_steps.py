@@ -9,15 +9,15 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ConfigError
-from tfdist.profiling import FILE
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
+from tfdist.profiling.timelines_of_run import FILE, timelines_in
 from tfdist.trainer.config import Config, TrainSection, read_config
 from tfdist.trainer.profiled_steps import check_profile
 
 
-def steps_in(folder):
-    trace = json.loads(gzip.decompress((folder / FILE).read_bytes()))
+def steps_in(folder, file=FILE):
+    trace = json.loads(gzip.decompress((folder / file).read_bytes()))
     return [event["name"] for event in trace["traceEvents"] if event["name"].startswith("step")]
 
 
@@ -106,6 +106,14 @@ def test_fit_records_the_steps_that_a_variable_names(tmp_path, monkeypatch, caps
     tfdist.fit(model, *data, batch_size=5, epochs=3, verbose=0)  # four steps an epoch
     assert steps_in(tmp_path) == ["step 6", "step 7", "step 8", "step 9"]
     assert f"timeline of steps 6 to 9: {tmp_path / FILE}" in capsys.readouterr().out
+    second = "timeline/timeline-2.json.gz"
+    monkeypatch.setenv("TFDIST_PROFILE", "6:8")
+    tfdist.fit(model, *data, batch_size=5, epochs=2, verbose=0)
+    assert f"timeline of steps 6 to 8: {tmp_path / second}" in capsys.readouterr().out
+    assert steps_in(tmp_path, second) == ["step 6", "step 7", "step 8"]
+    assert steps_in(tmp_path) == ["step 6", "step 7", "step 8", "step 9"]
+    tfdist.fit(model, *data, batch_size=5, epochs=1, verbose=0)  # does not reach the range
+    assert timelines_in(tmp_path) == [tmp_path / FILE, tmp_path / second]
     monkeypatch.setenv("TFDIST_PROFILE", "9:6")
     with pytest.raises(ConfigError, match=r"^TFDIST_PROFILE: expected the first and the last step"):
         tfdist.fit(model, *data, batch_size=5, epochs=1, verbose=0)

@@ -36,7 +36,7 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     Warned,
 )
-from tfdist.profiling import FILE
+from tfdist.profiling.timelines_of_run import timelines_in
 
 __all__ = [
     "accuracy",
@@ -134,9 +134,14 @@ def places(facts: RunFacts) -> str:
         *((f"Chief's {name}" if name != "GPUs" else "GPUs", value) for name, value in machine.items()),
         ("Versions", ", ".join(f"{name} {value}" for name, value in versions.items())),
         ("Exported model", facts.results.export if facts.results else ""),
-        ("Timeline of steps", f"{FILE}, for ui.perfetto.dev" if (facts.folder / FILE).exists() else ""),
+        ("Timeline of steps", _timelines(facts.folder)),
     ]
     return definitions(pairs) + _tasks(facts)
+
+
+def _timelines(folder: Path) -> str:
+    files = [path.relative_to(folder).as_posix() for path in timelines_in(folder)]
+    return f"{', '.join(files)}, for ui.perfetto.dev" if files else ""
 
 
 def _data(started: RunStarted | None) -> str:
