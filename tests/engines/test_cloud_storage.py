@@ -113,6 +113,16 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
     assert {"export/60/saved_model.pb", "export/60/metadata.json"} <= stored.keys()
     assert "report         gs://bucket/runs/a/report.html" in resumed.stdout
     assert "mnist_cnn on " in stored["report.html"].read_text()
+    starts = [line for line in stored["events.jsonl"].read_text().splitlines() if '"run_started"' in line]
+    assert len(starts) == 2  # one on each machine
+    assert "report/answers.json" in stored
+    stored["report.html"].unlink()
+    words = [sys.executable, "-m", "tfdist", "report", run_dir]
+    again = site.machines.run("node1", words, timeout=SECONDS, env=environ(site, "node3"))
+    assert (again.returncode, again.stdout) == (0, f"wrote {run_dir}/report.html\n"), again.stderr
+    page = objects(site, "runs/a/")["report.html"].read_text()
+    assert "mnist_cnn on " in page
+    assert '<p class="state done">done</p>' in page
 
 
 CLUSTER = """

@@ -3,14 +3,19 @@
     tfdist report runs/ps2w-20260101-120000
     tfdist report runs/one runs/two [--output FILE]
 
-A run may be done, have failed, or still run; a run of `tfdist launch` has fewer sections.
+A run may be done, have failed, or still run; a run of `tfdist launch` has fewer sections. It may be in an
+object store, such as gs://bucket/runs/x.
 """
 
-from collections.abc import Sequence
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from tfdist._utils.files import local_path
+from tfdist._utils.files import local_path, path_or_address
+from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.diagnostics.report.page import write_page
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, DataError
 
 __all__ = ["main"]
 
@@ -25,9 +30,35 @@ def main(command: Sequence[str], output: str | None = None) -> None:
             received=str(len(command)),
             remedy=remedy,
         )
-    folders = [local_path(word, "command line") for word in command]
-    path = write_page(folders, None if output is None else local_path(output, "--output"))
-    print(f"wrote {path}")
+    places = [path_or_address(word, "command line") for word in command]
+    written = None if output is None else local_path(output, "--output")
+    with contextlib.ExitStack() as stack:
+        folders = [stack.enter_context(_folder_of(place)) for place in places]
+        addresses = [place if isinstance(place, str) else None for place in places]
+        page = write_page(folders, written, places=addresses)
+        if written is None and addresses[0] is not None:
+            from tfdist.trainer.remote_report import put_page  # loads TensorFlow, whose file systems it uses
+
+            print(f"wrote {put_page(page, addresses[0])}")
+        else:
+            print(f"wrote {page}")
+
+
+@contextlib.contextmanager
+def _folder_of(place: Path | str) -> Iterator[Path]:
+    """Yield the folder of a run; of a run in an object store, a copy of what the page is made of."""
+    if isinstance(place, Path):
+        yield place
+        return
+    load_tensorflow_quietly()
+    from tfdist.trainer.remote_report import fetch_report  # the same
+
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as copy:
+        fetch_report(place, Path(copy))
+        try:
+            yield Path(copy)
+        except DataError as error:
+            raise DataError(error.where.replace(copy, place), error.problem, remedy=error.remedy) from None
 
 
 if __name__ == "__main__":

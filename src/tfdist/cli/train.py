@@ -223,11 +223,17 @@ def _page_written(folder: RunFolder) -> Iterator[None]:
 
 
 def _write_page(folder: RunFolder) -> None:
-    path = write_page([folder.root])
-    if folder.address_of(path) is not None:
-        from tfdist.trainer.remote_run_folder import put_file  # loads TensorFlow, whose file systems it uses
+    if folder.address_of(folder.root) is None:
+        write_page([folder.root])
+        return
+    from tfdist.trainer.remote_report import put_events  # these load TensorFlow, whose file systems they use
+    from tfdist.trainer.remote_run_folder import put_file
 
-        put_file(folder, path)
+    try:
+        put_events(folder, is_over=True)
+    finally:
+        page = write_page([folder.root], places=[folder.place])
+    put_file(folder, page)
 
 
 def _print_report(folder: RunFolder) -> None:

@@ -27,6 +27,7 @@ from tfdist._utils.object_store import (
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError
+from tfdist.trainer.remote_report import put_events
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
 
@@ -89,7 +90,7 @@ class RemoteRunFolder:
 
     def _remove_results(self) -> None:
         folder = self._folder
-        for path in (folder.root / "report.json", folder.summaries, folder.export):
+        for path in (folder.root / "report.json", folder.root / "report", folder.summaries, folder.export):
             if folder.address_of(path) is not None:
                 _remove(path)
 
@@ -168,7 +169,7 @@ class RemoteRunFolder:
 
     @doing(Activity("uploading a checkpoint"))
     def put_checkpoint(self, step: int, keep: int, also: Sequence[int]) -> None:
-        """Upload a checkpoint, and remove old ones as `checkpoint.prune` does; upload the curves so far.
+        """Upload a checkpoint, and remove old ones as `checkpoint.prune` does; upload curves and events too.
 
         Args:
             step: The step of the checkpoint.
@@ -176,6 +177,7 @@ class RemoteRunFolder:
             also: Steps whose checkpoints are kept too.
         """
         self.put_summaries()
+        put_events(self._folder)
         if self._checkpoints is None:
             return
         if self._count is not None:
@@ -194,9 +196,11 @@ class RemoteRunFolder:
         self._put_changed(self._folder.summaries)
 
     def put_results(self, step: int) -> None:
-        """Upload what a run leaves at its last step: the curves, the exported model, and last the report."""
+        """Upload what a run leaves at its last step: what the page shows, the export, and last the report."""
         folder, export = self._folder, self._folder.export_of(step)
         self.put_summaries()
+        self._put_changed(folder.root / "report")
+        put_events(folder)
         if (address := folder.address_of(export)) is not None:
             _put_folder(export, address, mark=_MODEL)
             if not folder.has_one_export:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runs import HOSTILE, done_run, events_of_a_run, write_run
 
 from commands import tfdist
+from tfdist.cli.report import main
 from tfdist.diagnostics.report.page import run_page, write_page
 from tfdist.diagnostics.report.run_facts import read_run
 from tfdist.diagnostics.report.timeline import computing_seconds, mean_speed, phase_seconds, speed_curve
@@ -210,6 +211,37 @@ def test_two_runs_are_compared(tmp_path):
     assert page.headings.count("Loss") == 1
 
 
+def test_the_page_of_a_run_in_a_store_is_made_from_there_and_written_there(tmp_path, capsys):
+    done_run(tmp_path / "store" / "one")
+    (tmp_path / "store/one/timeline").mkdir()
+    (tmp_path / "store/one/timeline/timeline.json.gz").touch()
+    done_run(tmp_path / "two", rate=0.5)
+    address = f"file://localhost{tmp_path}/store/one"
+    main([address])
+    page = Page((tmp_path / "store/one/report.html").read_text())
+    assert f"Folder {address} " in page.text
+    assert "timeline/timeline.json.gz, for ui.perfetto.dev" in page.text
+    assert page.headings == page_of(tmp_path / "store" / "one").headings
+    main([address, str(tmp_path / "two")], str(tmp_path / "both.html"))
+    assert "one: training" in Page((tmp_path / "both.html").read_text()).text
+    assert not (tmp_path / "store/one/comparison.html").exists()
+    assert capsys.readouterr().out == f"wrote {address}/report.html\nwrote {tmp_path}/both.html\n"
+
+
+def test_a_mistake_about_a_run_in_a_store_names_the_address(tmp_path):
+    address = f"file://localhost{tmp_path}/none"
+    with pytest.raises(ConfigError, match=f"^{address}: is no folder of a run: "):
+        main([address])
+    done_run(tmp_path / "none")
+    (tmp_path / "none/report.json").write_text("{")
+    with pytest.raises(DataError, match=f"^{address}/report.json: is damaged: "):
+        main([address])
+    with pytest.raises(
+        ConfigError, match=r"^nowhere://bucket/x: TensorFlow .* has no file system for nowhere://"
+    ):
+        main(["nowhere://bucket/x"])
+
+
 def test_torn_lines_are_left_out(tmp_path):
     folder = done_run(tmp_path / "run")
     path = folder / FILE
@@ -241,7 +273,7 @@ def test_a_long_run_of_many_tasks_has_a_small_page(tmp_path):
     [
         (["{empty}"], "is no folder of a run"),
         (["{empty}/nowhere"], "is no folder of a run"),
-        (["gs://bucket/run"], "expected a path of this machine"),
+        (["{empty}", "--output=gs://bucket/a.html"], "expected a path of this machine"),
         ([], "expected the folders of one or two runs"),
         (["{empty}", "{empty}", "{empty}"], "expected the folders of one or two runs"),
     ],

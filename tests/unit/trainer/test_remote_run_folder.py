@@ -1,5 +1,6 @@
 """Keep a run's folders in a store, which is here TensorFlow's own file system by its address."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import tensorflow as tf
 from tfdist._utils.files import write_json
 from tfdist._utils.object_store import list_files, list_names, read_file, remove_file, write_file
 from tfdist.errors import StorageError
+from tfdist.launcher.run_events import FILE, EventFile, Warned, stamped
 from tfdist.trainer import remote_run_folder
+from tfdist.trainer.remote_report import fetch_report, put_events
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, newest_step
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.training.checkpoint import find_newest, list_steps, prune, save
@@ -175,6 +178,57 @@ def test_the_results_are_uploaded_and_old_ones_of_the_same_step_are_not_left(mac
     assert read_file(f"{address}/export/latest") == b"7\n"
     assert read_file(f"{address}/summaries/train/events") == b"1"
     assert json.loads(read_file(f"{address}/report.json")) == {"steps": 7}
+
+
+def add(folder, *texts):
+    """Add an event for each text, and return the lines."""
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(EventFile(folder.root / FILE)) as file:
+        for text in texts:
+            file.add(stamped(Warned(text=text)))
+    return (folder.root / FILE).read_bytes().splitlines(keepends=True)[-len(texts) :]
+
+
+def test_the_events_of_all_machines_are_in_the_store_in_order(machine, address):
+    first, second = machine("first"), machine("second")
+    lines = add(first, "a", "b")
+    put(start(first), first, 1)
+    assert read_file(f"{address}/{FILE}").splitlines(keepends=True) == lines
+    lines += add(first, "was not uploaded")
+    lines += add(second, "c")
+    put(start(second, 1), second, 2)
+    lines += add(first, "d")
+    remote = start(first, 2)
+    put(remote, first, 3)
+    put(remote, first, 4)
+    assert read_file(f"{address}/{FILE}").splitlines(keepends=True) == lines
+    assert (first.root / FILE).read_bytes() != b"".join(lines)
+    put_events(first, is_over=True)
+    assert (first.root / FILE).read_bytes() == b"".join(lines)
+
+
+def test_what_the_page_is_made_of_comes_back_from_the_store(machine, address, tmp_path):
+    folder = machine("first")
+    remote = start(folder)
+    [event] = add(folder, "a")
+    (folder.export_of(7)).mkdir(parents=True)
+    (folder.export_of(7) / "saved_model.pb").touch()
+    (folder.root / "report").mkdir()
+    (folder.root / "report" / "answers.json").write_text("{}")
+    write_json(folder.root / "report.json", {"steps": 7})
+    remote.put_results(7)
+    write_file(f"{address}/timeline/timeline.json.gz", b"x")
+    fetch_report(address, tmp_path / "copy")
+    files = {
+        path.relative_to(tmp_path / "copy").as_posix(): path.read_bytes()
+        for path in (tmp_path / "copy").rglob("*.*")
+    }
+    assert files == {
+        FILE: event,
+        "report.json": b'{\n  "steps": 7\n}\n',
+        "report/answers.json": b"{}",
+        "timeline/timeline.json.gz": b"x",
+    }
 
 
 def test_an_evaluator_gets_each_complete_checkpoint_and_holds_one_at_a_time(machine):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.diagnostics.report.markup import duration, escape, number, percent, table
@@ -18,10 +19,10 @@ _LONGEST_VALUE = 200
 
 def names_of(runs: Sequence[RunFacts]) -> list[str]:
     """Return a name for each run: of its folder, with its place before it where two have the same."""
-    names = [facts.folder.absolute().name or str(facts.folder.absolute()) for facts in runs]
+    names = [Path(facts.place).name or facts.place for facts in runs]
     if len(set(names)) == len(names):
         return names
-    wholes = [str(facts.folder.absolute()) for facts in runs]
+    wholes = [facts.place for facts in runs]
     if len(set(wholes)) == len(wholes):
         return wholes
     return [f"{whole} ({index + 1})" for index, whole in enumerate(wholes)]

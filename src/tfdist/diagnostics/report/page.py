@@ -29,19 +29,22 @@ _STYLE = Path(__file__).with_name("style.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def write_page(folders: Sequence[Path], output: Path | None = None) -> Path:
+def write_page(
+    folders: Sequence[Path], output: Path | None = None, *, places: Sequence[str | None] = (None, None)
+) -> Path:
     """Write the page about one run, or about two, and return its path.
 
     Args:
         folders: The folders of the runs.
         output: The file; None for `report.html` or `comparison.html` in the first folder.
+        places: The address of each run whose folder is a copy.
 
     Raises:
         ConfigError: A folder is that of no run.
         DataError: A file of a run is damaged.
         StorageError: The page cannot be written.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder, place) for folder, place in zip(folders, places, strict=False)]
     text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     path = output or folders[0] / (PAGE if len(runs) == 1 else COMPARISON)
     write_whole(path, text.encode())

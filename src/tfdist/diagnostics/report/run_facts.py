@@ -73,7 +73,8 @@ class RunFacts:
     """What is known of a run.
 
     Attributes:
-        folder: Its folder.
+        folder: Its folder, or a copy of it.
+        place: The path of its folder, or the address in an object store.
         events: What happened, in order.
         times: For each event, the seconds that the run had taken.
         results: The results, if the run is done; one that was done, and continues, has new ones at its end.
@@ -82,6 +83,7 @@ class RunFacts:
     """
 
     folder: Path
+    place: str
     events: Sequence[AnyEvent] = ()
     times: Sequence[float] = ()
     results: Results | None = None
@@ -125,8 +127,8 @@ class RunFacts:
         return len(self.all(TasksRestarting))
 
 
-def read_run(folder: Path) -> RunFacts:
-    """Return what is known of the run in a folder.
+def read_run(folder: Path, place: str | None = None) -> RunFacts:
+    """Return what is known of the run in a folder, which may be a copy of one at an address.
 
     Raises:
         ConfigError: The folder is that of no run.
@@ -141,10 +143,11 @@ def read_run(folder: Path) -> RunFacts:
     if not events and results is None:
         problem = "is no folder of a run: it has neither events.jsonl with an event nor report.json"
         remedy = "Name the folder that tfdist train or tfdist launch has printed, such as runs/NAME"
-        raise ConfigError(str(folder), problem, remedy=remedy)
+        raise ConfigError(place or str(folder), problem, remedy=remedy)
     why = _problem(events, results)
     return RunFacts(
         folder=folder,
+        place=place or str(folder.absolute()),
         events=events,
         times=_running_seconds(events),
         results=results if why == "" else None,

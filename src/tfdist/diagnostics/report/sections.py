@@ -63,7 +63,7 @@ def title(facts: RunFacts) -> str:
     if facts.results is not None:
         return f"{facts.results.config.get('model', {}).get('name', 'a model')} on {facts.results.data}"
     words = [Path(word).name for word in facts.command if word.endswith(".py")]
-    return words[0] if words else facts.folder.name
+    return words[0] if words else Path(facts.place).name
 
 
 def state(facts: RunFacts) -> str:
@@ -125,7 +125,7 @@ def places(facts: RunFacts) -> str:
     versions = started.versions if started else facts.results.versions if facts.results else {}
     machine = started.machine if started else {}
     pairs = [
-        ("Folder", str(facts.folder.absolute())),
+        ("Folder", facts.place),
         ("Began", moment(facts.events[0].time) if facts.events else ""),
         ("Model", f"{started.model}, {started.parameters:,} parameters" if started else ""),
         ("Data", _data(started)),
