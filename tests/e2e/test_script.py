@@ -129,10 +129,15 @@ def test_each_fit_of_a_script_leaves_a_timeline_that_the_launch_and_the_page_nam
 
 def test_a_launch_says_that_its_tasks_have_nothing_to_do_with_each_other(tmp_path):
     script = _written(tmp_path, "print('alone')")
-    run = subprocess.run(
-        _command(script, "--workers=2"), cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    command = [*_command(script, "--workers=2", "--threads=1", "--restarts=2"), "--my_token=abc", "--lr=1"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0
+    shown = f"launch --workers=2 --ps=0 --threads=1 --restarts=2 -- {sys.executable} {script}"
+    page = write_page([tmp_path]).read_text()
+    assert f"tfdist {shown} &#x27;--my_token=***&#x27; --lr=1" in page
+    assert not any(
+        "abc" in path.read_text() for path in (tmp_path / "events.jsonl", tmp_path / "report.html")
+    )
     assert "WARNING: the script has not called tfdist" in run.stderr
     assert "Begin it with tfdist.start()" in run.stderr
     last = run.stdout.splitlines()[-1]

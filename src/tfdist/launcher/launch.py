@@ -161,7 +161,15 @@ def launch(
             )
         )
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
-        job.begin([os.fsdecode(word) for word in command], where)
+        options = {
+            "threads": threads,
+            "pin": pin,
+            "network_isolation": network_isolation,
+            "restarts": restarts,
+            "alone": list(alone),
+            "heartbeat_timeout": heartbeat_timeout,
+        }
+        job.begin([os.fsdecode(word) for word in command], where, options)
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:
             job.warn_of_exposure("network_isolation is 'never'")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Silence, read_reports
+from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
@@ -118,15 +119,17 @@ class Job:
         self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
         self._send("end" if len(self._signals) == 1 else "kill")
 
-    def begin(self, command: Sequence[str], shares: str) -> None:
+    def begin(self, command: Sequence[str], shares: str, options: Mapping[str, Any]) -> None:
         """Record the start of the launch.
 
         Args:
             command: The program and its arguments.
             shares: How the tasks share this machine, in one line.
+            options: The options of the launch that `tfdist launch` has as flags.
         """
         tasks = {str(task): self._cluster.address(task) for task in self._cluster.tasks()}
-        self._record(LaunchStarted(tasks=tasks, command=list(command), shares=shares))
+        words = without_secrets(command)
+        self._record(LaunchStarted(tasks=tasks, command=words, shares=shares, options=dict(options)))
 
     def follow(self) -> LaunchReport:
         """Show what happens until all tasks have ended; then return the report, or raise an error."""

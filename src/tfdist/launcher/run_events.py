@@ -83,6 +83,7 @@ class LaunchStarted(_Event):
     tasks: dict[str, str]
     command: list[str]
     shares: str
+    options: dict[str, Any] = {}
 
 
 class NetworkChosen(_Event):

@@ -15,6 +15,7 @@ from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
+from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.resources import own_cores
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, is_launched, record
 from tfdist.strategies.options import strategy_name
@@ -60,7 +61,7 @@ def _machine() -> dict[str, str]:
 def _command() -> list[str]:
     """Return what was typed to train, unless a launcher has recorded it or a program has called tfdist."""
     is_typed = Path(sys.argv[0]).name in ("train.py", "tfdist train")
-    return ["tfdist", "train", *sys.argv[1:]] if is_typed and not is_launched() else []
+    return ["tfdist", "train", *without_secrets(sys.argv[1:])] if is_typed and not is_launched() else []
 
 
 class Run:

@@ -186,6 +186,22 @@ def test_a_script_of_ones_own_has_fewer_sections(tmp_path):
     assert "Configuration" not in page.headings
 
 
+def test_a_launch_is_shown_with_the_flags_that_it_had(tmp_path):
+    options = {"threads": 2, "pin": True, "network_isolation": "never", "restarts": 3, "alone": ["worker", "ps"], "heartbeat_timeout": None}  # fmt: skip
+    tasks = dict.fromkeys(("chief:0", "worker:0", "worker:1", "ps:0"), "127.0.0.1:1")
+    events = [LaunchStarted(time=5.0, tasks=tasks, command=["python", "x.py"], shares="", options=options)]
+    flags = "--threads=2 --pin --network_isolation=never --restarts=3 --alone=worker --alone=ps"
+    text = page_of(write_run(tmp_path / "run", events)).text
+    assert f"tfdist launch --workers=2 --ps=1 {flags} -- python x.py" in text
+    assert "threads=2, pin, network_isolation=never, restarts=3, alone=worker, alone=ps" in text
+    defaults = {"threads": None, "pin": False, "network_isolation": "auto", "restarts": 0, "alone": [], "heartbeat_timeout": None}  # fmt: skip
+    events[0].options = defaults
+    assert (
+        "tfdist launch --workers=2 --ps=1 -- python x.py"
+        in page_of(write_run(tmp_path / "other", events)).text
+    )
+
+
 def test_steps_stand_in_for_examples_that_nobody_counts(tmp_path):
     events = [LaunchStarted(time=5.0, tasks={}, command=["x"], shares="1 task")]
     for second in range(1, 5):

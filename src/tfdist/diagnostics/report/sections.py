@@ -4,6 +4,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -53,6 +54,11 @@ __all__ = [
 
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
 _LAUNCHED = ("-m", "tfdist.train")
+_DEFAULTS = {
+    "pin": False,
+    "network_isolation": "auto",
+    "restarts": 0,
+}  # of tfdist launch; the others' are none
 
 
 def title(facts: RunFacts) -> str:
@@ -129,6 +135,7 @@ def places(facts: RunFacts) -> str:
         ("Began", moment(facts.events[0].time) if facts.events else ""),
         ("Model", f"{started.model}, {started.parameters:,} parameters" if started else ""),
         ("Data", _data(started)),
+        ("Launch", _options(launched)),
         ("Tasks", launched.shares if launched else _cluster(started)),
         ("Network", _network(network)),
         *((f"Chief's {name}" if name != "GPUs" else "GPUs", value) for name, value in machine.items()),
@@ -137,6 +144,12 @@ def places(facts: RunFacts) -> str:
         ("Timeline of steps", _timelines(facts.folder)),
     ]
     return definitions(pairs) + _tasks(facts)
+
+
+def _options(launched: LaunchStarted | None) -> str:
+    """Return the options of the launch; those that are not set are left out."""
+    options = launched.options if launched else {}
+    return ", ".join(flag.lstrip("-") for name, value in options.items() for flag in _flags(name, value))
 
 
 def _timelines(folder: Path) -> str:
@@ -274,7 +287,13 @@ def _typed(facts: RunFacts) -> list[str]:
             break
     else:
         if launched is not None:
-            return ["tfdist", "launch", *_roles(launched), "--", *words]
+            changed = [
+                flag
+                for name, value in launched.options.items()
+                if value != _DEFAULTS.get(name)
+                for flag in _flags(name, value)
+            ]
+            return ["tfdist", "launch", *_roles(launched), *changed, "--", *words]
     kept, skips = [], False
     for word in words:
         if not skips and not word.startswith("--run_dir="):
@@ -292,3 +311,12 @@ def _roles(launched: LaunchStarted) -> list[str]:
     flags = [f"--{name}={counts.pop(role, 0)}" for role, name in (("worker", "workers"), ("ps", "ps"))]
     counts.pop("chief", None)
     return [*flags, *(f"--job={role}={size}" for role, size in counts.items())]
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    """Return an option of the launch as `tfdist launch` takes it."""
+    if isinstance(value, list):
+        return [f"--{name}={each}" for each in value]
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    return [] if value is None else [f"--{name}={value}"]
