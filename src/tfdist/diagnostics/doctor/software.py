@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tfdist import __version__
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
@@ -102,8 +104,6 @@ def _own_versions() -> Iterator[Finding]:
 
 
 def _version(check: str, found: str, version: str, wanted: str) -> Finding:
-    from packaging.specifiers import SpecifierSet  # TensorFlow needs it too
-
     if not wanted or SpecifierSet(wanted).contains(version, prereleases=True):
         return _find.ok(check, found)
     return _find.warning(check, f"{found}; tfdist is tested with {wanted}", f"Install {check} {wanted}")
@@ -114,16 +114,11 @@ def _tensorflow(loaded: Loaded, problem: str) -> Iterator[Finding]:
         yield _find.failed("TensorFlow", problem, _remedy_for(problem))
         return
     found = f"{loaded.tensorflow} with Keras {loaded.keras}"
-    try:
-        yield _version("TensorFlow", found, loaded.tensorflow, _range_of("tensorflow"))
-    except ModuleNotFoundError:  # packaging, which another build of TensorFlow need not have
-        yield _find.ok("TensorFlow", f"{found}; without the package `packaging` its range is not checked")
+    yield _version("TensorFlow", found, loaded.tensorflow, _range_of("tensorflow"))
 
 
 def _range_of(package: str) -> str:
     """Return the versions of a package that tfdist requires, such as >=2.12,<2.22; empty if unknown."""
-    from packaging.requirements import Requirement
-
     try:
         required = map(Requirement, importlib.metadata.requires("tfdist") or ())
     except importlib.metadata.PackageNotFoundError:
