@@ -159,12 +159,21 @@ def _with_loss(name: str) -> tuple[Any, tf.data.Dataset]:
     def weighted(**options: Any) -> Any:
         return _flat(losses.MeanSquaredError(reduction="mean_with_sample_weight"), **options)
 
+    def of_examples(**options: Any) -> Any:
+        layers, number = keras.layers, keras.Input((5,))
+        hidden = layers.Dense(4, "tanh")(number)
+        model = keras.Model(number, [layers.Dense(1, name=f"out{each}")(hidden) for each in range(2)])
+        each = [losses.MeanSquaredError(reduction=None), losses.MeanAbsoluteError(reduction="none")]
+        model.compile(keras.optimizers.SGD(0.002), each, loss_weights=[1.0, 0.3], **options)
+        return model
+
     def ignoring(**options: Any) -> Any:
         loss = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
         return _sequence(loss, 4, masks=False, **options)
 
     return {
         "sums": (sums, batches(x, (y, -y))),
+        "examples": (of_examples, batches(x, (y, -y), (weights, weights[::-1].copy()))),
         "weights": (weighted, batches(x, y, weights)),
         "zeros": (partial(_flat, "mse", weighted_metrics=["mae"]), batches(x, y, weights)),
         "own": (partial(_flat, None, base=OwnLoss), batches(x, y)),
@@ -174,7 +183,7 @@ def _with_loss(name: str) -> tuple[Any, tf.data.Dataset]:
 
 
 BRANCHES = ("accumulating", "overwriting", "scaling", "factor")
-LOSSES = ("weights", "masked", "own", "sums", "zeros", "ignored")
+LOSSES = ("weights", "masked", "own", "sums", "examples", "zeros", "ignored")
 
 
 def _all_at_once(strategy: Any, **options: Any) -> dict[str, Any]:

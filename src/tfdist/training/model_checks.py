@@ -27,8 +27,10 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     _check_methods(model, strategy)
     if strategy.num_replicas_in_sync > 1 or is_coordinated:
         _check_optimizer(model, is_coordinated=is_coordinated)
-    if strategy.num_replicas_in_sync > 1 and not has_own(model, "train_step"):
-        _check_loss(model)
+    if not has_own(model, "train_step"):
+        if strategy.num_replicas_in_sync > 1:
+            _check_loss(model)
+        _check_added_losses(model)
     if is_coordinated and model.run_eagerly:
         _log.warning("run_eagerly has no effect under parameter_server: remote workers run graphs")
     if model.jit_compile and (reason := _why_without_xla(model, strategy)):
@@ -74,7 +76,9 @@ def _why_without_xla(model: Any, strategy: tf.distribute.Strategy) -> str:
 def reductions(model: Any) -> set[str]:
     """Return the reductions over a batch of the losses that a model is compiled with."""
     names = {
-        str(getattr(loss, "reduction", "mean")) for loss in tf.nest.flatten(model.loss) if loss is not None
+        str(getattr(loss, "reduction", "mean")).lower()
+        for loss in tf.nest.flatten(model.loss)
+        if loss is not None
     }
     return {"mean" if name in ("auto", "sum_over_batch_size", "mean") else name for name in names}
 
@@ -94,12 +98,21 @@ def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 def _check_loss(model: Any) -> None:
     """Refuse losses whose reductions replicas cannot combine."""
-    known = {"sum", "mean"} | (set() if is_keras_2(model) else {"mean_with_sample_weight"})
+    known = {"sum", "mean"} | (set() if is_keras_2(model) else {"mean_with_sample_weight", "none"})
     names = reductions(model)
     if names - known or len(names) > 1:
         problem = f"reduces over the batch by {' and '.join(sorted(names))}"
         remedy = "Use one reduction for all outputs: sum_over_batch_size, or sum"
         raise ConfigError("loss", problem, remedy=remedy)
+
+
+def _check_added_losses(model: Any) -> None:
+    """Refuse penalties beside losses without a reduction, which Keras 3 cannot add up either."""
+    if is_keras_2(model) or has_own(model, "compute_loss") or reductions(model) != {"none"}:
+        return
+    if model.losses:
+        problem = "has no reduction, but regularizers or layers add losses to it, which are one number each"
+        raise ConfigError("loss", problem, remedy="Use reduction='sum', whose gradients are the same")
 
 
 def _check_optimizer(model: Any, *, is_coordinated: bool) -> None:

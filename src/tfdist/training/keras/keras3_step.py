@@ -21,12 +21,13 @@ from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_exa
 from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared, with_rows_summed
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
+from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metrics import MetricState, are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
 from tfdist.training.keras.step_base import KerasStep, value_of
-from tfdist.training.model_checks import has_own
+from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.ps_test_cache import PsCache, read_whole
@@ -37,7 +38,10 @@ __all__ = ["Keras3Step"]
 
 
 class _Losses(NamedTuple):
-    """The losses of a replica: those that a model is compiled with, and those that its layers add."""
+    """The losses of a replica: those that a model is compiled with, and those that its layers add.
+
+    With `reduction=None`, `compiled` has one for each example, and no gradient but that of their sum.
+    """
 
     compiled: tf.Tensor
     added: tf.Tensor | None  # separate only if they have another weight
@@ -75,6 +79,8 @@ class Keras3Step(KerasStep):
         self._metrics = MetricState(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._loss_trackers = loss_trackers(model)
+        has_own_loss = has_own(model, "compute_loss")
+        self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = Randomness(model, strategy)
         read_by_rows(model.variables)
@@ -348,6 +354,10 @@ class Keras3Step(KerasStep):
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        if self._strategy.num_replicas_in_sync > 1:
+            check_rank(loss, model, of_examples=self._has_losses_of_examples)
+        if self._has_losses_of_examples:
+            return _Losses(loss, None, None)
         if has_own(model, "compute_loss"):  # its result counts as a mean over examples
             return _Losses(loss, None, batch_size(x))
         weight, is_of_examples = weight_of(divisors, batch_size(x))
@@ -384,26 +394,30 @@ class Keras3Step(KerasStep):
             for tracker in self._loss_trackers[1:]
         ]
         weight = 1.0 if losses.weight is None else losses.weight
+        if self._has_losses_of_examples:  # their mean is logged
+            weight = batch_size(x)
         added = 0.0 if losses.added is None else losses.added
         return [
             *self._metrics.counted(scope),
             weighted(added, batch_size(x)),
-            *(weighted(loss, weight) for loss in (losses.compiled, *of_outputs)),
+            *(weighted(loss, weight) for loss in (mean_of(losses.compiled), *of_outputs)),
         ]
 
     def _counted(self, shared: Shared) -> list[tf.Tensor]:
         """Return what a batch adds to the metrics.
 
         Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
-        one, since a graph does not know its size in advance, and by size without a graph.
+        one, since a graph does not know its size in advance; by size without a graph or a reduction.
         """
         variables = self._metrics.variables
         added, *losses, seen = shared.sums[len(variables) :]
         counts = {id(variable): value for variable, value in zip(variables, shared.sums, strict=False)}
-        of_outputs = shared.size if self._model.run_eagerly else tf.cast(shared.size > 0, shared.size.dtype)
+        weight = shared.size if self._has_losses_of_examples else shared.weight
+        is_by_size = self._model.run_eagerly or self._has_losses_of_examples
+        of_outputs = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)
         for tracker, total in zip(self._loss_trackers, losses, strict=True):
             size = shared.size if tracker is self._loss_trackers[0] else of_outputs
-            counts[id(tracker.total)] = size * tf.math.divide_no_nan(total, shared.weight)
+            counts[id(tracker.total)] = size * tf.math.divide_no_nan(total, weight)
             counts[id(tracker.count)] = size
         counts[id(self._loss_trackers[0].total)] += added
         return [*(counts[id(variable)] for variable in variables), seen]
