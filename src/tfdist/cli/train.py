@@ -138,10 +138,6 @@ def _launch(
     isolation = _network_isolation(settings, folder)
     # Before any task starts: in a private network, tasks cannot download.
     open_data(**settings.config.data.wanted())
-    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path]
-    if folder.is_one_folder:  # otherwise the tasks find the same folders in their environment
-        words += ["--run_dir", folder.place]
-    words += [f"--set={change}" for change in changes]
     name = strategy_name(settings.config.strategy.name, cluster)
     metrics = settings.config.metrics
     try:
@@ -151,7 +147,7 @@ def _launch(
         ):
             launch(
                 cluster,
-                words,
+                _command_of_tasks(settings, changes, folder),
                 run_dir=folder.root,
                 threads=section.threads,
                 pin=section.pin,
@@ -170,6 +166,13 @@ def _launch(
         raise
     if not screen.json:
         _print_report(folder)
+
+
+def _command_of_tasks(settings: Settings, changes: Sequence[str], folder: RunFolder) -> list[str]:
+    words = [sys.executable, "-m", "tfdist.train", "--config", settings.path]
+    if folder.is_one_folder:  # otherwise the tasks find the same folders in their environment
+        words += ["--run_dir", folder.place]
+    return [*words, *(f"--set={change}" for change in changes)]
 
 
 def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolation":

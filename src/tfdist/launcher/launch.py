@@ -120,15 +120,12 @@ def launch(
         )
         tasks = []
         for task in cluster.tasks():
-            own = {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
-            if task == cluster.lead:
-                own[chief_reports.VARIABLE] = chief_reports.address(reporter)
-                own |= progress_file.variables()
-                own |= {} if elsewhere else {EVENTS: str((run_dir / FILE).absolute())}
             environment = task_environment(
                 cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
             )
-            environment |= own
+            environment |= {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
+            if task == cluster.lead:
+                environment |= _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
             task_plan = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
             tasks.append({**task_plan, "alone": task.type in alone})
         plan = {
@@ -175,6 +172,12 @@ def launch(
             job.warn_of_exposure("network_isolation is 'never'")
         with signals_to(job.stop):
             return job.follow()
+
+
+def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:
+    """Return the variables by which the chief reports: to the launcher, an engine's file and the events."""
+    told = {chief_reports.VARIABLE: chief_reports.address(reporter), **progress_file.variables()}
+    return told if events is None else {**told, EVENTS: str(events.absolute())}
 
 
 def _task_plan(
