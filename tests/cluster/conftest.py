@@ -18,6 +18,10 @@ from tfdist.transport.authentication import SECRET
 
 FOR_ALL = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 LONGEST = 800  # seconds; what takes longer hangs, on a slow machine too
+_BEGUN_FIRST = (
+    "one_device",
+    "parameter_server_sync",
+)  # what others are compared with, and what takes longest
 SECONDS_TO_SHOW_STACKS = 5
 
 
@@ -97,15 +101,24 @@ class Running:
             process.kill()
 
 
+@pytest.hookimpl(trylast=True)  # when those that are not asked for have gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with a test of one device, so that no process waits for what others are compared with."""
-    firsts = [
-        item
-        for item in items
-        if "finished" in getattr(item, "fixturenames", ()) and _names(item) == "one_device"
-    ]
-    for first in firsts[:1]:
-        items.insert(0, items.pop(items.index(first)))
+    """Begin with one test of each shared cluster, and end with the others of it: no process waits for a cluster."""
+    firsts: dict[object, pytest.Item] = {}
+    for item in items:
+        if (cluster := _shared_cluster(item)) is not None:
+            firsts.setdefault(cluster, item)
+    begun = sorted(firsts.values(), key=lambda item: _names(item) not in _BEGUN_FIRST)
+    places = {id(item): 0 for item in begun}
+    rest = [item for item in items if id(item) not in places]
+    items[:] = [*begun, *sorted(rest, key=lambda item: _shared_cluster(item) is not None)]
+
+
+def _shared_cluster(item: pytest.Item) -> object:
+    """Return what names the cluster that a test shares with others; None if it shares none."""
+    fixtures = getattr(item, "fixturenames", ())
+    shared = [name for name in ("finished", "results") if name in fixtures and _names(item) is not None]
+    return (shared[0], _names(item)) if shared else None
 
 
 @pytest.fixture(scope="session", autouse=True)
