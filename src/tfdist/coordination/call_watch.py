@@ -158,6 +158,8 @@ class CallWatch:
         return None
 
     def _raise_if_certain(self) -> None:
+        if self._error is not None:
+            raise self._error  # the script has caught it, but no later call can meet those of the others
         if not self._has_one_ended:
             return
         known = self._with(self.state)

@@ -182,6 +182,9 @@ def test_the_main_thread_raises_the_error_itself_when_an_exchange_has_failed(clu
         other.ended()
         time.sleep(0.3)
     assert chief.ends == []
+    # A script that has caught it, as any ValueError, gets it again.
+    with pytest.raises(ConfigError, match=r"worker:0 is in its 1st call, predict"):
+        chief.fail_in("fit", AssertionError("it should not come to this"))
 
 
 def test_an_exchange_that_fails_in_one_call_has_another_reason(cluster):
