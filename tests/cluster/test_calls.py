@@ -11,7 +11,10 @@ APART = "call_cases.apart"
 CASES = [APART]
 LINE = re.compile(r"(?:ConfigError|tfdist): the workers are out of step: (.*?)\. Make the same calls")
 OWN = {}  # over connections of tfdist's own
-COLLECTIVES = {"communication": {"implementation": "ring"}}  # TensorFlow's
+COLLECTIVES = {
+    "communication": {"implementation": "ring"}
+}  # TensorFlow's; the thread that compares is the same
+IDS = ["own", "collectives"]
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
@@ -54,7 +57,7 @@ def ended(folder, case, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+@pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
 def test_a_worker_whose_script_has_ended_is_named(tmp_path, options):
     codes, said = ended(tmp_path, "ended", options)
     line = "worker:0 is in its 2nd call, predict; worker:1 has ended its script after its 1st call, fit"
@@ -63,7 +66,7 @@ def test_a_worker_whose_script_has_ended_is_named(tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+@pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
 def test_a_chief_whose_script_has_ended_is_named(tmp_path, options):
     codes, said = ended(tmp_path, "ended_first", options)
     line = "worker:0 has ended its script after its 1st call, fit; worker:1 is in its 2nd call, predict"
@@ -72,7 +75,7 @@ def test_a_chief_whose_script_has_ended_is_named(tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [OWN, COLLECTIVES], ids=["own", "collectives"])
+@pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
 def test_a_worker_that_has_caught_an_exception_of_its_own_is_named(tmp_path, options):
     codes, said = ended(tmp_path, "caught", options)
     line = (

@@ -84,7 +84,9 @@ MORE = {
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(each, marks=[pytest.mark.again] if each in ("2 ps and 3 workers", ONE_PS) else [])
+        pytest.param(
+            each, marks=[pytest.mark.again] if each in ("2 ps and 3 workers", "3 workers", ONE_PS) else []
+        )
         for each in MORE
     ],
 )

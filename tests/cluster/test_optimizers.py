@@ -69,7 +69,7 @@ def test_a_step_that_overflows_in_float16_is_left_out(strategy, finished):
     [
         pytest.param("mirrored", marks=pytest.mark.again),
         "multi_worker_mirrored",
-        "parameter_server_sync",
+        pytest.param("parameter_server_sync", marks=pytest.mark.again),
     ],
 )
 def test_each_option_and_each_loss_is_that_of_one_process(strategy, tmp_path, keras_each_alone):

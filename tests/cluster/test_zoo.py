@@ -28,7 +28,7 @@ AGAIN = ("one_device", "mirrored")  # mirrored workers prove the same, over a ne
 # step, whose numbers are compared.
 AT_ITS_OWN_PACE = ("transformer", "many_outputs", "preprocessed", "lazy")
 # The others of these compute on a ps what mirrored workers compute, by the same parts of fit.
-IN_STEP_BESIDE_A_PS = ("unet", "many_outputs")
+IN_STEP_BESIDE_A_PS = ("unet",)
 ON_WORKERS = tuple(
     name for name in MODELS if name != "bidirectional_gru"
 )  # whose layers are much like an LSTM's

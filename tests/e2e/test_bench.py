@@ -91,6 +91,7 @@ def test_one_process_is_measured_and_nothing_is_left(bench, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.again  # the test below measures the same cluster
 def test_two_workers_tell_what_their_ring_takes(bench):
     _, found = bench("mwms2w", "--steps=10", "--warmup=5")
     names = [row["name"] for row in found["rows"]]

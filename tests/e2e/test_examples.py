@@ -105,6 +105,7 @@ def test_of_an_embedding_only_the_rows_of_the_batch_are_sent(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/unit/export compares the scores of a .tflite model
 def test_the_model_answers_on_a_phone_as_it_does_here():
     printed = example("phone", "--set=train.steps=10", "--set=evaluation.batches=4")
     size, of, same, apart = re.search(

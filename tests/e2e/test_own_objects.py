@@ -20,8 +20,7 @@ pytestmark = pytest.mark.usefixtures("forking")
     "name",
     [
         "mirrored",
-        pytest.param("ps2w", marks=pytest.mark.slow),
-        pytest.param("mwms2w", marks=[pytest.mark.slow, pytest.mark.again]),
+        *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.again]) for name in ("ps2w", "mwms2w")),
     ],
 )
 def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):

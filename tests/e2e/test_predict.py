@@ -212,6 +212,7 @@ def test_the_function_predicts():
 
 
 @pytest.mark.slow
+@pytest.mark.again  # the tests above predict by each of these flags
 def test_what_the_page_shows_runs(run, inputs, cache, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "ps2w").symlink_to(run)

@@ -200,6 +200,7 @@ def test_a_cluster_that_is_killed_and_told_to_end_has_the_bits_of_one_that_is_no
 
 
 @pytest.mark.slow
+@pytest.mark.again  # tests/faults/test_schedule.py kills such workers, and the cluster above resumes
 def test_asynchronous_workers_count_each_example_once(tmp_path):
     tasks, disturbed = ["--workers=2", "--ps=1"], {"STRATEGY": "parameter_server", "KILL": "chief-0:18"}
     status, log = _launched(tmp_path, *tasks, "--restarts=3", told_to_end=True, SLOW="1", **disturbed)

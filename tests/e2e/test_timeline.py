@@ -112,6 +112,7 @@ def test_mirrored_workers_are_recorded_by_steps_and_from_outside(training):
         assert 0 <= begin <= over <= 60e6
 
 
+@pytest.mark.again  # tests/unit/profiling merges recordings of a ps
 def test_a_cluster_with_a_parameter_server_is_recorded(tmp_path):
     words = [f"--config={CONFIGS}/ps2w.yaml", *DIGITS, "--set=train.steps=34"]
     run = tfdist("train", *words, f"--run_dir={tmp_path}", "--profile=20:30")
