@@ -58,32 +58,34 @@ def ended(folder, case, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
-def test_a_worker_whose_script_has_ended_is_named(tmp_path, options):
-    codes, said = ended(tmp_path, "ended", options)
-    line = "worker:0 is in its 2nd call, predict; worker:1 has ended its script after its 1st call, fit"
-    assert codes == [2, 0]
-    assert said == [[line], []]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
-def test_a_chief_whose_script_has_ended_is_named(tmp_path, options):
-    codes, said = ended(tmp_path, "ended_first", options)
-    line = "worker:0 has ended its script after its 1st call, fit; worker:1 is in its 2nd call, predict"
-    assert codes == [0, 2]
-    assert said == [[], [line]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [OWN, pytest.param(COLLECTIVES, marks=pytest.mark.again)], ids=IDS)
-def test_a_worker_that_has_caught_an_exception_of_its_own_is_named(tmp_path, options):
-    codes, said = ended(tmp_path, "caught", options)
-    line = (
-        "worker:0 is in its 2nd call, fit; worker:1 is in its 3rd call, evaluate, "
-        "and has left its 2nd call, fit, by ValueError: a bad file"
-    )
-    assert codes == [2, 2]
-    assert said == [[line], [line]]
+@pytest.mark.parametrize(
+    ("case", "codes", "line"),
+    [
+        pytest.param(
+            "ended",
+            [2, 0],
+            "worker:0 is in its 2nd call, predict; worker:1 has ended its script after its 1st call, fit",
+            id="a worker has ended",
+        ),
+        pytest.param(
+            "ended_first",
+            [0, 2],
+            "worker:0 has ended its script after its 1st call, fit; worker:1 is in its 2nd call, predict",
+            id="the chief has ended",
+        ),
+        pytest.param(
+            "caught",
+            [2, 2],
+            "worker:0 is in its 2nd call, fit; worker:1 is in its 3rd call, evaluate, "
+            "and has left its 2nd call, fit, by ValueError: a bad file",
+            id="a worker has caught its exception",
+        ),
+    ],
+)
+def test_a_worker_that_has_left_the_others_is_named(tmp_path, case, codes, line, options):
+    found, said = ended(tmp_path, case, options)
+    assert found == codes
+    assert said == [[line] if code else [] for code in codes]
 
 
 @pytest.mark.slow
