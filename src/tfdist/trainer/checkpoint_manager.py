@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 from tfdist._utils.files import storage_errors, write_json
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, shown
-from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.trainer.run_context import RunContext
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_writer import CheckpointWriter
@@ -201,17 +199,13 @@ class CheckpointManager:
             "skipped_batches": list(self.skipped),
             "is_stopped": is_stopped,
         }
-        began, values = time.monotonic(), checkpoint.snapshot(values)
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
 
-        def write() -> None:
-            checkpoint.save(self._folder, step, values, facts)
-            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
-            checkpoint.prune(self._folder, keep, also)
+        def upload() -> None:
             if self._remote is not None:
                 self._remote.put_checkpoint(step, keep, also)
 
-        self.writer.write(write)
+        self.writer.save(self._folder, step, values, facts, keep=keep, also=also, then=upload)
 
     def _agreed(self, numbers: list[int]) -> list[int]:
         """Return the chief's numbers; all tasks must call this with the same count of numbers."""

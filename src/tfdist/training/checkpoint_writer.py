@@ -1,13 +1,18 @@
 """Write the checkpoints of a run one after the other: while training waits, or in the background."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TfdistError
+from tfdist.launcher.run_events import CheckpointSaved, record
+from tfdist.training import checkpoint
 
 __all__ = ["CheckpointWriter"]
 
@@ -25,6 +30,41 @@ class CheckpointWriter:
         """Start the thread that writes, if training is not to wait for the disk."""
         self._thread = ThreadPoolExecutor(1, "tfdist-checkpoint") if background else None
         self._writing: Future[None] | None = None
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        values: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        *,
+        keep: int,
+        also: Sequence[int] = (),
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write a checkpoint, record that, and remove old ones.
+
+        Args:
+            folder: The folder of all checkpoints of a run.
+            step: How many steps are done.
+            values: The values of all variables by name.
+            facts: Further facts that a resumed run needs.
+            keep: How many of the newest checkpoints to keep.
+            also: Steps whose checkpoints are kept too.
+            then: Called after that.
+
+        Raises:
+            StorageError: See `write`.
+        """
+        began, kept = time.monotonic(), checkpoint.snapshot(values)
+
+        def write() -> None:
+            checkpoint.save(folder, step, kept, facts)
+            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+            checkpoint.prune(folder, keep, also)
+            then()
+
+        self.write(write)
 
     def write(self, write: Callable[[], None]) -> None:
         """Call the function that writes a checkpoint, after the one before.

@@ -7,7 +7,6 @@ in the data, the History, the states of callbacks, and what must stay the same.
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import Departures
 from tfdist.errors import ConfigError, Preempted
-from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_facts import Facts, Place, find_together, raise_together, refuse_other
 from tfdist.training.checkpoint_option import CheckpointAndResume
@@ -351,7 +349,7 @@ class FitCheckpoints:
         values = self._state.values()
         values |= {f"{_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
         values |= weights_of(self._callbacks)
-        began, history = time.monotonic(), self._model.history
+        history = self._model.history
         facts = Facts(
             identity=self._identity,
             place=self._place(is_within=metrics is not None),
@@ -363,14 +361,8 @@ class FitCheckpoints:
             seed=self.seed,
             is_stopped=is_stopped,
         )
-        option, step, values = self._option, self.step, checkpoint.snapshot(values)
-
-        def write() -> None:
-            checkpoint.save(option.folder, step, values, facts.as_dict())
-            checkpoint.prune(option.folder, option.keep)
-            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
-
-        self._writer.write(write)
+        option = self._option
+        self._writer.save(option.folder, self.step, values, facts.as_dict(), keep=option.keep)
 
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()
