@@ -187,28 +187,26 @@ def rows_of(names: Sequence[str], link: str, kept: Sequence[Mapping[str, Figures
     return rows
 
 
-def table_of(setup: Setup, model: str, flags: Any) -> None:
-    """Measure a model in turns, and put its table into the page."""
+def table_of(setup: Setup, model: str, link: str, flags: Any) -> None:
+    """Measure all ways in turns, and put their table into the page."""
     seconds, computing = 0.0, "a core each"
     if flags.workers > len(own_cores()):
         seconds = setup.measure("one", model, "unlimited")["wall"]
         computing = f"that sleep for {1000 * seconds:.0f} ms in place of computing"
-    rows, measured = [], []
     names = setup.ways(flags.ways)
-    for link in flags.links:
-        measures = [partial(setup.measure, name, model, link, seconds) for name in names]
-        kept = undisturbed(f"{model}, {link}", measures, flags.rounds, flags.others)
-        measured += kept
-        by_name = [{name: Figures(**each) for name, each in zip(names, found, strict=True)} for found in kept]
-        rows += rows_of(names, link, by_name)
+    measures = [partial(setup.measure, name, model, link, seconds) for name in names]
+    kept = undisturbed(f"{model}, {link}", measures, flags.rounds, flags.others)
+    by_name = [{name: Figures(**each) for name, each in zip(names, found, strict=True)} for found in kept]
+    rows = rows_of(names, link, by_name)
     there = [each for each in setup.software.values() if not each.problem]
     rows += [[f"left out: {each.problem}"] for each in setup.software.values() if each.problem]
     head = (
-        f"Median and range of {flags.rounds} rounds of {flags.steps} steps; {flags.workers} workers,"
-        f" {computing}; {BATCH} examples a step and worker, SGD with momentum;"
-        f" {', '.join(each.name for each in there)}. {others(measured)}"
+        f"Links: {link}. Median and range of {flags.rounds} rounds of {flags.steps} steps; {flags.workers}"
+        f" workers, {computing}; {BATCH} examples a step and worker, SGD with momentum;"
+        f" {', '.join(each.name for each in there)}. {others(kept)}"
     )
-    put(f"networks {model} {flags.workers}", head, table((f"`{model}`", *COLUMNS), rows))
+    found = table((f"`{model}`", *COLUMNS), rows)
+    put(f"networks {model} {flags.workers} {link}", head, found, before="networks more")
 
 
 def flags_of() -> Any:
@@ -248,7 +246,8 @@ def main() -> None:
         try:
             setup = checked(Setup(made, flags.workers, flags.steps, software))
             for model in flags.models:
-                table_of(setup, model, flags)
+                for link in flags.links:
+                    table_of(setup, model, link, flags)
         except TaskError as error:
             sys.exit(f"benchmarks/networks.py: {error}")
 

@@ -44,14 +44,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(columns), *rest])
 
 
-def put(name: str, *parts: str) -> None:
-    """Print parts of text, and put them into the page, between the marks that bear the name."""
+def put(name: str, *parts: str, before: str | None = None) -> None:
+    """Print parts of text, and put them into the page, between the marks that bear the name.
+
+    Where the page has no such marks yet, they are made before those of another name.
+    """
     text = "\n\n".join(parts)
     print(text, flush=True)
     page = RESULTS.read_text()
-    marks = (f"<!-- {name} -->\n", f"<!-- end of {name} -->\n")
-    pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-    page, found = re.subn(pattern, lambda _: f"{marks[0]}{text}\n{marks[1]}", page, flags=re.DOTALL)
-    if not found:
-        sys.exit(f"{RESULTS}: expected the marks {marks}, received none")
+    marked = f"<!-- {name} -->\n{text}\n<!-- end of {name} -->\n"
+    pattern = f"<!-- {re.escape(name)} -->\n.*?<!-- end of {re.escape(name)} -->\n"
+    page, found = re.subn(pattern, lambda _: marked, page, flags=re.DOTALL)
+    next_mark = f"<!-- {before} -->\n"
+    if not found and next_mark in page:
+        page = page.replace(next_mark, f"{marked}\n{next_mark}")
+    elif not found:
+        sys.exit(f"{RESULTS}: expected the marks of {name!r}, received none")
     RESULTS.write_text(page)

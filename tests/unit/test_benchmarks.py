@@ -47,6 +47,13 @@ def test_a_page_without_the_marks_is_left_alone(page: Path) -> None:
     assert page.read_text() == before
 
 
+def test_new_marks_are_made_before_those_of_another_name(page: Path) -> None:
+    for text in ("first", "second"):
+        results.put("b", text, before="a b")
+    marked = "<!-- b -->\nsecond\n<!-- end of b -->\n"
+    assert f"<!-- end of a -->\n\n{marked}\n<!-- a b -->" in page.read_text()
+
+
 def test_the_median_is_in_the_middle_of_the_range() -> None:
     assert results.spread([3.0, 1.0, 2.0, 10.0], ".1f", " s") == "2.5 s (1.0 to 10.0)"
 
