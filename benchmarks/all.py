@@ -29,6 +29,7 @@ QUICK: dict[str, Sequence[str]] = {
     "growth": ["--rounds", "1", "--largest", "0.1"],
     "keras_tests": ["--strategies", "one_device", "--wanted", "test_fit_flow or test_evaluate_flow"],
     "large_embedding": ["--rounds", "1", "--rows", "100000"],
+    "lost_workers": ["--kills", "2"],
     "memory": ["--steps", "200"],
     "networks": [
         *("--rounds", "1", "--steps", "5", "--others", "9", "--models", "mnist_cnn", "--links", "1gbit"),

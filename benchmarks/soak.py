@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
 from proofs import prove_exact, prove_lost, prove_nothing_left
 from schedule import Hit, draw, endure
-from setups import EVERY, PER_CALL, SETUPS, config
+from setups import EVERY, SETUPS, config
 from training import Training
 
 _MOMENTS = ("start", "step", "checkpoint", "torn", "notice")
@@ -35,7 +35,7 @@ _HITS = 6
 
 
 class Run(NamedTuple):
-    """Record the faults of a run, and how many steps were done twice for them."""
+    """Record the faults of a run, and how many steps were lost to them."""
 
     hits: list[Hit]
     steps_lost: int
@@ -78,8 +78,8 @@ def run(name: str, seed: int, steps: int, folder: Path, of_run: str) -> Run:
     moments = [*chance.choices(kinds, k=_HITS - 1), chance.choice(_ENDS)]
     with Training(folder / of_run, config(name, steps), str(folder / "cache")) as training:
         hits = endure(training, setup, draw(seed, setup, moments))
-    twice = PER_CALL * sum(hit.is_alone for hit in hits) if name == "parameter_server" else 0
-    prove_exact(training, setup.replicas, twice=twice)
+    in_part = sum(hit.is_alone for hit in hits) if name == "parameter_server" else 0
+    prove_exact(training, setup.replicas, in_part=in_part)
     prove_lost(training, hits)
     prove_nothing_left(training)
     return Run(hits, training.report()["steps_lost"])

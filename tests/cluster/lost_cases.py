@@ -33,7 +33,7 @@ class Begun(keras.callbacks.Callback):
         self.folder = folder
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 9:
+        if batch >= 9:
             (self.folder / "begun").touch()
 
 
@@ -96,6 +96,75 @@ def surviving(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         model, make, strategy=strategy, steps_per_epoch=50, epochs=10**6, callbacks=callbacks, verbose=0
     )
     return {"epochs": len(history.epoch), "iterations": int(model.optimizer.iterations.numpy())}
+
+
+class Slow(keras.layers.Layer):
+    """Pass its inputs on, after some work."""
+
+    def build(self, shape: Any) -> None:
+        self.matrix = self.add_weight(shape=(512, 512), initializer="orthogonal", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        power = tf.ones((512, 512)) * inputs[0, 0]
+        for _ in range(50):
+            power = tf.tanh(power @ tf.convert_to_tensor(self.matrix))
+        return inputs + 0.0 * power[0, 0]
+
+
+class Stepping(keras.Model):
+    """A model whose weight grows by exactly 1 in each step at a learning rate of 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.dense = Slow(), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(self.slow(inputs))
+
+
+class OwnStepping(Stepping):
+    """The same with a train_step of its own."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def _counted(strategy: tf.distribute.Strategy, folder: Path, model_class: Any, data: Any) -> dict[str, Any]:
+    with strategy.scope():
+        model = model_class()
+        model.compile(
+            keras.optimizers.SGD(1.0), lambda y, y_pred: -tf.reduce_mean(y_pred), steps_per_execution=20
+        )
+    options = {"steps_per_epoch": 60, "epochs": 2, "verbose": 0, "callbacks": [Begun(folder)]}
+    fit(model, data, strategy=strategy, **options)
+    [weight] = model.dense.get_weights()
+    return {"weight": float(weight[0, 0]), "iterations": int(model.optimizer.iterations.numpy())}
+
+
+def counted(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Count the steps that the weight and the optimizer have got."""
+    return _counted(strategy, folder, Stepping, endless())
+
+
+def counted_by_own_step(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    return _counted(strategy, folder, OwnStepping, endless())
+
+
+def counted_of_chief(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Count them with data that the chief reads."""
+
+    def batches() -> Any:
+        while True:
+            yield tf.ones((4, 1)), tf.ones((4, 1))
+
+    spec = tf.TensorSpec((4, 1))
+    data = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
+    return _counted(strategy, folder, Stepping, data)
 
 
 def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:

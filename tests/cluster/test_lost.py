@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -97,7 +98,27 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
 
     found = finished.results["chief:0"]["lost_cases.surviving"]
     assert found["epochs"] >= 2  # one without the worker, and one with it
-    assert found["iterations"] >= 50 * found["epochs"]
+    assert found["iterations"] == 50 * found["epochs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        "counted",
+        pytest.param("counted_by_own_step", marks=pytest.mark.again),
+        pytest.param("counted_of_chief", marks=pytest.mark.again),
+    ],
+)
+def test_a_step_of_a_lost_worker_counts_once(tmp_path, case):
+    with begun(tmp_path, "parameter_server", case, workers=2, ps=1) as (running, _):
+        time.sleep(0.5)  # both are in the middle of an execution
+        lose(running, "worker:1")
+        finished = running.wait(LONGEST)
+
+    found = finished.results["chief:0"][f"lost_cases.{case}"]
+    assert found["iterations"] == 120
+    assert abs(found["weight"] - 120) <= 1  # the server may have been in the middle of the update
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import functools
 import pytest
 from proofs import prove_exact, prove_lost, prove_nothing_left
 from schedule import draw, endure
-from setups import PER_CALL, SETUPS, config
+from setups import SETUPS, config
 from training import Training
 
 pytestmark = pytest.mark.faults
@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(
     with Training(tmp_path / "run", config(name), cache) as training:
         hits = endure(training, setup, faults)
     is_in_step = name != "parameter_server"
-    twice = 0 if is_in_step else PER_CALL * sum(hit.is_alone for hit in hits)
-    prove_exact(training, setup.replicas, straight(name) if is_in_step else None, twice=twice)
+    in_part = 0 if is_in_step else sum(hit.is_alone for hit in hits)
+    prove_exact(training, setup.replicas, straight(name) if is_in_step else None, in_part=in_part)
     prove_lost(training, hits)
     prove_nothing_left(training)

@@ -18,6 +18,7 @@ from tensorflow.python.distribute import (
     sharded_variable,
     values,
 )
+from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient
 from tensorflow.python.ops import script_ops
@@ -50,6 +51,7 @@ __all__ = [
     "own_executor",
     "put_for_workers",
     "read_planes",
+    "read_when_sent_again",
     "register_function",
     "repetitions",
     "replace_cross_device_ops",
@@ -471,6 +473,35 @@ def wait_for_answer(closure: Any, seconds: float) -> bool:
     Its results are copied to this process a little later. Seen in 2.12 and 2.21.
     """
     return bool(closure._status_available_event.wait(seconds))
+
+
+class _ReadWhenSentAgain(coordinator_values.PerWorkerValues):  # type: ignore[misc]
+    """An argument that the coordinator asks for its value whenever it sends the function to a worker.
+
+    It asks for the value of worker 0 first, to trace the function. Seen in 2.12 and 2.21.
+    """
+
+    def __init__(self, first: tf.Tensor, read: Callable[[], tf.Tensor]) -> None:
+        self.first, self.read, self.times_asked = first, read, 0
+
+    @property
+    def _values(self) -> "_ReadWhenSentAgain":
+        return self
+
+    def __getitem__(self, worker: int) -> tf.Tensor:
+        del worker
+        self.times_asked += 1
+        return self.first if self.times_asked <= 2 else self.read()
+
+
+def read_when_sent_again(first: tf.Tensor, read: Callable[[], tf.Tensor]) -> Any:
+    """Return an argument of `ClusterCoordinator.schedule`, of which a function gets the value.
+
+    Args:
+        first: The value for the worker that the function is sent to first.
+        read: A function that returns the value for a later one, after that worker was lost.
+    """
+    return _ReadWhenSentAgain(first, read)
 
 
 def dispatched_worker_index(note: Callable[[int], object] | None = None) -> tf.Tensor:

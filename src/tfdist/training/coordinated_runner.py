@@ -17,6 +17,7 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing, timeout_in_force
 from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
 from tfdist.errors import TaskLost
+from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.tables_in_loops import tables_in_loops
@@ -52,19 +53,34 @@ class OnWorker:
         executions: The executions that have begun and ended.
     """
 
-    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
+    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
         """Store what to execute.
 
         Args:
-            execution: A function of an iterator and a number of steps. It returns the steps taken, their
-                result, and the seconds that it waited for data.
+            execution: A function of an iterator and a number of steps, and with `applied` of what has begun.
+                It returns the steps taken, their result, and the seconds that it waited for data.
+            applied: Where its steps are noted; None if they update nothing.
         """
-        self._execution, self.executions = execution, WorkerExecutions()
+        self._execution, self.executions, self._applied = execution, WorkerExecutions(), applied
 
-    def execute(self, iterator: Any, steps: tf.Tensor) -> Any:
+    @property
+    def begun_specs(self) -> Sequence[Begun]:
+        """Return the specs of what `begin` returns."""
+        specs = Begun(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
+        return [] if self._applied is None else [specs]
+
+    def begin(self) -> Sequence[Begun]:
+        """Return what the graph of a new execution gets besides data and steps."""
+        return [] if self._applied is None else [self._applied.begin()]
+
+    def execute(self, iterator: Any, steps: tf.Tensor, *begun: Begun) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker."""
         with tables_in_loops():
-            return worker_index(self.executions.begin), *self._execution(iterator, steps)
+            index, done_before = (
+                worker_index(self.executions.begin),
+                begun[0].done if begun else tf.constant(0),
+            )
+            return index, done_before, *self._execution(iterator, steps, *begun)
 
 
 class WorkerGraph(OnWorker):
@@ -74,9 +90,9 @@ class WorkerGraph(OnWorker):
         function: The graph.
     """
 
-    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
+    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
         """Make the graph."""
-        super().__init__(execution)
+        super().__init__(execution, applied)
         self.function = tf.function(self.execute, autograph=False)
 
 
@@ -205,11 +221,11 @@ class CoordinatedRunner:
                     promised -= self._take_back(is_epoch_the_data=steps is None)
                     continue
                 with doing(_WITH_WORKERS):
-                    wanted, worker, ran, given = self._fetch(place)
+                    wanted, worker, ran, read, given = self._fetch(place)
                 promised -= wanted - ran
-                done, self._since_begun = done + ran, self._since_begun + ran
+                done, self._since_begun = done + ran, self._since_begun + read
                 self._done = done
-                self._taken[worker] += ran
+                self._taken[worker] += read
                 self.is_at_rest = not self._scheduled
                 if ran:
                     yield ran, given
@@ -271,8 +287,8 @@ class CoordinatedRunner:
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""
-        closure = self._coordinator.schedule(self._graph.function, args=(self._iterator, tf.constant(wanted)))
-        self._scheduled.append((wanted, closure))
+        given = (self._iterator, tf.constant(wanted), *self._graph.begin())
+        self._scheduled.append((wanted, self._coordinator.schedule(self._graph.function, args=given)))
         return wanted
 
     def _first_ready(self) -> int | None:
@@ -328,13 +344,14 @@ class CoordinatedRunner:
         self._scheduled.clear()
         return steps
 
-    def _fetch(self, place: int) -> tuple[int, int, int, Any]:
+    def _fetch(self, place: int) -> tuple[int, int, int, int, Any]:
+        """Return of an execution the steps wanted, the worker, the steps, the batches it read, the result."""
         wanted, closure = self._scheduled[place]
         del self._scheduled[place]
         began = time.monotonic()
         while True:
             try:
-                worker, ran, given, waited = closure.fetch()
+                worker, done_before, ran, given, waited = closure.fetch()
             except tf.errors.OpError as error:
                 # A result is lost if its worker dies before the fetch. TensorFlow lets another worker compute
                 # the result again, and a later fetch returns it.
@@ -344,7 +361,7 @@ class CoordinatedRunner:
             else:
                 self.waited += float(waited)
                 self._executions.end(int(worker))
-                return wanted, int(worker), int(ran), given
+                return wanted, int(worker), int(ran), int(ran) - int(done_before), given
 
     def _go_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:
         absent = [("worker", index) for index in range(self._workers) if index not in exhausted]

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
+from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.coordinated_runner import CoordinatedRunner, OnWorker
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
@@ -53,8 +54,8 @@ def chief_must_read(dataset: tf.data.Dataset) -> bool:
 class GraphsOfBatches(OnWorker):
     """The graphs of an execution, for each number of batches that the chief sends with it."""
 
-    def __init__(self, execution: Callable[[Any, tf.Tensor], Any]) -> None:
-        super().__init__(execution)
+    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
+        super().__init__(execution, applied)
         self._graphs: dict[tuple[int, str], Any] = {}
 
     def of(self, count: int, spec: Any) -> Any:
@@ -67,15 +68,17 @@ class GraphsOfBatches(OnWorker):
     def _made(self, count: int, spec: Any) -> Any:
         parts = tf.nest.flatten(spec, expand_composites=True)
 
-        def execute_on(batches: Any, steps: tf.Tensor) -> Any:
+        def execute_on(batches: Any, steps: tf.Tensor, *begun: Begun) -> Any:
             data: list[Any] = [
                 tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
                 for batch in batches
             ]
             joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
-            return self.execute(iter(joined), steps)
+            for each in begun:
+                joined = joined.skip(tf.cast(each.done, tf.int64))
+            return self.execute(iter(joined), steps, *begun)
 
-        signature = [[parts] * count, tf.TensorSpec([], tf.int32)]
+        signature: list[Any] = [[parts] * count, tf.TensorSpec([], tf.int32), *self.begun_specs]
         return tf.function(execute_on, autograph=False, input_signature=signature)
 
 
@@ -122,5 +125,6 @@ class ChiefDataRunner(CoordinatedRunner):
                 self._next = next(self._iterator, _END)
         count = len(batches)
         graph = self._graph.of(count, self._dataset.dataset.element_spec)
-        self._scheduled.append((count, self._coordinator.schedule(graph, args=(batches, tf.constant(count)))))
+        given = (batches, tf.constant(count), *self._graph.begin())
+        self._scheduled.append((count, self._coordinator.schedule(graph, args=given)))
         return count

@@ -1,14 +1,18 @@
 """Run K steps in one graph call, and pass the metrics' counts from step to step."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.ps_test_cache import PsCache
 from tfdist.training.replica_seconds_and_failures import now, only_after
 
 __all__ = ["Totals", "make_execution"]
+
+_FROM_THE_BEGINNING = Begun(0, 0)
 
 
 class Totals(NamedTuple):
@@ -28,6 +32,7 @@ def make_execution(
     *,
     is_failing: Callable[[Totals], tf.Tensor] | None = None,
     ps_cache: Callable[[], PsCache | None] = lambda: None,
+    applied: AppliedSteps | None = None,
 ) -> Callable[..., tuple[tf.Tensor, Totals, tf.Tensor]]:
     """Return a function that takes up to a number of steps on an iterator.
 
@@ -35,11 +40,19 @@ def make_execution(
     seconds that it waited for data. A step gets its batch and the totals before it, and returns the totals
     after it. If `is_failing` of these totals is true, the step is the last one. The function fetches the
     variables of `ps_cache`, which do not change meanwhile, with the first batch, and passes them to each
-    step.
+    step. With `applied`, it continues after the steps of the execution that were applied before, which count
+    as taken, and notes each step there.
     """
 
-    def execution(iterator: Any, steps: tf.Tensor, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+    def execution(
+        iterator: Any, steps: tf.Tensor, totals: Totals, begun: Begun = _FROM_THE_BEGINNING
+    ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
         cache = ps_cache()
+
+        def note(done: tf.Tensor) -> None:
+            # The loop has this number only when all of these steps has run.
+            if applied is not None and not applied.are_noted_by_update:
+                applied.note(begun.number, done)
 
         def is_unfinished(
             done: tf.Tensor, has_more: tf.Tensor, _: Any, totals: Totals, cached: Any
@@ -54,6 +67,7 @@ def make_execution(
         def body(
             done: tf.Tensor, _: tf.Tensor, waited: tf.Tensor, totals: Totals, cached: list[tf.Tensor]
         ) -> Any:
+            note(done)
             requested_at = now(tf.cast(done, tf.float64), after=[done, *tf.nest.flatten(totals)])
             with tf.control_dependencies([requested_at]):
                 batch = iterator.get_next_as_optional()
@@ -63,7 +77,8 @@ def make_execution(
 
             def add() -> tuple[Totals, list[tf.Tensor]]:
                 if cache is None:
-                    return step(batch.get_value(), totals), cached
+                    with nullcontext() if applied is None else applied.step(begun.number, done + 1):
+                        return step(batch.get_value(), totals), cached
                 fetched = tf.cond(tf.equal(done, 0), cache.fetch, lambda: cached)
                 return step(batch.get_value(), totals, cache.pairs(fetched)), fetched
 
@@ -71,8 +86,10 @@ def make_execution(
             return done + tf.cast(has_value, tf.int32), has_value, waited, totals, cached
 
         uninitialized = [] if cache is None else cache.uninitialized()
-        begin = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), totals, uninitialized)
+        done = tf.convert_to_tensor(begun.done)
+        begin = (done, tf.constant(True), tf.zeros([], tf.float64), totals, uninitialized)
         done, _, waited, totals, _ = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
+        note(done)
         return done, totals, waited
 
     return execution

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
+from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
 from tfdist.training.data import Data, distribute, distribute_to_workers
 from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner, GraphsOfBatches
@@ -17,6 +18,7 @@ from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step
 from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
+from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, has_own
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.replica_seconds_and_failures import Failure
@@ -147,9 +149,9 @@ class Cluster:
         return kind(graph, dataset, self.coordinator, self.workers, merge=merge)
 
 
-def graph_on_workers(execution: Callable[[Any, tf.Tensor], Any], dataset: Any) -> Any:
+def graph_on_workers(execution: Callable[..., Any], dataset: Any, applied: AppliedSteps | None = None) -> Any:
     """Return the graph of an execution on workers, over data of the kind of this distributed data set."""
-    return (GraphsOfBatches if isinstance(dataset, ChiefData) else WorkerGraph)(execution)
+    return (GraphsOfBatches if isinstance(dataset, ChiefData) else WorkerGraph)(execution, applied)
 
 
 class Session:
@@ -244,8 +246,10 @@ class Session:
         """Return the step of the model's own method, and what executes it."""
         if self._is_shared and not is_keras_2(self._model):
             custom = SharedCustomStep(self._model, self.strategy, name, replica_spec(spec))
-            execution = make_execution(custom.run, is_failing=custom.is_failing if stops else None)
-            return custom, self._graph(execution, dataset, custom)
+            applied = self._noting_applied_steps(custom) if name == "train_step" else None
+            is_failing = custom.is_failing if stops else None
+            execution = make_execution(custom.run, is_failing=is_failing, applied=applied)
+            return custom, self._graph(execution, dataset, custom, applied)
         own = OwnStep(self._model, self.strategy, name, spec, stops_at_failure=stops)
         return own, own.execution  # makes its own graphs
 
@@ -253,14 +257,19 @@ class Session:
         """Return the step of Keras's own method, and what executes it."""
         step = self._new_step()
         self._check_metrics(step)
+        applied = None
         if name == "train_step":
-            execution = make_execution(step.train, is_failing=step.is_failing if stops else None)
+            applied, is_failing = self._noting_applied_steps(step), step.is_failing if stops else None
+            execution = make_execution(step.train, is_failing=is_failing, applied=applied)
         elif isinstance(step, Keras3Step):
             spec = replica_spec(spec)
             execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
         else:
             execution = make_execution(step.test)
-        return step, self._graph(execution, dataset, step)
+        return step, self._graph(execution, dataset, step, applied)
+
+    def _noting_applied_steps(self, step: KerasStep) -> AppliedSteps | None:
+        return None if self._cluster.coordinator is None else step.noting_applied_steps()
 
     def _new_step(self) -> Keras2Step | Keras3Step:
         """Return the step that trains what is trainable now; all phases share it, and its random numbers."""
@@ -278,15 +287,17 @@ class Session:
         """Return whether several replicas or workers share the model."""
         return self._cluster.coordinator is not None or self.strategy.num_replicas_in_sync > 1
 
-    def _graph(self, execution: Callable[..., Any], dataset: Any, step: Step) -> Any:
+    def _graph(
+        self, execution: Callable[..., Any], dataset: Any, step: Step, applied: AppliedSteps | None = None
+    ) -> Any:
         """Return the graph of an execution over data like these; the execution itself if it runs eagerly."""
         if self._cluster.coordinator is None:
             return execution if self._model.run_eagerly else graph_in_step(execution)
 
-        def counted_apart(iterator: Any, steps: tf.Tensor) -> Any:
-            return execution(iterator, steps, step.empty_totals())
+        def counted_apart(iterator: Any, steps: tf.Tensor, *begun: Begun) -> Any:
+            return execution(iterator, steps, step.empty_totals(), *begun)
 
-        return graph_on_workers(counted_apart, dataset)
+        return graph_on_workers(counted_apart, dataset, applied)
 
 
 def replica_spec(element_spec: Any) -> Any:

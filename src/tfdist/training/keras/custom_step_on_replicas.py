@@ -150,6 +150,11 @@ class SharedCustomStep(KerasStep):
         count = len(self._metrics.variables)
         return totals.metrics[:count], totals.metrics[count:]
 
+    def _step_counters(self) -> list[Any]:
+        with self._updates_prepared():
+            counters = [updating.counter for updating in self._updates.values()]
+        return [] if any(counter is None for counter in counters) else counters
+
     # -- of a batch, in cross-replica context --
 
     def run(self, batch: Any, totals: Totals) -> Totals:
@@ -423,7 +428,7 @@ class SharedCustomStep(KerasStep):
             shared = shared_mean(known, [], [], size=replica.size, weight=weight)
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
-                updating.apply(gradients, strategy.experimental_local_results(scale)[0])
+                updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)
 
             tf.distribute.get_replica_context().merge_call(apply, args=(shared.gradients, scale))
         return None

@@ -135,6 +135,9 @@ class Keras3Step(KerasStep):
         is_changed = self._metrics.check([all(flags) for flags in zip(*self._adds.values(), strict=True)])
         return is_changed and not is_first
 
+    def _step_counters(self) -> list[Any]:
+        return [] if self._updating.counter is None else [self._updating.counter]
+
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""
         return Totals(self._metrics.reset(), self._step_stats.zeros())
@@ -179,7 +182,7 @@ class Keras3Step(KerasStep):
         weights = {id(variable) for variable in self._trainable}
         written = list(zip(traced.written, state, strict=True))
         self._write([pair for pair in written if id(pair[0]) in weights])  # which the gradients then change
-        self._updating.apply(gradients, scale, None if fetched is None else fetched.deliver)
+        self._updating.apply(gradients, scale, None if fetched is None else fetched.deliver, self._note_step)
         if fetched is not None:
             fetched.end()
         self._write([pair for pair in written if id(pair[0]) not in weights])

@@ -41,7 +41,9 @@ class Updating:
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
         self._variables = variables
         self._deliver: Deliver | None = None
-        _count_exactly(self._optimizer)
+        self._note: Callable[[], None] | None = None
+        self._arrived: list[Any] = []  # the gradients, where the step counter counts
+        self._count_exactly()
         fuse(self._optimizer)
 
     @property
@@ -65,15 +67,27 @@ class Updating:
         factor = self._optimizer.loss_scale_factor
         return None if factor is None else tf.constant(factor, tf.float32)
 
-    def apply(self, gradients: list[Any], scale: tf.Tensor | None, deliver: Deliver | None = None) -> None:
+    @property
+    def counter(self) -> Any:
+        """Return the variable that counts each step; None if some steps are not counted."""
+        return step_counter(self._optimizer) if self._scaler is None else None
+
+    def apply(
+        self,
+        gradients: list[Any],
+        scale: tf.Tensor | None,
+        deliver: Deliver | None = None,
+        note: Callable[[], None] | None = None,
+    ) -> None:
         """Apply the gradients in one step; a dynamic loss scale skips steps with NaN or infinite gradients.
 
         Args:
             gradients: The global gradients.
             scale: The factor that multiplied the loss.
             deliver: A function that sends gradients to their variables; if None, TensorFlow does.
+            note: A function to call, in the graph, as soon as the step is counted.
         """
-        self._deliver = deliver
+        self._deliver, self._note, self._arrived = deliver, note, _tensors_of(gradients)
         if self._scaler is None:
             self._step(gradients, None)  # the optimizer divides by a constant factor itself
             return
@@ -139,8 +153,32 @@ class Updating:
         # Keras 3 clips each replica's gradients before it adds them up, unlike one process, which clips those
         # of the whole batch. These gradients are global already. Where Keras would add them up, tfdist
         # delivers them.
-        with gradients_added_up_by(self._optimizer, self._deliver or list):
+        with gradients_added_up_by(self._optimizer, self._delivered):
             self._strategy.run(change, args=args)
+
+    def _delivered(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        pairs = list(grads_and_vars) if self._deliver is None else self._deliver(grads_and_vars)
+        if not (self._steps or self._optimizer.ema_overwrite_frequency):  # or it counts outside of a branch
+            self._arrived = _tensors_of([gradient for gradient, _ in pairs])
+        return pairs
+
+    def _count_exactly(self) -> None:
+        """Make the optimizer count a step by TensorFlow's own, atomic assign_add, once gradients are there.
+
+        Keras 3's is `assign(self + value)`: if two workers count at once, one count is lost. Without an
+        order, a worker that is lost while it computes may have counted the step already.
+        """
+        variable = step_counter(self._optimizer)
+
+        def count(value: Any) -> Any:
+            with tf.control_dependencies(self._arrived):
+                counted = variable.value.assign_add(tf.cast(value, variable.dtype))
+            if self._note is not None:
+                with tf.control_dependencies([tf.convert_to_tensor(counted)]):
+                    self._note()
+            return counted
+
+        variable.assign_add = count
 
     # -- in replica context --
 
@@ -176,22 +214,15 @@ def _nothing(_: Any) -> None:
     """Return None, as the other branch does."""
 
 
+def _tensors_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    known = [gradient for gradient in gradients if gradient is not None]
+    return tf.nest.flatten(known, expand_composites=True)  # type: ignore[no-any-return]
+
+
 def _are_finite(gradients: list[Any]) -> tf.Tensor:
-    parts = [
-        tf.nest.flatten(gradient, expand_composites=True) for gradient in gradients if gradient is not None
-    ]
-    numbers = [tensor for part in parts for tensor in part if tensor.dtype.is_floating]
+    numbers = [tensor for tensor in _tensors_of(gradients) if tensor.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(number)) for number in numbers])
 
 
 def _unscaled(gradients: list[Any], scale: Any) -> list[Any]:
     return gradients if scale is None else [divided(gradient, scale) for gradient in gradients]
-
-
-def _count_exactly(optimizer: Any) -> None:
-    """Make the optimizer count its steps by TensorFlow's own, atomic assign_add.
-
-    Keras 3's is `assign(self + value)`: if two workers count at once, one count is lost.
-    """
-    variable = step_counter(optimizer)
-    variable.assign_add = lambda value: variable.value.assign_add(tf.cast(value, variable.dtype))

@@ -7,7 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.replica_seconds_and_failures import Failure, StepStats
@@ -23,6 +25,28 @@ class KerasStep:
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
         self._step_stats = StepStats(strategy)
+        self._applied: AppliedSteps | None = None
+
+    def noting_applied_steps(self) -> AppliedSteps | None:
+        """Return where training notes the steps of asynchronous workers; None if nothing is updated."""
+        variables = self._model.variables
+        if self._applied is None and variables:
+            counters = self._step_counters()
+            are_noted_by_update = len(counters) == 1
+            beside = counters[0] if are_noted_by_update else variables[0]
+            self._applied = AppliedSteps(
+                self._strategy, _resource_of(beside), are_noted_by_update=are_noted_by_update
+            )
+        return self._applied
+
+    def _step_counters(self) -> list[Any]:
+        """Return the variables that count each step of the optimizers, if they note it too."""
+        return []
+
+    def _note_step(self) -> None:
+        """Note, in the graph of a training step of an asynchronous worker, that it is applied."""
+        if self._applied is not None and self._applied.are_noted_by_update:
+            self._applied.note_step()
 
     def end_epoch(self) -> None:
         """Do nothing: no replica writes anything for itself."""
@@ -63,6 +87,12 @@ class KerasStep:
             return compute
         compiled: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
         return compiled
+
+
+def _resource_of(variable: Any) -> Any:
+    """Return TensorFlow's variable of a variable of Keras; of one in shards, the first."""
+    part = parts_of([variable])[0]
+    return part.value if hasattr(part, "path") else getattr(part, "variables", [part])[0]
 
 
 def value_of(value: Any) -> Any:

@@ -1,0 +1,93 @@
+"""Note on a parameter server how many steps of each execution were applied.
+
+If an asynchronous worker is lost, TensorFlow gives its execution to another worker, from the beginning. What
+the lost worker had done would then count twice. So the parameter server notes the steps that were applied,
+and the other worker continues after them.
+"""
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import read_when_sent_again
+
+__all__ = ["AppliedSteps", "Begun"]
+
+# Executions that are under way at the same time have rows of their own: there are a few for each worker.
+_ROWS = 4096
+_MORE_THAN_STEPS = 2**32
+# The server may have the gradients of a worker that was lost just now, and still apply them.
+_SECONDS_TO_APPLY = 0.3
+_log = logging.getLogger("tfdist")
+
+
+class Begun(NamedTuple):
+    """What the graph of an execution gets with it.
+
+    Attributes:
+        number: The number of the execution.
+        done: How many of its steps were applied before, by a worker that was lost.
+    """
+
+    number: Any
+    done: Any
+
+
+class AppliedSteps:
+    """The steps of executions that were applied.
+
+    Attributes:
+        are_noted_by_update: Whether the update of the weights notes a step, and not the loop over the steps.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, beside: Any, *, are_noted_by_update: bool) -> None:
+        """Make room for the notes on the parameter server that holds a variable."""
+        self.are_noted_by_update = are_noted_by_update
+        with strategy.scope(), strategy.extended.colocate_vars_with(beside):
+            # A row has the number of an execution and its steps in one integer, which is written at once.
+            self._rows = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="applied_steps")
+        self._numbers = itertools.count(1)
+        self._step: tuple[tf.Tensor, tf.Tensor] | None = None  # while it is traced
+
+    def begin(self) -> Begun:
+        """Return what the graph of a new execution gets with it."""
+        number = next(self._numbers)
+        done = read_when_sent_again(tf.constant(0), lambda: tf.constant(self._applied(number)))
+        return Begun(tf.constant(number, tf.int64), done)
+
+    def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
+        """Note, in a graph, that so many steps of an execution were applied."""
+        value = number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self._rows.handle, indices=number % _ROWS, updates=value, name="note_applied_steps"
+        )
+
+    @contextlib.contextmanager
+    def step(self, number: tf.Tensor, step: tf.Tensor) -> Iterator[None]:
+        """Trace a step of an execution; steps are counted from 1."""
+        self._step = (number, step)
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def note_step(self) -> None:
+        """Note, in the graph of a step, that this step was applied."""
+        if self._step is not None:
+            self.note(*self._step)
+
+    def _applied(self, number: int) -> int:
+        """Return how many steps of an execution were applied by a worker that was lost."""
+        time.sleep(_SECONDS_TO_APPLY)
+        noted, steps = divmod(int(self._rows.sparse_read([number % _ROWS])[0]), _MORE_THAN_STEPS)
+        if noted != number:
+            return 0
+        _log.info(
+            "a lost worker has applied %d steps of an execution, and another continues after them", steps
+        )
+        return steps
