@@ -13,6 +13,7 @@ in the user's cache. What cannot be installed is left out, and the page says why
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -187,13 +188,13 @@ def rows_of(names: Sequence[str], link: str, kept: Sequence[Mapping[str, Figures
     return rows
 
 
-def table_of(setup: Setup, model: str, link: str, flags: Any) -> None:
-    """Measure all ways in turns, and put their table into the page."""
+def table_of(setup: Setup, model: str, link: str, ways: Sequence[str], flags: Any) -> None:
+    """Measure ways in turns, and put their table into the page."""
     seconds, computing = 0.0, "a core each"
     if flags.workers > len(own_cores()):
         seconds = setup.measure("one", model, "unlimited")["wall"]
         computing = f"that sleep for {1000 * seconds:.0f} ms in place of computing"
-    names = setup.ways(flags.ways)
+    names = setup.ways(ways)
     measures = [partial(setup.measure, name, model, link, seconds) for name in names]
     kept = undisturbed(f"{model}, {link}", measures, flags.rounds, flags.others)
     by_name = [{name: Figures(**each) for name, each in zip(names, found, strict=True)} for found in kept]
@@ -206,7 +207,8 @@ def table_of(setup: Setup, model: str, link: str, flags: Any) -> None:
         f" {', '.join(each.name for each in there)}. {others(kept)}"
     )
     found = table((f"`{model}`", *COLUMNS), rows)
-    put(f"networks {model} {flags.workers} {link}", head, found, before="networks more")
+    servers = " ps" if WAYS[ways[0]].strategy else ""
+    put(f"networks {model} {flags.workers} {link}{servers}", head, found, before="networks more")
 
 
 def flags_of() -> Any:
@@ -246,8 +248,10 @@ def main() -> None:
         try:
             setup = checked(Setup(made, flags.workers, flags.steps, software))
             for model in flags.models:
-                for link in flags.links:
-                    table_of(setup, model, link, flags)
+                for link, is_of_servers in itertools.product(flags.links, (False, True)):
+                    ways = [name for name in flags.ways if bool(WAYS[name].strategy) == is_of_servers]
+                    if ways:
+                        table_of(setup, model, link, ways, flags)
         except TaskError as error:
             sys.exit(f"benchmarks/networks.py: {error}")
 

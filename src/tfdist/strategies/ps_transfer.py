@@ -143,9 +143,8 @@ class StepTransfer:
 
     def _fetch_variables(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Fetch variables in buckets, so that the first layers need not wait for those of the last ones."""
-        sizes = [(None, variable.dtype.size * variable.shape.num_elements()) for variable in variables]
         came: list[tf.Tensor] = []
-        for bucket in plan_buckets(sizes, self._bucket_bytes):
+        for bucket in plan_buckets([_type_and_bytes(each) for each in variables], self._bucket_bytes):
             # Both ends take the buckets in one order. Data order them: TensorFlow would drop a stateless
             # operation on which others only wait.
             with tf.device(_SERVER.format(server)):
@@ -160,17 +159,36 @@ class StepTransfer:
     def _send_gradients(
         self, server: int, gradients: Sequence[tf.Tensor], variables: Sequence[Any]
     ) -> list[tf.Tensor]:
+        """Send gradients in buckets: the backward pass computes those of the last layers first."""
         self._returned.add(server)
         # TensorFlow does not infer the shape of every gradient, such as that of a product of 3-D inputs.
         for gradient, variable in zip(gradients, variables, strict=True):
             gradient.set_shape(variable.shape)
-        manifest = self._manifest(server, gradients, is_state=False)
-        # hand_over returns the ticket when the gradients are ready, so no thread of the server waits while
-        # the worker computes. The server receives only after it has sent the variables.
-        [ready] = _call("hand_over", [manifest, self._ticket, *gradients], [tf.int64])
-        with tf.device(_SERVER.format(server)):
-            inputs = [manifest, ready, self._sent[server]]
-            return _shaped(_call("receive", inputs, [gradient.dtype for gradient in gradients]), gradients)
+        order = list(reversed(range(len(gradients))))
+        delivered: list[Any] = [None] * len(gradients)
+        # The server receives only after it has sent the variables.
+        ready, before = self._ticket, self._sent[server]
+        for bucket in plan_buckets(
+            [_type_and_bytes(gradients[place]) for place in order], self._bucket_bytes
+        ):
+            places = [order[number] for number in bucket]
+            mine = [gradients[place] for place in places]
+            manifest = self._manifest(server, mine, is_state=False)
+            # hand_over returns the ticket when the gradients are ready, so no thread of the server waits
+            # while the worker computes. Both ends take the buckets in one order.
+            [ready] = _call("hand_over", [manifest, ready, *mine], [tf.int64])
+            with tf.device(_SERVER.format(server)):
+                dtypes = [gradient.dtype for gradient in mine]
+                came = _shaped(_call("receive", [manifest, ready, before], dtypes), mine)
+            before = came[0]
+            for place, gradient in zip(places, came, strict=True):
+                delivered[place] = gradient
+        return delivered
+
+
+def _type_and_bytes(tensor: Any) -> tuple[None, int]:
+    """Return what `plan_buckets` asks for; a message may have several types."""
+    return None, tensor.dtype.size * tensor.shape.num_elements()
 
 
 def _call(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
