@@ -73,9 +73,15 @@ def test_a_lost_ps_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "case", "what", "lost", "shape"),
     [
-        ("multi_worker_mirrored", "predicting", "predict", "worker:0", {"workers": 2}),
+        pytest.param(
+            *("multi_worker_mirrored", "predicting", "predict", "worker:0", {"workers": 2}),
+            marks=pytest.mark.again,
+        ),
         ("parameter_server_sync", "fitting", "fit", "worker:1", {"workers": 2, "ps": 2}),
-        ("parameter_server", "predicting", "predict", "ps:0", {"workers": 1, "ps": 1}),
+        pytest.param(
+            *("parameter_server", "predicting", "predict", "ps:0", {"workers": 1, "ps": 1}),
+            marks=pytest.mark.again,
+        ),
     ],
 )
 def test_whatever_is_lost_is_named(tmp_path, strategy, case, what, lost, shape):

@@ -78,6 +78,7 @@ def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.again
 @pytest.mark.usefixtures("secret")
 def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
     shape = {"workers": 2, "ps": 1}
@@ -89,7 +90,7 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
         finished = running.wait(LONGEST)
 
     found = finished.results["chief:0"]["lost_cases.surviving"]
-    assert found["iterations"] >= 50 * found["epochs"] >= 100  # one without the worker, and one with it
+    assert found["iterations"] == 50 * found["epochs"] >= 100  # one without the worker, and one with it
 
 
 @pytest.mark.slow
@@ -126,8 +127,12 @@ def test_fewer_bits_lead_to_the_same_end(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("implementation", "status"), [("tcp", 2), ("auto", 0)])
-def test_tasks_that_do_not_know_each_other_have_no_post(tmp_path, monkeypatch, implementation, status):
+@pytest.mark.parametrize(
+    ("implementation", "status"), [pytest.param("tcp", 2, marks=pytest.mark.again), ("auto", 0)]
+)
+def test_tasks_that_do_not_know_each_other_send_nothing_over_tcp(
+    tmp_path, monkeypatch, implementation, status
+):
     cluster = ClusterConfig.local(workers=1, ps=1)
     options = {"communication": {"implementation": implementation}}
     cases, folder = ["ps_transfer_cases.way"], str(tmp_path)

@@ -112,31 +112,47 @@ def make_strategy(
         start_timeout=start_timeout,
     )
     name = _checked(cluster, strategy, options)
+    _prepare_process(cluster, name, options)
+    made = _connected(cluster, name, options)
+    remember(cluster, made)
+    _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
+    return made
+
+
+def _prepare_process(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) -> None:
+    """Set what belongs to the process: devices, threads, memory and precision."""
     # Beside ps tasks the workers' GPUs count, and TensorFlow knows these only when all are connected.
-    is_for_workers = name in _OF_PS and device == "gpu"
-    check_device("auto" if is_for_workers else device, memory_growth=memory_growth)
+    is_for_workers = name in _OF_PS and options.device == "gpu"
+    check_device("auto" if is_for_workers else options.device, memory_growth=options.memory_growth)
+    inter_op_threads = options.inter_op_threads
     if inter_op_threads is None and len(cluster.training().tasks()) > 1:
         inter_op_threads = threads_to_wait()
     configure_devices(
-        device,
-        logical_devices=logical_devices,
-        memory_growth=memory_growth,
-        intra_op_threads=intra_op_threads,
+        options.device,
+        logical_devices=options.logical_devices,
+        memory_growth=options.memory_growth,
+        intra_op_threads=options.intra_op_threads,
         inter_op_threads=inter_op_threads,
     )
     keep_memory()
     let_variables_be_numbers()
-    if precision is not None:
-        tf.keras.mixed_precision.set_global_policy(precision)
+    if options.precision is not None:
+        tf.keras.mixed_precision.set_global_policy(options.precision)
+
+
+def _connected(
+    cluster: ClusterConfig, name: StrategyName, options: StrategyOptions
+) -> tf.distribute.Strategy:
+    """Make a strategy, and connect it to the cluster when all of its tasks have started."""
     secret = shared_secret(cluster, name, options.communication)
     # The tasks must agree on these, or they would wait for each other in different exchanges.
-    wanted = options.communication
-    agreed = (name, wanted.implementation, wanted.dtype, wanted.bytes_per_pack, precision, secret is not None)
+    wanted, has_secret = options.communication, secret is not None
+    agreed = (name, wanted.implementation, wanted.dtype, wanted.bytes_per_pack, options.precision, has_secret)
     shared = None if name in _OF_PS else agreed
     if name == "multi_worker_mirrored" and are_devices_fixed() and not is_connected():
         problem = "is called after TensorFlow was used, which can connect workers only before"
         raise ConfigError("make_strategy", problem, remedy="Call it right after the imports")
-    timeout = START_TIMEOUT if start_timeout is None else start_timeout
+    timeout = START_TIMEOUT if options.start_timeout is None else options.start_timeout
     with own_handler_restored(), connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, options)
         if secret is not None and name in _OF_PS:
@@ -145,8 +161,6 @@ def make_strategy(
             exchange_over_ring(made, cluster, secret, options.communication)
         if name == "multi_worker_mirrored":
             share_random_state(made.summed_over_workers, is_chief=cluster.is_chief)
-    remember(cluster, made)
-    _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
 
 

@@ -1,9 +1,9 @@
 """Send variables and gradients between workers and parameter servers over the TCP transport, not gRPC.
 
-TensorFlow sends each tensor that one task computes and another one needs in a call of its own. Here one
-message has all variables that a worker needs of one server, and one message has all of their gradients. A
-pair of operations, one on each task, replaces many edges of the graph. Variables, optimizers and updates do
-not change.
+TensorFlow sends each tensor that one task computes and another one needs in a call of its own. Here few
+messages have all variables that a worker needs of one server, and few have all of their gradients. A pair of
+operations for each message, one on each task, replaces many edges of the graph. Variables, optimizers and
+updates do not change.
 """
 
 import contextlib

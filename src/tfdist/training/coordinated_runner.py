@@ -5,7 +5,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -94,6 +95,41 @@ class WorkerGraph(OnWorker):
         """Make the graph."""
         super().__init__(execution, applied)
         self.function = tf.function(self.execute, autograph=False)
+
+
+@dataclass
+class _Epoch:
+    """The state of an epoch.
+
+    Attributes:
+        steps: The steps that are wanted; None if the epoch is the data.
+        promised: The steps that are done or scheduled.
+        exhausted: The workers whose data have ended.
+        last_news: When a worker last had a step or came to the end of its data.
+    """
+
+    steps: int | None
+    promised: int = 0
+    exhausted: set[int] = field(default_factory=set)
+    last_news: float = field(default_factory=time.monotonic)
+
+
+class _Answer(NamedTuple):
+    """The answer to an execution.
+
+    Attributes:
+        wanted: The steps that were scheduled.
+        worker: The index of the worker that answers.
+        ran: The steps that were applied, also by a worker that was lost.
+        read: The batches that this worker has read.
+        given: The result of its steps.
+    """
+
+    wanted: int
+    worker: int
+    ran: int
+    read: int
+    given: Any
 
 
 class CoordinatedRunner:
@@ -197,47 +233,26 @@ class CoordinatedRunner:
         """
         if steps is None or self._iterator is None:
             self._begin_data()
-        exhausted: set[int] = set()
-        self._is_winding_up = False
-        self._done = done = promised = 0
-        last_news, is_well = time.monotonic(), True
+        self._is_winding_up, self._done = False, 0
+        epoch, is_well = _Epoch(steps), True
         try:
-            while steps is None or done < steps:
-                while len(exhausted) < self._workers and self._has_room(steps, promised):
-                    wanted = min(steps_per_execution, self._limit(steps) - promised)
-                    promised += self._schedule(int(wanted))
+            while steps is None or self._done < steps:
+                self._fill_queue(epoch, steps_per_execution)
                 if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
-                    if steps is None or not self._since_begun or self._is_winding_up:
+                    if not self._begins_data_again(epoch, repeats=repeats):
                         return
-                    if done and not repeats:
-                        self._iterator = None
-                        return
-                    self._begin_data()
-                    exhausted, last_news = set(), time.monotonic()
                     continue
                 with doing(_WITH_WORKERS), span(WAITING):
                     place = self._first_ready()
                 if place is None:
-                    promised -= self._take_back(is_epoch_the_data=steps is None)
+                    epoch.promised -= self._take_back(is_epoch_the_data=steps is None)
                     continue
                 with doing(_WITH_WORKERS):
-                    wanted, worker, ran, read, given = self._fetch(place)
-                promised -= wanted - ran
-                done, self._since_begun = done + ran, self._since_begun + read
-                self._done = done
-                self._taken[worker] += read
-                self.is_at_rest = not self._scheduled
-                if ran:
-                    yield ran, given
-                if ran or worker not in exhausted:
-                    last_news = time.monotonic()
-                elif time.monotonic() - last_news > _SECONDS_TO_COME_BACK:
-                    self._go_without(exhausted, is_epoch_the_data=steps is None or not self._since_begun)
-                    exhausted = set(range(self._workers))
-                if ran < wanted:
-                    exhausted.add(worker)
-                    # This worker is free at once, and would take the executions of the others.
-                    time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+                    answer = self._fetch(place)
+                self._count(epoch, answer)
+                if answer.ran:
+                    yield answer.ran, answer.given
+                self._note_end_of_data(epoch, answer)
         except Exception as error:
             is_well = False
             if not is_about_a_task(error):
@@ -249,6 +264,44 @@ class CoordinatedRunner:
             # Otherwise a task may be gone or silent, and join() would wait for its executions.
             if is_well and not self._is_without:
                 self._coordinator.join()
+
+    def _fill_queue(self, epoch: _Epoch, steps_per_execution: int) -> None:
+        """Schedule executions, as long as a worker has data and a worker would wait soon."""
+        while len(epoch.exhausted) < self._workers and self._has_room(epoch.steps, epoch.promised):
+            wanted = min(steps_per_execution, self._limit(epoch.steps) - epoch.promised)
+            epoch.promised += self._schedule(int(wanted))
+
+    def _begins_data_again(self, epoch: _Epoch, *, repeats: bool) -> bool:
+        """Begin the data again if the epoch wants more steps than they have; return whether it continues."""
+        if epoch.steps is None or not self._since_begun or self._is_winding_up:
+            return False
+        if self._done and not repeats:
+            self._iterator = None
+            return False
+        self._begin_data()
+        epoch.exhausted, epoch.last_news = set(), time.monotonic()
+        return True
+
+    def _count(self, epoch: _Epoch, answer: _Answer) -> None:
+        """Count the steps of an execution, and the batches that its worker has read."""
+        epoch.promised -= answer.wanted - answer.ran
+        self._done += answer.ran
+        self._since_begun += answer.read
+        self._taken[answer.worker] += answer.read
+        self.is_at_rest = not self._scheduled
+
+    def _note_end_of_data(self, epoch: _Epoch, answer: _Answer) -> None:
+        """Note a worker whose data have ended, and after a long time without steps that others are gone."""
+        if answer.ran or answer.worker not in epoch.exhausted:
+            epoch.last_news = time.monotonic()
+        elif time.monotonic() - epoch.last_news > _SECONDS_TO_COME_BACK:
+            is_epoch_the_data = epoch.steps is None or not self._since_begun
+            self._go_without(epoch.exhausted, is_epoch_the_data=is_epoch_the_data)
+            epoch.exhausted = set(range(self._workers))
+        if answer.ran < answer.wanted:
+            epoch.exhausted.add(answer.worker)
+            # This worker is free at once, and would take the executions of the others.
+            time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
 
     def _clear_error(self) -> None:
         """Cancel the scheduled steps, and clear the error that the next call to the coordinator would raise.
@@ -344,8 +397,8 @@ class CoordinatedRunner:
         self._scheduled.clear()
         return steps
 
-    def _fetch(self, place: int) -> tuple[int, int, int, int, Any]:
-        """Return of an execution the steps wanted, the worker, the steps, the batches it read, the result."""
+    def _fetch(self, place: int) -> _Answer:
+        """Return the answer to an execution, by its place in the queue."""
         wanted, closure = self._scheduled[place]
         del self._scheduled[place]
         began = time.monotonic()
@@ -361,7 +414,7 @@ class CoordinatedRunner:
             else:
                 self.waited += float(waited)
                 self._executions.end(int(worker))
-                return wanted, int(worker), int(ran), int(ran) - int(done_before), given
+                return _Answer(wanted, int(worker), int(ran), int(ran) - int(done_before), given)
 
     def _go_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:
         absent = [("worker", index) for index in range(self._workers) if index not in exhausted]

@@ -90,18 +90,9 @@ def shared_mean(
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
     numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, by, has_any]
     if add_up is None and ring_of(context.strategy) is not None:
-        # Dense gradients leave first, while others are still computed.
-        dense = _summed_over_ring(known, by if is_mean else one, is_mean=is_mean)
-        reduced = _summed_as_one(numbers)
-        share = tf.math.divide_no_nan(by, reduced[-2]) if is_mean else one
-        sparse = iter(_all_summed([scaled(gradient, share) for gradient in known if _is_sparse(gradient)]))
-        summed = [next(sparse if _is_sparse(gradient) else dense) for gradient in known]
+        summed, reduced = _reduced_over_ring(known, numbers, by, is_mean=is_mean)
     elif add_up is None:
-        reduced = _all_summed(
-            [*(scaled(gradient, by) if is_mean else gradient for gradient in known), *numbers]
-        )
-        sums, reduced = reduced[: len(known)], reduced[len(known) :]
-        summed = [scaled(gradient, _inverse(reduced[-2])) for gradient in sums] if is_mean else sums
+        summed, reduced = _reduced_by_tensorflow(known, numbers, by, is_mean=is_mean)
     else:
         # Small values first: they give the share by which each gradient is scaled once, when it is sent.
         reduced = _summed_as_one(numbers)
@@ -120,6 +111,31 @@ def shared_mean(
         total,
         one if weight is None else weights,
     )
+
+
+def _reduced_over_ring(
+    gradients: Sequence[Any], numbers: Sequence[tf.Tensor], weight: tf.Tensor, *, is_mean: bool
+) -> tuple[list[Any], list[tf.Tensor]]:
+    """Return the sums of gradients, or their means, and of numbers, of which the last but one is the weight.
+
+    Dense gradients leave first, while others are still computed.
+    """
+    one = tf.constant(1.0, tf.float64)
+    dense = _summed_over_ring(gradients, weight if is_mean else one, is_mean=is_mean)
+    reduced = _summed_as_one(numbers)
+    share = tf.math.divide_no_nan(weight, reduced[-2]) if is_mean else one
+    sparse = iter(_all_summed([scaled(gradient, share) for gradient in gradients if _is_sparse(gradient)]))
+    return [next(sparse if _is_sparse(gradient) else dense) for gradient in gradients], reduced
+
+
+def _reduced_by_tensorflow(
+    gradients: Sequence[Any], numbers: Sequence[tf.Tensor], weight: tf.Tensor, *, is_mean: bool
+) -> tuple[list[Any], list[tf.Tensor]]:
+    """Return the same, of one call of TensorFlow's."""
+    mine = [scaled(gradient, weight) if is_mean else gradient for gradient in gradients]
+    reduced = _all_summed([*mine, *numbers])
+    sums, reduced = reduced[: len(mine)], reduced[len(mine) :]
+    return [scaled(gradient, _inverse(reduced[-2])) for gradient in sums] if is_mean else sums, reduced
 
 
 def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor, *, is_mean: bool) -> Iterator[Any]:
