@@ -34,6 +34,7 @@ from network_tasks import LINKS, Network, TaskError, network, why_no_network
 from results import machine, put, table
 from rounds import others, undisturbed
 
+import tfdist
 from tfdist.launcher import onednn
 from tfdist.launcher.resources import own_cores
 
@@ -146,10 +147,12 @@ def _least_disturbed(windows: Sequence[Mapping[str, float]]) -> dict[str, float]
 def software_in(place: Path, wanted: Collection[str]) -> dict[str, Software]:
     """Make the environments of all software that the ways need."""
     keras = "" if util.find_spec("tf_keras") else "tf_keras, not installed: pip install tf_keras"
-    found = {"tfdist": Software(sys.executable, machine())}
+    # Tasks have an environment of their own, in which another tfdist may be installed.
+    ours = {"PYTHONPATH": str(Path(str(tfdist.__file__)).parents[1])}
+    found = {"tfdist": Software(sys.executable, machine(), environ=ours)}
     if "keras" in wanted:
         name = "" if keras else f"tf_keras {metadata.version('tf_keras')}"
-        found["keras"] = Software(sys.executable, name, keras)
+        found["keras"] = Software(sys.executable, name, keras, ours)
     if "torch" in wanted:
         torch = torch_in(place / "torch")
         found["torch"] = Software(
