@@ -46,8 +46,15 @@ class AppliedSteps:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, beside: Any, *, are_noted_by_update: bool) -> None:
-        """Make room for the notes on the parameter server that holds a variable."""
+        """Make room for the notes on the parameter server that holds a variable.
+
+        Args:
+            strategy: The strategy.
+            beside: The variable; if the update of the weights notes a step, the one that it counts steps in.
+            are_noted_by_update: Whether the update of the weights notes a step.
+        """
         self.are_noted_by_update = are_noted_by_update
+        self._counter, self._has_lost = (beside if are_noted_by_update else None), False
         with strategy.scope(), strategy.extended.colocate_vars_with(beside):
             # A row has the number of an execution and its steps in one integer, which is written at once.
             self._rows = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="applied_steps")
@@ -81,8 +88,22 @@ class AppliedSteps:
         if self._step is not None:
             self.note(*self._step)
 
+    def counted(self) -> int:
+        """Return how many steps the optimizer has counted, if the update of the weights notes a step."""
+        return 0 if self._counter is None else int(self._counter.numpy())
+
+    def correct(self, count: int) -> None:
+        """Make the optimizer's count right, while no execution is under way, if a worker was lost.
+
+        The server may have counted a step and not noted it, when the worker was lost in between.
+        """
+        if self._has_lost and self._counter is not None:
+            self._counter.assign(count)
+        self._has_lost = False
+
     def _applied(self, number: int) -> int:
         """Return how many steps of an execution were applied by a worker that was lost."""
+        self._has_lost = True
         time.sleep(_SECONDS_TO_APPLY)
         noted, steps = divmod(int(self._rows.sparse_read([number % _ROWS])[0]), _MORE_THAN_STEPS)
         if noted != number:

@@ -52,6 +52,7 @@ class OnWorker:
 
     Attributes:
         executions: The executions that have begun and ended.
+        applied: Where its steps are noted; None if they update nothing.
     """
 
     def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
@@ -62,17 +63,17 @@ class OnWorker:
                 It returns the steps taken, their result, and the seconds that it waited for data.
             applied: Where its steps are noted; None if they update nothing.
         """
-        self._execution, self.executions, self._applied = execution, WorkerExecutions(), applied
+        self._execution, self.executions, self.applied = execution, WorkerExecutions(), applied
 
     @property
     def begun_specs(self) -> Sequence[Begun]:
         """Return the specs of what `begin` returns."""
         specs = Begun(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
-        return [] if self._applied is None else [specs]
+        return [] if self.applied is None else [specs]
 
     def begin(self) -> Sequence[Begun]:
         """Return what the graph of a new execution gets besides data and steps."""
-        return [] if self._applied is None else [self._applied.begin()]
+        return [] if self.applied is None else [self.applied.begin()]
 
     def execute(self, iterator: Any, steps: tf.Tensor, *begun: Begun) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker."""
@@ -104,11 +105,13 @@ class _Epoch:
     Attributes:
         steps: The steps that are wanted; None if the epoch is the data.
         promised: The steps that are done or scheduled.
+        counted_before: The steps that the optimizer had counted when the epoch began.
         exhausted: The workers whose data have ended.
         last_news: When a worker last had a step or came to the end of its data.
     """
 
     steps: int | None
+    counted_before: int = 0
     promised: int = 0
     exhausted: set[int] = field(default_factory=set)
     last_news: float = field(default_factory=time.monotonic)
@@ -234,7 +237,8 @@ class CoordinatedRunner:
         if steps is None or self._iterator is None:
             self._begin_data()
         self._is_winding_up, self._done = False, 0
-        epoch, is_well = _Epoch(steps), True
+        applied = self._graph.applied
+        epoch, is_well = _Epoch(steps, 0 if applied is None else applied.counted()), True
         try:
             while steps is None or self._done < steps:
                 self._fill_queue(epoch, steps_per_execution)
@@ -289,6 +293,8 @@ class CoordinatedRunner:
         self._since_begun += answer.read
         self._taken[answer.worker] += answer.read
         self.is_at_rest = not self._scheduled
+        if self.is_at_rest and self._graph.applied is not None:
+            self._graph.applied.correct(epoch.counted_before + self._done)
 
     def _note_end_of_data(self, epoch: _Epoch, answer: _Answer) -> None:
         """Note a worker whose data have ended, and after a long time without steps that others are gone."""

@@ -93,3 +93,28 @@ def test_the_argument_is_read_from_the_second_worker_on():
     reads = []
     given = read_when_sent_again(tf.constant(0), lambda: reads.append(1) or tf.constant(len(reads)))
     assert [int(given._values[worker]) for worker in (0, 1, 0, 1)] == [0, 0, 1, 2]
+
+
+def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter):
+    applied = noting(counter, are_noted_by_update=True)
+    begun = applied.begin()
+    counter.assign(7)
+    applied.correct(5)
+    assert applied.counted() == 7
+    for worker in (0, 1, 0):  # the third time, the first worker was lost
+        sent_to(begun, worker)
+    applied.correct(5)
+    assert applied.counted() == 5
+    counter.assign(6)
+    applied.correct(5)
+    assert applied.counted() == 6
+
+
+def test_steps_that_the_loop_notes_leave_the_count_alone(counter):
+    applied = noting(counter, are_noted_by_update=False)
+    begun = applied.begin()
+    for worker in (0, 1, 0):
+        sent_to(begun, worker)
+    counter.assign(7)
+    applied.correct(5)
+    assert int(counter) == 7
