@@ -68,7 +68,8 @@ def main() -> None:
     put("lost workers", head, table(columns, [[*map(str, numbers), f"{statistics.median(away):.1f} s"]]))
     if status != 138 or not weight == counter == training.total:
         sys.exit(
-            f"benchmarks/lost_workers.py: expected {training.total} steps and status 138, received {status}"
+            f"benchmarks/lost_workers.py: expected {training.total} steps and status 138, received"
+            f" {weight:.0f} by the weight, {counter} by the optimizer, and status {status}"
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import AWAIT_SUMS, span
-from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets
+from tfdist.strategies.plan_buckets import BucketBytes, plan_from_last
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
@@ -75,10 +75,8 @@ class GradientBuckets:
             place: The place of this call among those of the graph.
         """
         divisor = tf.zeros([], tf.float64) if weight is None else weight
-        # The backward pass computes the gradients of the last layers first.
-        order = list(reversed(range(len(gradients))))
-        sizes = [(gradients[number].dtype, _bytes(gradients[number])) for number in order]
-        buckets = [[order[index] for index in bucket] for bucket in plan_buckets(sizes, self.bucket_bytes)]
+        sizes = [(gradient.dtype, _bytes(gradient)) for gradient in gradients]
+        buckets = plan_from_last(sizes, self.bucket_bytes)
         # TensorFlow computes an operation of constants only once; this is no constant for it.
         ticket = tf.compat.v1.placeholder_with_default(tf.constant(_NEW_STEP, tf.int64), [])
         for index, bucket in enumerate(buckets):

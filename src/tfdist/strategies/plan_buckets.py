@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["BucketBytes", "plan_buckets"]
+__all__ = ["BucketBytes", "plan_buckets", "plan_from_last"]
 
 
 class BucketBytes(NamedTuple):
@@ -30,3 +30,9 @@ def plan_buckets(tensors: Sequence[tuple[Any, int]], most: BucketBytes) -> list[
         buckets[-1].append(number)
         size, last_type = size + count, dtype
     return buckets
+
+
+def plan_from_last(tensors: Sequence[tuple[Any, int]], most: BucketBytes) -> list[list[int]]:
+    """Return the same where the last tensor travels first, as the backward pass computes them."""
+    last = len(tensors) - 1
+    return [[last - number for number in bucket] for bucket in plan_buckets(tensors[::-1], most)]

@@ -18,7 +18,7 @@ from tfdist._utils.group_by_key import places_by_key
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token
-from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets
+from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
 from tfdist.transport.open_endpoint import named
@@ -164,14 +164,10 @@ class StepTransfer:
         # TensorFlow does not infer the shape of every gradient, such as that of a product of 3-D inputs.
         for gradient, variable in zip(gradients, variables, strict=True):
             gradient.set_shape(variable.shape)
-        order = list(reversed(range(len(gradients))))
         delivered: list[Any] = [None] * len(gradients)
         # The server receives only after it has sent the variables.
         ready, before = self._ticket, self._sent[server]
-        for bucket in plan_buckets(
-            [_type_and_bytes(gradients[place]) for place in order], self._bucket_bytes
-        ):
-            places = [order[number] for number in bucket]
+        for places in plan_from_last([_type_and_bytes(each) for each in gradients], self._bucket_bytes):
             mine = [gradients[place] for place in places]
             manifest = self._manifest(server, mine, is_state=False)
             # hand_over returns the ticket when the gradients are ready, so no thread of the server waits

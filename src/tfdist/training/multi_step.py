@@ -50,7 +50,7 @@ def make_execution(
         cache = ps_cache()
 
         def note(done: tf.Tensor) -> None:
-            # The loop has this number only when all of these steps has run.
+            # The loop has this number only when all of these steps have run.
             if applied is not None and not applied.are_noted_by_update:
                 applied.note(begun.number, done)
 

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
 from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.replica_seconds_and_failures import Failure, StepStats
@@ -91,8 +91,8 @@ class KerasStep:
 
 def _resource_of(variable: Any) -> Any:
     """Return TensorFlow's variable of a variable of Keras; of one in shards, the first."""
-    part = parts_of([variable])[0]
-    return part.value if hasattr(part, "path") else getattr(part, "variables", [part])[0]
+    whole = variable_of_tensorflow(variable)
+    return getattr(whole, "variables", [whole])[0]
 
 
 def value_of(value: Any) -> Any:
