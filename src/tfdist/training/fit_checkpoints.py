@@ -34,8 +34,9 @@ from tfdist.training.keras.callback_states import (
 )
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import is_keras_2
-from tfdist.training.keras.datasets_from_inputs import new_seed
+from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
+from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
 from tfdist.training.resumed_variables import learning_rate, other_optimizers, set_learning_rate
@@ -59,14 +60,14 @@ def open_checkpoints(
     model: Any,
     strategy: tf.distribute.Strategy,
     callbacks: Sequence[Any],
-) -> Iterator["FitCheckpoints | None"]:
-    """Find the newest checkpoint, and handle SIGTERM while the block trains; yield None without an option.
+) -> Iterator[NoCheckpoints]:
+    """Find the newest checkpoint, and handle SIGTERM while the block trains, if there is an option.
 
     Raises:
         Preempted: A task was told to end. A checkpoint is saved if the training had begun.
     """
     if option is None:
-        yield None
+        yield NoCheckpoints(model, strategy, callbacks)
         return
     print_own_errors_in_a_line()
     if is_keras_2(model):
@@ -86,8 +87,10 @@ def open_checkpoints(
             raise
 
 
-class FitCheckpoints:
+class FitCheckpoints(NoCheckpoints):
     """The checkpoints of a call of `fit`; all tasks call the methods, and only the chief reads and writes."""
+
+    seed: int
 
     def __init__(
         self,
@@ -99,9 +102,8 @@ class FitCheckpoints:
         departures: Departures,
         writer: CheckpointWriter,
     ) -> None:
-        self._option, self._model, self._strategy = option, model, strategy
-        self._callbacks, self._notice, self._departures = callbacks, notice, departures
-        self._writer = writer
+        super().__init__(model, strategy, callbacks)
+        self._option, self._notice, self._departures, self._writer = option, notice, departures, writer
         self._is_chief = is_chief(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
         self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
@@ -112,6 +114,10 @@ class FitCheckpoints:
         self.step = self._saved_at = 0 if self._facts is None else self._facts.place.step
         # Its arrays shuffle by this seed; one of the user's comes first.
         self.seed = new_seed() if self._facts is None else self._facts.seed
+
+    def check_order(self, x: Any, *, shuffle: bool | str) -> None:
+        """Refuse a PyDataset that is shuffled without a seed."""
+        check_seeded(self._model, x, shuffle)
 
     def checked(self, data: Data, validation_data: Data | None) -> Data:
         """Return the training data, which are refused if their order differs in each process."""
@@ -216,12 +222,11 @@ class FitCheckpoints:
 
     # -- when training begins --
 
-    def begin(self, calls: Any, epochs: int, initial_epoch: int) -> int:
+    def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
         """Call the callbacks at the beginning, set their states and the History; return the first epoch."""
         facts = self._facts
         if facts is None:
-            calls.on_train_begin()
-            return initial_epoch
+            return super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
         for callback in self._callbacks:
             if type(callback).__name__ == "CSVLogger":
                 callback.append = True  # the lines of the epochs before

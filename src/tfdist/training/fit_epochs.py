@@ -1,0 +1,117 @@
+"""Run the epochs of a call of `fit`: training, evaluation, callbacks and checkpoints."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.errors import DataError
+from tfdist.training.early_stop import Stopping
+from tfdist.training.evaluate import run_tests
+from tfdist.training.fit_schedule import FitSchedule
+from tfdist.training.keras.callbacks import is_chief
+from tfdist.training.logs import as_logs
+from tfdist.training.model_checks import has_own
+from tfdist.training.no_checkpoints import NoCheckpoints
+from tfdist.training.profiled_fit import profiled_fit
+from tfdist.training.report_progress_of_fit import FitReports
+from tfdist.training.run_batches import run_batches, steps_per_execution
+from tfdist.training.session import Phase, Session
+
+__all__ = ["FitEpochs"]
+
+
+class FitEpochs:
+    """The epochs of a call of `fit`."""
+
+    def __init__(
+        self,
+        session: Session,
+        training: Phase,
+        testing: Phase | None,
+        model: Any,
+        schedule: FitSchedule,
+        calls: Any,
+        callbacks: Sequence[Any],
+        checkpoints: NoCheckpoints,
+    ) -> None:
+        self._training, self._testing, self._model = training, testing, model
+        self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
+        self._stopping = Stopping(callbacks, model, session.strategy)
+        self._reports = FitReports(
+            is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected
+        )
+        self._profiled, self._steps = profiled_fit(session.strategy), 0
+        self._per_call = steps_per_execution(model)
+        self._leave: Callable[[], bool] | None = None
+        if testing is not None:
+            stops = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
+            # A test_step of the model's own may change what a resumed run needs.
+            is_left = not has_own(model, "test_step")
+            self._leave = (lambda: stops() or checkpoints.leaves()) if is_left else stops
+
+    def run(self, begun: int) -> dict[str, Any]:
+        """Train, and evaluate when due, until the last epoch or until a callback stops training."""
+        logs = self._checkpoints.logs
+        for epoch in range(begun, self._schedule.epochs):
+            self._calls.on_epoch_begin(epoch)
+            done, logs = self._train(epoch)
+            self._training.step.end_epoch()
+            if self._testing is not None and self._schedule.validates(epoch):
+                logs.update({f"val_{name}": value for name, value in self._test(self._testing).items()})
+            self._reports.after_epoch(epoch, done, logs)
+            self._calls.on_epoch_end(epoch, logs)
+            stops = self._stopping.after_epoch()
+            is_last = stops or epoch + 1 == self._schedule.epochs
+            self._checkpoints.after_epoch(logs, is_last=is_last, is_stopped=stops)
+            if stops:
+                break
+        self._profiled.end_if_due(self._steps, is_over=True)
+        return logs
+
+    def _train(self, epoch: int) -> tuple[int, dict[str, Any]]:
+        """Train for an epoch, or the rest of it; return the number of its steps, and the metrics' results."""
+        part = self._checkpoints.begin_epoch(epoch)
+        before = self._steps
+        self._profiled.begin_if_due(before + part.done, self._per_call)
+        batches = run_batches(
+            "train",
+            self._training,
+            self._model,
+            steps=self._schedule.steps,
+            expected=self._schedule.expected,
+            calls=self._calls,
+            repeats=self._schedule.repeats,
+            position=self._schedule.position,
+            part=part,
+            before=before,
+        )
+        with contextlib.closing(batches):
+            for done, logs in batches:
+                self._steps = before + done
+                self._profiled.end_if_due(self._steps)
+                self._profiled.begin_if_due(self._steps, self._per_call)
+                self._reports.after_steps(epoch, done, logs)
+                if self._stopping.after_execution():
+                    break
+                self._checkpoints.after_execution()
+        self._checkpoints.after_batches()
+        if not part.done:
+            raise DataError(
+                "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
+            )
+        return part.done, as_logs(part.logs)
+
+    def _test(self, testing: Phase) -> dict[str, float]:
+        """Evaluate, and return the metrics' results."""
+        results = run_tests(
+            testing,
+            self._model,
+            self._schedule.test_steps,
+            self._calls,
+            expected=self._schedule.test_expected,
+            leave=self._leave,
+            position=copy.copy(self._schedule.test_position),
+        )
+        self._checkpoints.after_tests()
+        return results
