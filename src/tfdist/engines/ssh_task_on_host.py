@@ -27,8 +27,7 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh_plan import Order, write_private
 from tfdist.errors import LOST
 from tfdist.launcher import chief_reports
-from tfdist.launcher.environment import SECRET, task_environment
-from tfdist.launcher.launch_monitor import LAUNCH
+from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.resources import share_cores
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 

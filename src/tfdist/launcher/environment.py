@@ -9,8 +9,9 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher import onednn
 from tfdist.launcher.resources import Cores
 
-__all__ = ["SECRET", "inherited_variables", "task_environment"]
+__all__ = ["LAUNCH", "SECRET", "inherited_variables", "task_environment"]
 
+LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks of a launch
 # The variable with the secret that only the tasks of a launch know.
 SECRET = "TFDIST_SECRET"  # noqa: S105
 

@@ -21,8 +21,8 @@ from tfdist.cluster.environments import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import chief_reports, progress_file
 from tfdist.launcher.console import ScreenOptions
-from tfdist.launcher.environment import SECRET, task_environment
-from tfdist.launcher.launch_monitor import LAUNCH, Job, TaskLog
+from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
+from tfdist.launcher.launch_monitor import Job, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
@@ -108,7 +108,12 @@ def launch(
         _check_hosts(cluster)
     cores = own_cores() if cores is None else cores
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
-    mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
+    mark = os.urandom(8).hex()
+    options: dict[str, Any] = {
+        "network_isolation": network_isolation,
+        "restarts": restarts,
+        "heartbeat_timeout": heartbeat_timeout,
+    }
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
@@ -118,54 +123,33 @@ def launch(
         scratch = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
         )
+        for_lead = _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
+        for_all = {LAUNCH: mark, SECRET: os.urandom(32).hex()}
         tasks = []
-        for task in cluster.tasks():
+        for task, share in shares.items():
             environment = task_environment(
-                cluster, task, shares[task], {"TMPDIR": scratch}, env, is_width_forced=threads is not None
+                cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=threads is not None
             )
-            environment |= {LAUNCH: mark, _TASK: f"{mark}/{task}", SECRET: secret}
-            if task == cluster.lead:
-                environment |= _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
-            task_plan = _task_plan(cluster.with_task(*task), environment, shares[task], logs[task], reporter)
+            environment |= {**for_all, _TASK: f"{mark}/{task}", **(for_lead if task == cluster.lead else {})}
+            task_plan = _task_plan(cluster.with_task(*task), environment, share, logs[task], reporter)
             tasks.append({**task_plan, "alone": task.type in alone})
         plan = {
+            **options,
             "command": [as_latin1(word) for word in command],
             "tasks": tasks,
             "lead": str(cluster.lead),
             "scratch": scratch,
-            "network_isolation": network_isolation,
             "grace": grace,
             "linger": grace if linger is None else linger,
-            "restarts": restarts,
-            "heartbeat_timeout": heartbeat_timeout,
             "loads_once": loads_once,
             "lost": LOST,
         }
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
-        job = stack.enter_context(
-            Job(
-                cluster,
-                logs,
-                supervisor,
-                reports,
-                stream or sys.stdout,
-                plan,
-                mark,
-                events,
-                screen or ScreenOptions(),
-                metrics,
-            )
-        )
+        shown = (stream or sys.stdout, plan, mark, events, screen or ScreenOptions(), metrics)
+        job = stack.enter_context(Job(cluster, logs, supervisor, reports, *shown))
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
-        options = {
-            "threads": threads,
-            "pin": pin,
-            "network_isolation": network_isolation,
-            "restarts": restarts,
-            "alone": list(alone),
-            "heartbeat_timeout": heartbeat_timeout,
-        }
+        options = {"threads": threads, "pin": pin, **options, "alone": list(alone)}
         job.begin([os.fsdecode(word) for word in command], where, options)
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:

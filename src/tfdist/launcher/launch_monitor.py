@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Silence, read_reports
 from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
+from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
@@ -36,9 +37,8 @@ from tfdist.launcher.run_events import (
 )
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
-__all__ = ["LAUNCH", "Job", "TaskLog"]
+__all__ = ["Job", "TaskLog"]
 
-LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks
 _TAIL_LINES = 20
 _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
