@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.heartbeat import Watcher
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict
@@ -149,6 +151,13 @@ def _counted(strategy: tf.distribute.Strategy, folder: Path, model_class: Any, d
 def counted(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Count the steps that the weight and the optimizer have got."""
     return _counted(strategy, folder, Stepping, endless())
+
+
+def counted_without_the_silent(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Count them while a worker is silent, as the chief of a script does that begins with `tfdist.start`."""
+    cluster = ClusterConfig.from_tf_config()
+    with Watcher(cluster, heartbeat_timeout=3.0, spared=["worker"], only=["worker"]):
+        return counted(strategy, folder)
 
 
 def counted_by_own_step(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from tfdist.cluster.config import ClusterConfig, Task
 
 
 @contextmanager
-def begun(tmp_path, strategy, case, *, options=None, first=(), **shape):
+def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, **shape):
     cluster = ClusterConfig.local(**shape)
     cases = [*first, f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
+    order["serve"] = serve or {}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
@@ -125,6 +126,30 @@ def test_a_step_of_a_lost_worker_counts_once(tmp_path, case):
     found = finished.results["chief:0"][f"lost_cases.{case}"]
     assert found["iterations"] == 120
     assert abs(found["weight"] - 120) <= 1  # the server may have been in the middle of the update
+
+
+@pytest.mark.slow
+def test_a_step_of_a_silent_worker_counts_once_and_holds_nobody_up(tmp_path):
+    serve = {"heartbeat_timeout": 6.0}
+    with begun(tmp_path, "parameter_server", "counted_without_the_silent", serve=serve, workers=2, ps=1) as (
+        running,
+        _,
+    ):
+        time.sleep(0.5)  # both are in the middle of an execution
+        worker, _ = lose(running, "worker:1", by=signal.SIGSTOP)
+        try:
+            finished = running.wait(LONGEST)
+            os.killpg(worker.pid, signal.SIGCONT)
+            assert worker.wait() == 138
+        finally:
+            worker.kill()
+
+    found = finished.results["chief:0"]["lost_cases.counted_without_the_silent"]
+    assert found["iterations"] == 120
+    assert abs(found["weight"] - 120) <= 1
+    assert " silent for " in finished.logs["chief:0"]
+    assert "take over their steps" not in finished.logs["chief:0"]  # which comes after two minutes
+    assert "was stopped for" in (tmp_path / "worker:1.log").read_text()
 
 
 @pytest.mark.slow

@@ -10,14 +10,18 @@ import heapq
 import os
 import random
 import select
+import shutil
 import struct
 import subprocess
 import threading
 import time
+from pathlib import Path
 
-__all__ = ["HOSTS", "Wire", "why_no_wire"]
+__all__ = ["HOSTS", "NAMES", "Wire", "why_no_wire"]
 
 HOSTS = ("10.80.0.1", "10.80.0.2")
+NAMES = ("near", "far")  # of these hosts, on these hosts
+_ETC = Path("/etc/netns")  # `ip netns exec` puts what a namespace has here over /etc
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x4004_54CA, 0x1, 0x1000
 _LARGEST = 65536
 
@@ -39,13 +43,31 @@ class Wire:
         self.carried = self.lost = 0
         self._chance = random.Random(seed)
         self._names = [f"wire{os.getpid()}{side}" for side in "ab"]
+        self._addresses = list(HOSTS)
 
     def inside(self, side: int) -> list[str]:
         """Return the words that start a command on one of the hosts."""
         return ["ip", "netns", "exec", self._names[side]]
 
+    def move(self, side: int, address: str) -> None:
+        """Move a host to another address, which its name stands for from now on."""
+        name, before = self._names[side], self._addresses[side]
+        _ip("-n", name, "addr", "del", f"{before}/24", "dev", name)
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+        self._addresses[side] = address
+        self._write_names()
+
+    def _write_names(self) -> None:
+        lines = [f"{address} {name}\n" for address, name in zip(self._addresses, NAMES, strict=True)]
+        for name in self._names:  # in place: processes that run have this file, and not its name
+            (_ETC / name / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+
     def __enter__(self) -> "Wire":
         with contextlib.ExitStack() as stack:
+            for name in self._names:
+                (_ETC / name).mkdir(parents=True)
+                stack.callback(shutil.rmtree, _ETC / name)
+            self._write_names()
             self._bell, ringer = os.pipe()
             self._ends = [self._host(stack, side) for side in (0, 1)]
             thread = threading.Thread(target=self._carry)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from tfdist.coordination.stalled_worker import let_chief_end_this_worker
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
+from tfdist.launcher.environment import LAUNCH
 from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
@@ -30,6 +32,7 @@ __all__ = ["serve"]
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0
+_MOST_LATER = 5.0  # seconds by which its last look at the chief may be later than the chief's at it
 _SECONDS_WHEN_TOLD_TO_END = 0.1  # the sender of the signal waits
 # Less than the 30 s that Kubernetes, Slurm and our launcher give before SIGKILL.
 _SECONDS_FOR_THE_CHIEF_TO_SAVE = 25.0
@@ -88,7 +91,7 @@ def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: floa
         # A chief that fails at once may start and end between two health checks.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=is_shutdown_told)
         with handling_stop_signals() as notice, notice.deferred():
-            _wait_until_gone(chief, heartbeat_timeout, notice)
+            _wait_until_gone(cluster, heartbeat_timeout, notice)
         if is_shutdown_told() or was_dismissed():
             break
         notice.raise_if_received()
@@ -113,9 +116,12 @@ def _tcp_transport(cluster: ClusterConfig) -> Iterator[None]:
             endpoint.close()  # what waits in it would outlast this process's end
 
 
-def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
+def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice) -> None:
+    chief = cluster.address(("chief", 0))
     last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
+    looked_at, patience = last_seen, _patience(cluster, timeout)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
+        looked_at = _check_was_running(cluster, looked_at, patience)
         answer = answers(chief)
         # The host may be gone with the chief, as a container's is. Then nothing refuses a connection.
         if not answer and is_shutdown_told():
@@ -129,10 +135,35 @@ def _wait_until_gone(chief: str, timeout: float, notice: Notice) -> None:
             announce_departure()
         if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
             return
-        if now - last_seen > timeout:
+        if now - last_seen > patience:
             remedy = "It is stopped, or its machine cannot be reached"
-            raise TaskLost(f"chief at {chief}", f"has been silent for {timeout:g} s", remedy=remedy)
+            raise TaskLost(f"chief at {chief}", f"has been silent for {patience:g} s", remedy=remedy)
         time.sleep(_SECONDS_WHEN_TOLD_TO_END if notice.is_received else _SECONDS_BETWEEN_PROBES)
+
+
+def _patience(cluster: ClusterConfig, timeout: float) -> float:
+    """Return for how many seconds this task waits for a chief that is silent.
+
+    A worker gives up before the chief does. After the chief has given its steps to others, those that it
+    would still do would count twice.
+    """
+    return max(timeout / 2, timeout - _MOST_LATER) if _is_worker(cluster) else timeout
+
+
+def _is_worker(cluster: ClusterConfig) -> bool:
+    return bool(cluster.ps) and cluster.task is not None and cluster.task.type == "worker"
+
+
+def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float) -> float:
+    """Raise if this worker was stopped for so long that the chief may count it as lost; return the time.
+
+    A launcher kills the tasks that its chief misses. It may also have been stopped with all of them.
+    """
+    now, stopped_for = time.monotonic(), time.monotonic() - looked_at
+    if _is_worker(cluster) and LAUNCH not in os.environ and stopped_for > patience:
+        problem = f"was stopped for {stopped_for:.0f} s, and counts as lost"
+        raise TaskLost(str(cluster.task), problem, remedy="Start it again")
+    return now
 
 
 def _check_task(cluster: ClusterConfig) -> None:

@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tfdist._utils.files import remove_partial, storage_errors, write_json
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_stop_signals
@@ -128,7 +129,10 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
         check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:
         if cluster.task is not None and cluster.task.type == "evaluator":
-            with StallWatch.of(cluster, config.watch.stall_timeout):
+            with (
+                StallWatch.of(cluster, config.watch.stall_timeout),
+                answering_health_checks(cluster.address(cluster.task)),
+            ):
                 evaluate_checkpoints(config, cluster, folder)
             return None
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)

@@ -1,4 +1,4 @@
-"""Say how many epochs a call of `fit` has, and how many batches each of them trains and tests on."""
+"""Count the epochs of a call of `fit`, and the batches that each of them trains and tests on."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
@@ -58,7 +59,8 @@ def start(
         cluster: The cluster and the task of this process; None to read TF_CONFIG or a scheduler's variables.
         workers: How many workers to start beside this process.
         ps: How many parameter servers to start, at least 1 for any worker.
-        heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost.
+        heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost, and
+            the chief of asynchronous workers one of them.
         stall_timeout: Seconds that a step or callback of `fit` may take before its process counts as stuck,
             and ends with 138; auto, to derive them from the steps; off, with which one can use a debugger.
         options: As for `make_strategy`.
@@ -85,7 +87,11 @@ def start(
     made = make_strategy(cluster, strategy, **options)
     enter_for_good(made)
     watch_calls(made)
-    StallWatch.of(cluster, stall_timeout).__enter__()  # for the rest of the script
+    # Both last for the rest of the script.
+    StallWatch.of(cluster, stall_timeout).__enter__()
+    if isinstance(made, tf.distribute.ParameterServerStrategy):
+        watcher = Watcher(cluster, heartbeat_timeout=heartbeat_timeout, spared=["worker"], only=["worker"])
+        watcher.__enter__()
     _replace_methods_of_keras()
     _started.append((wanted, made))
     return made

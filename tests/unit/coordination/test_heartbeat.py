@@ -7,19 +7,22 @@ import sys
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import HTTP2_SETTINGS
 
 # What a task does that waits in a call which never returns.
 WAITS = """
-import logging, sys, time
+import logging, socket, sys, time
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import HTTP2_SETTINGS
 from tfdist.coordination.heartbeat import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 lead, other, spared, seconds = sys.argv[1:]
 cluster = ClusterConfig(chief=[lead], worker=[other]).with_task("chief", 0)
+kept = socket.create_connection(other.rsplit(":", 1)) if spared else None
 with Watcher(cluster, heartbeat_timeout=1.5, spared=[spared]):
     time.sleep(float(seconds))
-print("went on")
+print("went on", "without a connection" if kept and kept.recv(1) == b"" else "")
 """
 
 
@@ -52,5 +55,36 @@ def test_a_task_that_is_gone_is_named_where_tensorflow_says_nothing():
 def test_those_that_go_on_without_it_only_name_it(silent):
     ended = wait_for(silent, spared="worker", seconds="9")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "went on\n"
+    assert ended.stdout == "went on without a connection\n"
     assert ended.stderr.count("training continues without it") == 1
+
+
+def test_an_evaluator_that_was_there_and_falls_silent_is_named():
+    """It may begin late and end early, so nothing is said of one that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", WITH_EVALUATOR, "127.0.0.1:1", at]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            for _ in range(2):
+                connection = server.accept()[0]
+                with connection:
+                    connection.sendall(HTTP2_SETTINGS)
+                    connection.recv(1000)
+            _, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert said.count("evaluator:0") == 1, said
+    assert f"evaluator:0 at {at} silent for " in said
+
+
+WITH_EVALUATOR = """
+import logging, sys, time
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import HTTP2_SETTINGS
+from tfdist.coordination.heartbeat import Watcher
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+lead, evaluator = sys.argv[1:]
+cluster = ClusterConfig(worker=[lead], evaluator=[evaluator]).with_task("worker", 0)
+with Watcher(cluster, heartbeat_timeout=1.5):
+    time.sleep(12)
+"""

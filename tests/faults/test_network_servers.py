@@ -1,0 +1,162 @@
+"""Parameter servers on two hosts, joined by a wire that is slow, loses packets, or is cut."""
+
+import contextlib
+
+import pytest
+from proofs import prove_exact, prove_nothing_left
+from setups import config
+from training import Training
+from wire import HOSTS, NAMES, Wire, why_no_wire
+
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(why := why_no_wire()), reason=why)]
+
+STEPS = 200
+NEAR, FAR = HOSTS
+ELSEWHERE = "10.80.0.3"
+CLUSTERS = {
+    "parameter_server": {
+        "chief": [f"{NEAR}:2222"],
+        "ps": [f"{NEAR}:2223"],
+        "worker": [f"{NEAR}:2224", f"{FAR}:2224"],
+    },
+    "parameter_server_sync": {
+        "chief": [f"{NEAR}:2222"],
+        "ps": [f"{NEAR}:2223", f"{FAR}:2223"],
+        "worker": [f"{NEAR}:2224", f"{FAR}:2224"],
+    },
+}
+FAR_TASKS = {"parameter_server": ["worker:1"], "parameter_server_sync": ["ps:1", "worker:1"]}
+
+
+class Tasks(dict):
+    """The tasks of a cluster by name, each started by hand on its host."""
+
+    def start(self, *names):
+        for name in names or self:
+            self[name].start()
+
+    def ends(self, *names):
+        """Return the exit statuses of these tasks, or of all."""
+        return {name: self[name].end() for name in names or self}
+
+    def reach(self, step):
+        """Wait until the chief has a checkpoint of a step, or a later one."""
+        chief = self["chief:0"]
+
+        def is_there():
+            assert chief.status() is None, self.told()
+            return chief.newest() >= step
+
+        chief.until(is_there, f"step {step} is saved")
+
+    def told(self):
+        return "\n".join(task.said() for task in self.values())[-8000:]
+
+
+@contextlib.contextmanager
+def begun(folder, strategy, cache, *, steps=STEPS, cluster=None, **changes):
+    """Yield a wire, and the tasks at its ends, of which none is started."""
+    run = config(strategy, steps, cluster=cluster or CLUSTERS[strategy], launch={}, **changes)
+    names = ["chief:0", "worker:0", "ps:0", *FAR_TASKS[strategy]]
+    with Wire() as wire, contextlib.ExitStack() as stack:
+        tasks = Tasks()
+        for name in names:
+            side = int(name in FAR_TASKS[strategy])
+            tasks[name] = stack.enter_context(
+                Training(folder, run, cache, task=name, prefix=wire.inside(side))
+            )
+            tasks[name].environ["TFDIST_SECRET"] = "what all of them know"
+        yield wire, tasks
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, cache):
+    """Return the chief of a synchronous run over a wire without faults."""
+    with begun(tmp_path_factory.mktemp("straight"), "parameter_server_sync", cache) as (_, tasks):
+        tasks.start()
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    return tasks["chief:0"]
+
+
+def slow_and_lossy(folder, strategy, cache):
+    """Return the chief of a run over a wire that is slow and loses packets."""
+    with begun(folder, strategy, cache) as (wire, tasks):
+        wire.delay, wire.loss = 0.002, 0.02
+        tasks.start()
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    assert wire.lost > 10
+    prove_nothing_left(tasks["chief:0"])
+    return tasks["chief:0"]
+
+
+def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp_path, cache):
+    prove_exact(slow_and_lossy(tmp_path, "parameter_server_sync", cache), 2, straight)
+
+
+@pytest.mark.again
+def test_over_such_a_wire_asynchronous_steps_count_once(tmp_path, cache):
+    prove_exact(slow_and_lossy(tmp_path, "parameter_server", cache), 1)
+
+
+def test_synchronous_tasks_that_are_cut_off_continue_to_the_same_bits(straight, tmp_path, cache):
+    with begun(tmp_path, "parameter_server_sync", cache) as (wire, tasks):
+        chief = tasks["chief:0"]
+        tasks.start()
+        tasks.reach(40)
+        wire.is_cut = True
+        assert set(tasks.ends().values()) == {138}, tasks.told()
+        safe = chief.newest()
+        wire.is_cut = False
+        tasks.start()
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    assert [each["at_step"] for each in chief.history()] == [0, safe]
+    prove_exact(chief, 2, straight)
+    prove_nothing_left(chief)
+
+
+def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path, cache):
+    with begun(tmp_path, "parameter_server", cache) as (wire, tasks):
+        chief = tasks["chief:0"]
+        tasks.start()
+        tasks.reach(20)
+        wire.is_cut = True
+        assert tasks.ends("worker:1") == {"worker:1": 138}, tasks.told()
+        others = [name for name in tasks if name != "worker:1"]
+        assert set(tasks.ends(*others).values()) == {0}, tasks.told()
+    assert f"worker:1 at {FAR}:2224 silent for " in chief.said()
+    assert len(chief.history()) == 1
+    prove_exact(chief, 1, in_part=1)
+    prove_nothing_left(chief)
+
+
+@pytest.mark.again
+def test_an_asynchronous_worker_comes_back_at_another_address(tmp_path, cache):
+    """Its machine goes without a word, so the connections to it stay open; its name is another machine's then."""
+    by_name = {"chief": [f"{NAMES[0]}:2222"], "ps": [f"{NAMES[0]}:2223"]}
+    by_name["worker"] = [f"{name}:2224" for name in NAMES]
+    changes = {"steps": 8000, "cluster": by_name, "checkpoint": {"every": 500, "background": True}}
+    with begun(tmp_path, "parameter_server", cache, **changes) as (wire, tasks):
+        chief, worker = tasks["chief:0"], tasks["worker:1"]
+        tasks.start()
+        tasks.reach(500)
+        wire.is_cut = True
+        worker.process.kill()
+        worker.process.wait()
+        wire.move(1, ELSEWHERE)
+        wire.is_cut = False
+        tasks.start("worker:1")
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    assert len(chief.history()) == 1
+    prove_exact(chief, 1, in_part=1)
+    # Of the last steps it has taken a part.
+    assert curve(chief, "milliseconds of a step/worker:1")[-1] > 0
+
+
+def curve(training, tag):
+    """Return the values of a curve of the training."""
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(training.run / "summaries" / "train"))
+    events.Reload()
+    return [float(tf.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]

@@ -1,0 +1,36 @@
+"""A process without a TensorFlow server answers health checks, whoever else calls it."""
+
+import contextlib
+import socket
+
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.answer_health_checks import answering_health_checks
+from tfdist.coordination.health import answers
+
+
+def address():
+    [found] = ClusterConfig.local(workers=1).worker
+    return found
+
+
+def test_it_answers_as_long_as_the_block_runs():
+    at = address()
+    with answering_health_checks(at):
+        assert [answers(at) for _ in range(40)] == [True] * 40
+    assert answers(at) is False
+
+
+def test_callers_that_say_nothing_hold_nobody_up():
+    at = address()
+    host, port = at.split(":")
+    with answering_health_checks(at), contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        assert answers(at)
+
+
+def test_a_port_that_is_taken_is_no_error():
+    with socket.create_server(("", 0)) as server:
+        at = f"127.0.0.1:{server.getsockname()[1]}"
+        with answering_health_checks(at):
+            assert answers(at) is None  # the other one accepts and says nothing

@@ -1,0 +1,44 @@
+"""Connections to one address are shut down, so that what waits in them fails; others are left alone."""
+
+import contextlib
+import socket
+
+import pytest
+
+from tfdist.coordination.break_connections import break_connections, peers_at
+
+ADDRESSES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
+
+
+@contextlib.contextmanager
+def connected(family, host):
+    """Yield the address of a listener, and a connection of this process to it."""
+    listens = family if host != "::ffff:127.0.0.1" else socket.AF_INET  # as gRPC calls an IPv4 address
+    own = host.removeprefix("::ffff:")
+    try:
+        listener = socket.create_server((own, 0), family=listens)
+    except OSError as error:
+        pytest.skip(f"no {own} here: {error}")
+    port = listener.getsockname()[1]
+    with listener, socket.socket(family) as connection:
+        connection.connect((host, port))
+        yield f"[{own}]:{port}" if ":" in own else f"{own}:{port}", connection
+
+
+@pytest.mark.parametrize(("family", "host"), ADDRESSES)
+def test_what_waits_in_a_connection_gets_its_end(family, host):
+    with (
+        connected(family, host) as (address, connection),
+        connected(*ADDRESSES[0]) as (_, other),
+        socket.create_server(("127.0.0.1", 0)),
+        socket.socket(socket.AF_UNIX),
+    ):
+        other.settimeout(0.1)
+        assert break_connections(peers_at(address)) == 1
+        assert connection.recv(1) == b""
+        with pytest.raises(TimeoutError):
+            other.recv(1)
+
+
+def test_a_name_that_is_unknown_has_no_connections():
+    assert peers_at("no-such-host.invalid:2222") == set()
