@@ -2,12 +2,15 @@
 
 TensorFlow's calls have no deadline. A call to a task whose machine is stopped or cut off neither returns nor
 fails for as long as its TCP connection lives, which takes a quarter of an hour on Linux. Without the
-connection it fails at once, as if the task had been killed.
+connection it fails at once, as if the task had been killed. gRPC gives a new connection to such a machine up
+after 20 s only, so those are shut down too.
 """
 
+import contextlib
 import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -15,7 +18,9 @@ from tfdist.cluster.addresses import split_address
 
 __all__ = ["break_connections", "peers_at"]
 
+_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _DESCRIPTORS = Path("/proc/self/fd")
+_ESTABLISHED, _BEING_MADE = "01", "02"  # states in these tables
 
 
 def peers_at(address: str) -> set[tuple[str, int]]:
@@ -28,40 +33,36 @@ def peers_at(address: str) -> set[tuple[str, int]]:
 
 
 def break_connections(peers: Collection[tuple[str, int]]) -> int:
-    """Shut down all TCP connections that this process has made to these peers; return how many.
+    """Shut down all TCP connections of this process to these peers, also those being made; return how many.
 
     It finds them in /proc, so it finds none on another system than Linux.
     """
+    wanted = {f"socket:[{inode}]" for peer, inode in _connections() if peer in peers}
     count = 0
-    for connection in _connections():
-        with connection:
-            host, port = connection.getpeername()[:2]
-            if (_plain(host), port) in peers:
-                connection.shutdown(socket.SHUT_RDWR)
+    for link in list(_DESCRIPTORS.iterdir()) if wanted else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(link.readlink()) in wanted:
+                with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
 
 
-def _connections() -> Iterator[socket.socket]:
-    """Yield copies of the TCP sockets of this process that are connected."""
-    if not _DESCRIPTORS.exists():
-        return
-    for link in list(_DESCRIPTORS.iterdir()):
-        try:
-            is_socket = str(link.readlink()).startswith("socket:")
-            connection = socket.socket(fileno=os.dup(int(link.name))) if is_socket else None
-        except OSError:  # closed meanwhile
-            continue
-        if connection is None:
-            continue
-        try:
-            is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()
-        except OSError:  # it listens, or is being closed
-            is_tcp = False
-        if is_tcp and connection.type == socket.SOCK_STREAM:
-            yield connection
-        else:
-            connection.close()
+def _connections() -> Iterator[tuple[tuple[str, int], str]]:
+    """Yield the peer and the inode of each TCP connection in this process's network."""
+    for table in map(Path, _TABLES):
+        lines = table.read_text().splitlines()[1:] if table.exists() else []
+        for line in lines:
+            fields = line.split()
+            if fields[3] in (_ESTABLISHED, _BEING_MADE):
+                host, _, port = fields[2].partition(":")
+                yield (_host(host), int(port, 16)), fields[9]
+
+
+def _host(text: str) -> str:
+    """Return the address that the kernel writes as 32-bit numbers of this machine's byte order."""
+    numbers = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    return _plain(str(ipaddress.ip_address(struct.pack(f"={len(numbers)}I", *numbers))))
 
 
 def _plain(host: str) -> str:

@@ -23,7 +23,7 @@ __all__ = ["Watcher", "end_process"]
 # more.
 _SECONDS_BEFORE_OWN_ERROR = 10.0
 _SECONDS_FOR_LAUNCHER = 10.0  # to kill a silent task; it cannot if the machine is cut off
-_EVALUATOR = "evaluator"  # it is no part of the training cluster, whose tasks connect before they are watched
+_EVALUATOR = "evaluator"
 _log = logging.getLogger("tfdist")
 
 
@@ -67,41 +67,23 @@ class Watcher(TaskThreads):
 
     def _watch(self, task: Task) -> None:
         address, silence = self._cluster.address(task), SilenceClock()
-        is_reported = is_left_to_launcher = False
-        peers, is_gone = peers_at(address), False
-        has_answered = task.type != _EVALUATOR
+        spared = _SparedTask(task, address) if task.type in self._spared else None
         while not self.is_over.wait(SECONDS_BETWEEN_CHECKS):
             is_alive = answers(address)
             silent_for = silence.after(is_alive)
+            if spared is not None:
+                spared.note(is_alive)
             if is_alive:
-                if (
-                    is_gone
-                ):  # it may be back on another machine, and nothing ends the connections to the first
-                    before, peers = peers, peers_at(address)
-                    break_connections(before - peers)
-                is_reported, has_answered, is_gone = False, True, False
                 continue
-            is_gone = True
-            if task.type == _EVALUATOR and (not has_answered or is_alive is False):
-                continue  # it may begin later, and end earlier
             limit = _SECONDS_BEFORE_OWN_ERROR if is_alive is False else self._heartbeat_timeout
             if silent_for < limit or self.is_over.is_set():
                 continue
-            state = "gone" if is_alive is False else "silent"
-            if task.type not in self._spared:
-                self._end(f"{task} at {address}", f"{state} for {silent_for:.0f} s", task, silent_for)
-                silence = SilenceClock()  # report again later if this process does not end
+            if spared is not None:
+                spared.continue_without(silent_for, limit)
                 continue
-            if not is_reported:
-                _log.warning(
-                    "%s at %s %s for %.0f s: training continues without it", task, address, state, silent_for
-                )
-                # A task that refuses connections is gone, or restarts.
-                is_left_to_launcher = is_alive is None and report_silent(str(task), silent_for)
-                is_reported = True
-            patience = limit + (_SECONDS_FOR_LAUNCHER if is_left_to_launcher else 0.0)
-            if is_alive is None and silent_for >= patience:
-                break_connections(peers)  # again and again: a stopped task accepts new ones
+            state = "gone" if is_alive is False else "silent"
+            self._end(f"{task} at {address}", f"{state} for {silent_for:.0f} s", task, silent_for)
+            silence = SilenceClock()  # report again later if this process does not end
 
     def _end(self, where: str, problem: str, task: Task, seconds: float) -> None:
         """End this process, whose main thread waits in a call that nothing else ends."""
@@ -111,6 +93,42 @@ class Watcher(TaskThreads):
             return
         remedy = "Its own log may say why; start the cluster again"
         self._at_loss(TaskLost(where, problem, remedy=remedy))
+
+
+class _SparedTask:
+    """A task without which the others continue: name it once, and end the calls to it."""
+
+    def __init__(self, task: Task, address: str) -> None:
+        self._task, self._address = task, address
+        # An evaluator is no part of the training cluster: it may begin later, and end earlier.
+        self._may_be_absent = self._has_not_answered = task.type == _EVALUATOR
+        self._peers = peers_at(address)
+        self._is_alive: bool | None = True
+        self._is_named = self._is_left_to_launcher = False
+
+    def note(self, is_alive: bool | None) -> None:
+        """Note whether the task answers; it may be back on another machine."""
+        if is_alive and not self._is_alive:
+            before, self._peers = self._peers, peers_at(self._address)
+            break_connections(before - self._peers)  # nothing else ends those to the first machine
+        if is_alive:
+            self._is_named = self._has_not_answered = False
+        self._is_alive = is_alive
+
+    def continue_without(self, seconds: float, limit: float) -> None:
+        """Name the task, which has not answered for so many seconds, and end the calls to it."""
+        is_silent = self._is_alive is None  # a task that refuses connections is gone, or restarts
+        if self._may_be_absent and (self._has_not_answered or not is_silent):
+            return
+        if not self._is_named:
+            state = "silent" if is_silent else "gone"
+            text = "%s at %s %s for %.0f s: training continues without it"
+            _log.warning(text, self._task, self._address, state, seconds)
+            self._is_left_to_launcher = is_silent and report_silent(str(self._task), seconds)
+            self._is_named = True
+        patience = limit + (_SECONDS_FOR_LAUNCHER if self._is_left_to_launcher else 0.0)
+        if is_silent and seconds >= patience:
+            break_connections(self._peers)  # again and again: a stopped task accepts new ones
 
 
 def end_process(error: TfdistError) -> None:

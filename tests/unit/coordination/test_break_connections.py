@@ -1,6 +1,7 @@
 """Connections to one address are shut down, so that what waits in them fails; others are left alone."""
 
 import contextlib
+import select
 import socket
 
 import pytest
@@ -42,3 +43,20 @@ def test_what_waits_in_a_connection_gets_its_end(family, host):
 
 def test_a_name_that_is_unknown_has_no_connections():
     assert peers_at("no-such-host.invalid:2222") == set()
+
+
+def test_a_connection_that_is_being_made_fails_at_once():
+    """A listener whose queue is full does not answer, as a machine that is cut off does not."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        at = server.getsockname()
+        calls = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for call in calls:
+            call.setblocking(False)
+            call.connect_ex(at)
+        waiting = calls[-1]
+        with pytest.raises(OSError, match="not connected"):
+            waiting.getpeername()
+        break_connections(peers_at(f"127.0.0.1:{at[1]}"))
+        ready, _, _ = select.select([waiting], [], [], 0)
+        assert ready
