@@ -1,10 +1,11 @@
 """Parameter servers on two hosts, joined by a wire that is slow, loses packets, or is cut."""
 
 import contextlib
+import time
 
 import pytest
 from proofs import prove_exact, prove_nothing_left
-from setups import config
+from setups import SILENCE, config
 from training import Training
 from wire import HOSTS, NAMES, Wire, why_no_wire
 
@@ -127,6 +128,24 @@ def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path,
     assert len(chief.history()) == 1
     prove_exact(chief, 1, in_part=1)
     prove_nothing_left(chief)
+
+
+@pytest.mark.again
+@pytest.mark.parametrize(("strategy", "replicas"), [("parameter_server", 1), ("parameter_server_sync", 2)])
+def test_a_wire_that_is_slow_for_a_while_and_cut_for_a_moment_is_waited_for(
+    strategy, replicas, tmp_path, cache
+):
+    with begun(tmp_path, strategy, cache, steps=600) as (wire, tasks):
+        tasks.start()
+        tasks.reach(20)
+        wire.delay = 0.3
+        time.sleep(20)
+        wire.delay, wire.is_cut = 0.0, True
+        time.sleep(SILENCE / 3)
+        wire.is_cut = False
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    prove_exact(tasks["chief:0"], replicas, in_part=int(replicas == 1))
+    prove_nothing_left(tasks["chief:0"])
 
 
 @pytest.mark.again
