@@ -90,6 +90,7 @@ def slow_and_lossy(folder, strategy, cache):
     return tasks["chief:0"]
 
 
+@pytest.mark.again
 def test_a_wire_that_is_slow_and_loses_packets_makes_no_difference(straight, tmp_path, cache):
     prove_exact(slow_and_lossy(tmp_path, "parameter_server_sync", cache), 2, straight)
 

@@ -86,5 +86,5 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 lead, evaluator = sys.argv[1:]
 cluster = ClusterConfig(worker=[lead], evaluator=[evaluator]).with_task("worker", 0)
 with Watcher(cluster, heartbeat_timeout=1.5):
-    time.sleep(12)
+    time.sleep(8)
 """
