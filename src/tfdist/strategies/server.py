@@ -87,11 +87,15 @@ def serve(
 def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: float, *, stays: bool) -> None:
     """Wait until the chief ends or dismisses this task."""
     chief = cluster.address(("chief", 0))
+    is_worker = bool(cluster.ps) and cluster.task is not None and cluster.task.type == "worker"
+    # A worker gives up before its chief does. After the chief has given its steps to others, those that it
+    # would still do would count twice. An elastic cluster restarts without it, and takes it in again.
+    gives_up_first = is_worker and not stays
     while True:
         # A chief that fails at once may start and end between two health checks.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=is_shutdown_told)
         with handling_stop_signals() as notice, notice.deferred():
-            _wait_until_gone(cluster, heartbeat_timeout, notice)
+            _wait_until_gone(cluster, heartbeat_timeout, notice, gives_up_first=gives_up_first)
         if is_shutdown_told() or was_dismissed():
             break
         notice.raise_if_received()
@@ -116,12 +120,15 @@ def _tcp_transport(cluster: ClusterConfig) -> Iterator[None]:
             endpoint.close()  # what waits in it would outlast this process's end
 
 
-def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice) -> None:
+def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, gives_up_first: bool) -> None:
     chief = cluster.address(("chief", 0))
     last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
-    looked_at, patience = last_seen, _patience(cluster, timeout)
+    looked_at, patience = last_seen, timeout
+    if gives_up_first:
+        patience = max(timeout / 2, timeout - _MOST_LATER)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
-        looked_at = _check_was_running(cluster, looked_at, patience)
+        if gives_up_first:
+            looked_at = _check_was_running(cluster, looked_at, patience)
         answer = answers(chief)
         # The host may be gone with the chief, as a container's is. Then nothing refuses a connection.
         if not answer and is_shutdown_told():
@@ -141,26 +148,13 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice) -> 
         time.sleep(_SECONDS_WHEN_TOLD_TO_END if notice.is_received else _SECONDS_BETWEEN_PROBES)
 
 
-def _patience(cluster: ClusterConfig, timeout: float) -> float:
-    """Return for how many seconds this task waits for a chief that is silent.
-
-    A worker gives up before the chief does. After the chief has given its steps to others, those that it
-    would still do would count twice.
-    """
-    return max(timeout / 2, timeout - _MOST_LATER) if _is_worker(cluster) else timeout
-
-
-def _is_worker(cluster: ClusterConfig) -> bool:
-    return bool(cluster.ps) and cluster.task is not None and cluster.task.type == "worker"
-
-
 def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float) -> float:
     """Raise if this worker was stopped for so long that the chief may count it as lost; return the time.
 
     A launcher kills the tasks that its chief misses. It may also have been stopped with all of them.
     """
     now, stopped_for = time.monotonic(), time.monotonic() - looked_at
-    if _is_worker(cluster) and LAUNCH not in os.environ and stopped_for > patience:
+    if LAUNCH not in os.environ and stopped_for > patience:
         problem = f"was stopped for {stopped_for:.0f} s, and counts as lost"
         raise TaskLost(str(cluster.task), problem, remedy="Start it again")
     return now
