@@ -62,6 +62,7 @@ def test_those_that_go_on_without_it_only_name_it(silent):
 def test_an_evaluator_that_was_there_and_falls_silent_is_named():
     """It may begin late and end early, so nothing is said of one that is not there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
         at = f"127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-c", WITH_EVALUATOR, "127.0.0.1:1", at]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
