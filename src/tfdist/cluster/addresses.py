@@ -10,7 +10,7 @@ import weakref
 
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["LocalPorts", "is_free", "port_taken", "split_address"]
+__all__ = ["LocalPorts", "is_free", "listen_on_all_interfaces", "port_taken", "split_address"]
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # Linux, macOS and Windows give higher ports to outgoing connections. Such a connection could otherwise take a
@@ -40,6 +40,13 @@ def split_address(address: object) -> tuple[str, int]:
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"whose port {int(port)} is not in 1…65535")
     return _checked_host(host), int(port)
+
+
+def listen_on_all_interfaces(address: str) -> socket.socket:
+    """Return a listener at the port of an address, as TensorFlow's servers listen, whatever its host is."""
+    has_both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
+    return socket.create_server(("", split_address(address)[1]), family=family, dualstack_ipv6=has_both)
 
 
 def _checked_host(host: str) -> str:

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses import listen_on_all_interfaces
 from tfdist.coordination.health import HTTP2_SETTINGS
 
 __all__ = ["answering_health_checks"]
@@ -24,7 +24,7 @@ def answering_health_checks(address: str) -> Iterator[None]:
     Nothing else depends on it: if the port is taken, this task is only not watched.
     """
     try:
-        listener = _listener(split_address(address)[1])
+        listener = listen_on_all_interfaces(address)
     except OSError as error:
         _log.info("no health checks are answered at %s: %s", address, error.strerror)
         yield
@@ -39,13 +39,6 @@ def answering_health_checks(address: str) -> Iterator[None]:
         is_over.set()
         thread.join()
         listener.close()
-
-
-def _listener(port: int) -> socket.socket:
-    """Listen on all interfaces, as TensorFlow's servers do."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _answer(listener: socket.socket, is_over: threading.Event) -> None:

@@ -153,7 +153,8 @@ def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float
 
     A launcher kills the tasks that its chief misses. It may also have been stopped with all of them.
     """
-    now, stopped_for = time.monotonic(), time.monotonic() - looked_at
+    now = time.monotonic()
+    stopped_for = now - looked_at
     if LAUNCH not in os.environ and stopped_for > patience:
         problem = f"was stopped for {stopped_for:.0f} s, and counts as lost"
         raise TaskLost(str(cluster.task), problem, remedy="Start it again")

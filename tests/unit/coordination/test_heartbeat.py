@@ -13,7 +13,6 @@ from tfdist.coordination.health import HTTP2_SETTINGS
 WAITS = """
 import logging, socket, sys, time
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import HTTP2_SETTINGS
 from tfdist.coordination.heartbeat import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -80,7 +79,6 @@ def test_an_evaluator_that_was_there_and_falls_silent_is_named():
 WITH_EVALUATOR = """
 import logging, sys, time
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import HTTP2_SETTINGS
 from tfdist.coordination.heartbeat import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")

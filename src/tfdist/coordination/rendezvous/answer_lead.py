@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from tfdist.cluster.addresses import port_taken, split_address
+from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SILENCE_LIMIT, why_silent
 from tfdist.coordination.rendezvous.messages import MALFORMED, MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call
@@ -57,12 +57,8 @@ class Member:
 
     def _listening(self) -> socket.socket:
         address = self._cluster.address(self._task)
-        has_both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if has_both else socket.AF_INET
-        try:  # on all interfaces, as TensorFlow's server does later
-            listener = socket.create_server(
-                ("", split_address(address)[1]), family=family, dualstack_ipv6=has_both
-            )
+        try:
+            listener = listen_on_all_interfaces(address)
         except OSError as error:
             raise port_taken(str(self._task), address) from error
         listener.setblocking(False)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfdist.cluster.addresses import port_taken, split_address
+from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.messages import (
     Bulk,
@@ -70,11 +70,8 @@ class Answering:
 
     def __enter__(self) -> "Answering":
         address = self._cluster.address(self._task)
-        has_both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if has_both else socket.AF_INET
-        place = ("", split_address(address)[1])
         try:
-            self._listener = socket.create_server(place, family=family, dualstack_ipv6=has_both)
+            self._listener = listen_on_all_interfaces(address)
         except OSError as error:
             raise port_taken(str(self._task), address) from error
         self._listener.setblocking(False)
