@@ -14,6 +14,7 @@ import pytest
 
 import proc
 from commands import python, start_script, start_tfdist, tfdist_forked
+from curves import curve
 
 AGAIN = [pytest.mark.slow, pytest.mark.again]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -320,7 +321,7 @@ def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, c
     assert first["steps"] % 4 == 0
     assert 0 < first["steps"] < 400
     assert f"training ends at step {first['steps']} of 400: the test accuracy has reached 0.3" in said
-    found = _values(tmp_path, "test", "accuracy")
+    found = curve(tmp_path, "test", "accuracy")
     assert len(found) == first["steps"] / 4
     assert max([0.0, *found[:-1]]) < 0.3 <= found[-1]
     again, _ = until(0.3)
@@ -354,19 +355,9 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back_and_computes(tmp_pat
     report = json.loads((folder / "report.json").read_text())
     assert (report["steps"], report["begun_at_step"], report["starts"]) == (300, 0, 1)
     # Of the last 50 steps it has taken a part: the time of one of its steps is not 0.
-    last = _values(folder, "train", "milliseconds of a step/worker:1")[-1]
+    last = curve(folder, "train", "milliseconds of a step/worker:1")[-1]
     assert last > 0
     assert proc.naming(folder) == []
-
-
-def _values(folder, name, tag):
-    """Return the values of one curve."""
-    import tensorflow as tf
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "summaries" / name))
-    events.Reload()
-    return [float(tf.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
 
 
 def _predict(folder, data, output, cache):

@@ -9,6 +9,8 @@ from setups import SILENCE, config
 from training import Training
 from wire import HOSTS, NAMES, Wire, why_no_wire
 
+from curves import curve
+
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(why := why_no_wire()), reason=why)]
 
 STEPS = 200
@@ -169,14 +171,4 @@ def test_an_asynchronous_worker_comes_back_at_another_address(tmp_path, cache):
     assert len(chief.history()) == 1
     prove_exact(chief, 1, in_part=1)
     # Of the last steps it has taken a part.
-    assert curve(chief, "milliseconds of a step/worker:1")[-1] > 0
-
-
-def curve(training, tag):
-    """Return the values of a curve of the training."""
-    import tensorflow as tf
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(training.run / "summaries" / "train"))
-    events.Reload()
-    return [float(tf.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
+    assert curve(chief.run, "train", "milliseconds of a step/worker:1")[-1] > 0
