@@ -28,7 +28,7 @@ def linear(strategy: tf.distribute.Strategy) -> Any:
 
 
 class Begun(keras.callbacks.Callback):
-    """Write the file `begun` after ten steps, when training is under way."""
+    """Write the file `begun` after ten steps, when the work is under way."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class Begun(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 9:
             (self.folder / "begun").touch()
+
+    on_test_batch_end = on_train_batch_end
 
 
 def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
@@ -103,12 +105,16 @@ def surviving(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 class Slow(keras.layers.Layer):
     """Pass its inputs on, after some work."""
 
+    def __init__(self, amount: int = 50) -> None:
+        super().__init__()
+        self.amount = amount
+
     def build(self, shape: Any) -> None:
         self.matrix = self.add_weight(shape=(512, 512), initializer="orthogonal", trainable=False)
 
     def call(self, inputs: Any) -> Any:
         power = tf.ones((512, 512)) * inputs[0, 0]
-        for _ in range(50):
+        for _ in range(self.amount):
             power = tf.tanh(power @ tf.convert_to_tensor(self.matrix))
         return inputs + 0.0 * power[0, 0]
 
@@ -176,25 +182,55 @@ def counted_of_chief(strategy: tf.distribute.Strategy, folder: Path) -> dict[str
     return _counted(strategy, folder, Stepping, data)
 
 
-def abandoned(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Train on data that end, with a worker that does not come back: go on where its part is not needed."""
-    from tfdist.training import coordinated_runner
+class Counting(keras.Model):
+    """A model that counts in its weights how often it has seen each of so many examples."""
 
-    coordinated_runner._SECONDS_TO_COME_BACK = 2.0
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self.examples, self.slow = examples, Slow(10)
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
 
-    class UntilAlone(keras.callbacks.Callback):
-        alone = 0
+    def call(self, numbers: Any) -> Any:
+        rows = tf.one_hot(tf.cast(numbers[:, 0], tf.int32), self.examples)
+        return self.dense(rows) + 0.0 * self.slow(tf.ones((1, 1)))
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.alone += (folder / "killed").exists()
-            self.model.stop_training = self.alone == 2
+    def times_seen(self, batch_size: int) -> list[float]:
+        return [float(each) * batch_size for each in self.dense.get_weights()[0][:, 0]]
 
-    model, data = linear(strategy), endless().take(20)
-    callbacks = [Begun(folder), UntilAlone()]
-    options = {"steps_per_epoch": 50, "epochs": 10**6, "repeat": True}
-    fit(model, data, strategy=strategy, callbacks=callbacks, verbose=0, **options)
-    (folder / "went_on").touch()
-    return {"loss": evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)["loss"]}
+
+def _counting(strategy: tf.distribute.Strategy) -> tuple[Any, tf.data.Dataset]:
+    numbers = tf.range(400.0)[:, tf.newaxis]
+    data = tf.data.Dataset.from_tensor_slices((numbers, numbers)).batch(4)
+    with strategy.scope():
+        model = Counting(400)
+        metrics = [keras.metrics.MeanMetricWrapper(lambda y, _: y, name="mean")]
+        optimizer = keras.optimizers.SGD(1.0)
+        model.compile(optimizer, lambda _, seen: -seen, metrics=metrics, steps_per_execution=3)
+    return model, data
+
+
+def every_example_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train two epochs on data that end, during which a worker is lost."""
+    model, data = _counting(strategy)
+    history = fit(model, data, strategy=strategy, epochs=2, verbose=0, callbacks=[Begun(folder)])
+    (folder / "trained").touch()
+    return {
+        "seen": sorted(set(model.times_seen(4))),
+        "steps": history.params["steps"],
+        "iterations": int(model.optimizer.iterations.numpy()),
+        **_tested(model, data, strategy),
+    }
+
+
+def every_example_tested_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Evaluate, during which a worker is lost."""
+    model, data = _counting(strategy)
+    return _tested(model, data, strategy, callbacks=[Begun(folder)])
+
+
+def _tested(model: Any, data: Any, strategy: tf.distribute.Strategy, **options: Any) -> dict[str, Any]:
+    results = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True, **options)
+    return {"mean": results["mean"], "predicted": predict(model, data, strategy=strategy).shape[0]}
 
 
 def whole_epochs(strategy: tf.distribute.Strategy, folder: Path) -> int:

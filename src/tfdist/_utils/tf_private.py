@@ -30,6 +30,7 @@ __all__ = [
     "ShardedVariableSavedAsOne",
     "abort_collectives",
     "are_devices_fixed",
+    "asked_when_sent",
     "batch_numbers",
     "cluster_resolver",
     "colocates_with_first_shard",
@@ -42,6 +43,7 @@ __all__ = [
     "dispatched_worker_index",
     "has_answered",
     "has_failed",
+    "has_result",
     "is_deterministic",
     "is_reshuffled",
     "is_shard",
@@ -51,7 +53,6 @@ __all__ = [
     "own_executor",
     "put_for_workers",
     "read_planes",
-    "read_when_sent_again",
     "register_function",
     "repetitions",
     "replace_cross_device_ops",
@@ -64,6 +65,7 @@ __all__ = [
     "traced_functions",
     "update_connections",
     "use_own_executor",
+    "value_when_sent",
     "wait_for_answer",
     "worker_count",
     "worker_number",
@@ -464,7 +466,15 @@ def has_answered(closure: Any) -> bool:
 
     Seen in 2.12 and 2.21.
     """
-    return bool(closure._has_fetched_to_local or closure._error is not None)
+    return has_result(closure) or closure._error is not None
+
+
+def has_result(closure: Any) -> bool:
+    """Return whether the results of what was scheduled have come; no worker does it again then.
+
+    Seen in 2.12 and 2.21.
+    """
+    return bool(closure._has_fetched_to_local)
 
 
 def wait_for_answer(closure: Any, seconds: float) -> bool:
@@ -475,55 +485,59 @@ def wait_for_answer(closure: Any, seconds: float) -> bool:
     return bool(closure._status_available_event.wait(seconds))
 
 
-class _ReadWhenSentAgain(coordinator_values.PerWorkerValues):  # type: ignore[misc]
+class _AskedWhenSent(coordinator_values.PerWorkerValues):  # type: ignore[misc]
     """An argument that the coordinator asks for its value whenever it sends the function to a worker.
 
     It asks for the value of worker 0 first, to trace the function. Seen in 2.12 and 2.21.
     """
 
-    def __init__(self, first: tf.Tensor, read: Callable[[], tf.Tensor]) -> None:
-        self.first, self.read, self.times_asked = first, read, 0
+    def __init__(self, example: tf.Tensor, value: Callable[[int], tf.Tensor]) -> None:
+        self.example, self.value, self.is_traced = example, value, False
 
     @property
-    def _values(self) -> "_ReadWhenSentAgain":
+    def _values(self) -> "_AskedWhenSent":
         return self
 
     def __getitem__(self, worker: int) -> tf.Tensor:
-        del worker
-        self.times_asked += 1
-        return self.first if self.times_asked <= 2 else self.read()
+        if self.is_traced:
+            return self.value(worker)
+        self.is_traced = True
+        return self.example
 
 
-def read_when_sent_again(first: tf.Tensor, read: Callable[[], tf.Tensor]) -> Any:
+def asked_when_sent(example: tf.Tensor, value: Callable[[int], tf.Tensor]) -> Any:
     """Return an argument of `ClusterCoordinator.schedule`, of which a function gets the value.
 
     Args:
-        first: The value for the worker that the function is sent to first.
-        read: A function that returns the value for a later one, after that worker was lost.
+        example: A value to trace the function with.
+        value: A function that returns the value for the index of a worker. The coordinator calls it in this
+            worker's thread, also when it sends the function again because another worker was lost.
     """
-    return _ReadWhenSentAgain(first, read)
+    return _AskedWhenSent(example, value)
 
 
-def dispatched_worker_index(note: Callable[[int], object] | None = None) -> tf.Tensor:
+def dispatched_worker_index() -> tf.Tensor:
     """Return, in a graph that a coordinator sends out, the index of the worker that runs it.
 
     TensorFlow before 2.13 has the parts that the public function is made of, and not the function.
+    """
+    current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
+    return value_when_sent(lambda worker: worker, "worker_index") if current is None else current()
+
+
+def value_when_sent(value: Callable[[int], int], key: str) -> tf.Tensor:
+    """Return, in a graph that a coordinator sends out, the value for the index of the worker that gets it.
+
     Seen in 2.12 and 2.21.
 
     Args:
-        note: A function that the coordinator calls with the index whenever it sends the graph out.
+        value: A function that returns it, which is called in this worker's thread.
+        key: A name that no other value in the graph has.
     """
-    current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
-    if current is not None and note is None:
-        return current()
     from tensorflow.python.distribute.coordinator import coordinator_context
 
-    def sent_to() -> int:
-        index: int = coordinator_context.get_current_dispatch_context().worker_index
-        if note is not None:
-            note(index)
-        return index
+    def sent() -> int:
+        return value(coordinator_context.get_current_dispatch_context().worker_index)
 
-    return tf.compat.v1.get_default_graph().capture_call_time_value(
-        sent_to, tf.TensorSpec([], tf.int64), key="worker_index" if note is None else "noted_worker_index"
-    )
+    graph = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(sent, tf.TensorSpec([], tf.int64), key=key)

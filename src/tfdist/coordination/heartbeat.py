@@ -17,13 +17,14 @@ from tfdist.coordination.thread_per_task import TaskThreads
 from tfdist.errors import TaskLost, TfdistError
 from tfdist.launcher.chief_reports import report_silent
 
-__all__ = ["Watcher", "end_process"]
+__all__ = ["Watcher", "end_process", "is_continued_without"]
 
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
 # more.
 _SECONDS_BEFORE_OWN_ERROR = 10.0
 _SECONDS_FOR_LAUNCHER = 10.0  # to kill a silent task; it cannot if the machine is cut off
 _EVALUATOR = "evaluator"
+_continued_without: set[Task] = set()
 _log = logging.getLogger("tfdist")
 
 
@@ -113,6 +114,7 @@ class _SparedTask:
             break_connections(before - self._peers)  # nothing else ends those to the first machine
         if is_alive:
             self._is_named = self._has_not_answered = False
+            _continued_without.discard(self._task)
         self._is_alive = is_alive
 
     def continue_without(self, seconds: float, limit: float) -> None:
@@ -129,6 +131,12 @@ class _SparedTask:
         patience = limit + (_SECONDS_FOR_LAUNCHER if self._is_left_to_launcher else 0.0)
         if is_silent and seconds >= patience:
             break_connections(self._peers)  # again and again: a stopped task accepts new ones
+            _continued_without.add(self._task)
+
+
+def is_continued_without(task: Task) -> bool:
+    """Return whether a task is silent and this process has ended its calls to it."""
+    return task in _continued_without
 
 
 def end_process(error: TfdistError) -> None:

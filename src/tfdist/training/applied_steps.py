@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import read_when_sent_again
-
-__all__ = ["AppliedSteps", "Begun"]
+__all__ = ["BEGUN_SPEC", "AppliedSteps", "Begun"]
 
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
 _ROWS = 4096
@@ -36,6 +34,9 @@ class Begun(NamedTuple):
 
     number: Any
     done: Any
+
+
+BEGUN_SPEC = Begun(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
 
 
 class AppliedSteps:
@@ -61,11 +62,9 @@ class AppliedSteps:
         self._numbers = itertools.count(1)
         self._step: tuple[tf.Tensor, tf.Tensor] | None = None  # while it is traced
 
-    def begin(self) -> Begun:
-        """Return what the graph of a new execution gets with it."""
-        number = next(self._numbers)
-        done = read_when_sent_again(tf.constant(0), lambda: tf.constant(self._applied(number)))
-        return Begun(tf.constant(number, tf.int64), done)
+    def new_number(self) -> int:
+        """Return the number of a new execution."""
+        return next(self._numbers)
 
     def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
         """Note, in a graph, that so many steps of an execution were applied."""
@@ -101,8 +100,8 @@ class AppliedSteps:
             self._counter.assign(count)
         self._has_lost = False
 
-    def _applied(self, number: int) -> int:
-        """Return how many steps of an execution were applied by a worker that was lost."""
+    def applied(self, number: int) -> int:
+        """Return how many steps of an execution were applied before the worker was lost that ran it."""
         self._has_lost = True
         time.sleep(_SECONDS_TO_APPLY)
         noted, steps = divmod(int(self._rows.sparse_read([number % _ROWS])[0]), _MORE_THAN_STEPS)

@@ -21,17 +21,18 @@ from tfdist.errors import TaskLost
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
+from tfdist.training.parts_of_data import Execution, PartsOfData
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
     is_about_a_task,
     is_lost_worker,
+    lost_workers,
     named,
     refusing_tasks,
     silent_tasks,
 )
-from tfdist.training.worker_index_in_graph import worker_index
 
-__all__ = ["CoordinatedRunner", "OnWorker", "WorkerGraph"]
+__all__ = ["CoordinatedRunner", "Epoch", "OnWorker", "WorkerGraph"]
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
@@ -42,13 +43,14 @@ _TIMES_THE_SLOWEST = 5
 _FOR_EVER = float("inf")
 _SECONDS_TO_COME_BACK = 120.0
 _SECONDS_BETWEEN_SERVER_CHECKS = 5.0
+_SECONDS_BETWEEN_LOOKS_AT_WORKERS = 1.0
 
 _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
 _log = logging.getLogger("tfdist")
 
 
 class OnWorker:
-    """An execution on a worker, which also returns the index of the worker that runs it.
+    """What executes steps on a worker.
 
     Attributes:
         executions: The executions that have begun and ended.
@@ -59,30 +61,20 @@ class OnWorker:
         """Store what to execute.
 
         Args:
-            execution: A function of an iterator and a number of steps, and with `applied` of what has begun.
-                It returns the steps taken, their result, and the seconds that it waited for data.
+            execution: A function of an iterator, a number of steps and what was begun of them. It returns the
+                steps taken, their result, and the seconds that it waited for data.
             applied: Where its steps are noted; None if they update nothing.
         """
         self._execution, self.executions, self.applied = execution, WorkerExecutions(), applied
 
-    @property
-    def begun_specs(self) -> Sequence[Begun]:
-        """Return the specs of what `begin` returns."""
-        specs = Begun(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
-        return [] if self.applied is None else [specs]
+    def new_execution(self, wanted: int) -> Execution:
+        """Return a new execution of a number of steps."""
+        return Execution(wanted, 0 if self.applied is None else self.applied.new_number(), self.applied)
 
-    def begin(self) -> Sequence[Begun]:
-        """Return what the graph of a new execution gets besides data and steps."""
-        return [] if self.applied is None else [self.applied.begin()]
-
-    def execute(self, iterator: Any, steps: tf.Tensor, *begun: Begun) -> Any:
+    def execute(self, iterator: Any, steps: tf.Tensor, begun: Begun) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker."""
         with tables_in_loops():
-            index, done_before = (
-                worker_index(self.executions.begin),
-                begun[0].done if begun else tf.constant(0),
-            )
-            return index, done_before, *self._execution(iterator, steps, *begun)
+            return self._execution(iterator, steps, begun)
 
 
 class WorkerGraph(OnWorker):
@@ -99,7 +91,7 @@ class WorkerGraph(OnWorker):
 
 
 @dataclass
-class _Epoch:
+class Epoch:
     """The state of an epoch.
 
     Attributes:
@@ -107,14 +99,18 @@ class _Epoch:
         promised: The steps that are done or scheduled.
         counted_before: The steps that the optimizer had counted when the epoch began.
         exhausted: The workers whose data have ended.
+        gone: The workers that are lost, while the data of all others have ended.
         last_news: When a worker last had a step or came to the end of its data.
+        looked_at: When it was last looked whether the workers are there whose data have not ended.
     """
 
     steps: int | None
     counted_before: int = 0
     promised: int = 0
     exhausted: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
     last_news: float = field(default_factory=time.monotonic)
+    looked_at: float = float("-inf")
 
 
 class _Answer(NamedTuple):
@@ -124,14 +120,12 @@ class _Answer(NamedTuple):
         wanted: The steps that were scheduled.
         worker: The index of the worker that answers.
         ran: The steps that were applied, also by a worker that was lost.
-        read: The batches that this worker has read.
         given: The result of its steps.
     """
 
     wanted: int
     worker: int
     ran: int
-    read: int
     given: Any
 
 
@@ -163,17 +157,16 @@ class CoordinatedRunner:
         self._merge, self._graph, self._executions = merge, graph, graph.executions
         self._dataset = dataset
         self._iterator: Any = None
-        self._since_begun = 0  # steps since the beginning of the data, maybe in an earlier epoch
         self._coordinator = coordinator
         self._strategy = coordinator.strategy
         self._workers = workers
-        self._scheduled: deque[tuple[int, Any]] = deque()
+        self._scheduled: deque[Execution] = deque()
         self._is_winding_up = False
         self._is_without = False  # whether the epoch continues without a silent worker
         self._slowest = 0.0  # seconds of the slowest answer
-        self._taken = [0] * workers  # batches that each worker has taken since the beginning of the data
+        self._parts = PartsOfData(workers)
         self._begun = 0  # how often the data have begun
-        self._left_out: Any = None  # the distributed data without these batches, to begin with
+        self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
         self._done = 0  # steps of this epoch
         self.is_at_rest = True
@@ -183,11 +176,11 @@ class CoordinatedRunner:
         """Return the place in the data: how many batches each worker has taken."""
         return {
             "begun": self._begun,
-            "taken": list(self._taken),
+            "taken": self._parts.taken(),
             "is_open": self._iterator is not None,
         }
 
-    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
 
         Each worker makes its data again for each pass, in the same order, so no earlier pass matters.
@@ -195,8 +188,7 @@ class CoordinatedRunner:
         del again
         self._begun = place["begun"] - place["is_open"]
         if place["is_open"]:
-            self._taken = list(place["taken"])
-            self._left_out = make(self._taken)
+            self._resumed = list(place["taken"])
 
     def rest_every(self, steps: int, done: int) -> None:
         """Make all executions end at each multiple of a number of steps, of which some are done."""
@@ -230,26 +222,26 @@ class CoordinatedRunner:
         first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
         epoch is the data set: every worker's part of it.
 
-        A lost worker does not stop the epoch. The runner waits for the worker only if its part of the data
-        must be seen, or if no other worker has data. It takes back the executions of a worker that is only
-        silent, if the other workers can do them.
+        A lost worker does not stop the epoch. If it has not come back when the others have read their data,
+        these read the rest of its part. The runner takes back the executions of a worker that is only silent,
+        if the other workers can do them.
         """
         if steps is None or self._iterator is None:
             self._begin_data()
         self._is_winding_up, self._done = False, 0
         applied = self._graph.applied
-        epoch, is_well = _Epoch(steps, 0 if applied is None else applied.counted()), True
+        epoch, is_well = Epoch(steps, 0 if applied is None else applied.counted()), True
         try:
             while steps is None or self._done < steps:
                 self._fill_queue(epoch, steps_per_execution)
                 if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
-                    if not self._begins_data_again(epoch, repeats=repeats):
+                    if not (self._take_over(epoch) or self._begins_data_again(epoch, repeats=repeats)):
                         return
                     continue
                 with doing(_WITH_WORKERS), span(WAITING):
                     place = self._first_ready()
                 if place is None:
-                    epoch.promised -= self._take_back(is_epoch_the_data=steps is None)
+                    epoch.promised -= self._take_back()
                     continue
                 with doing(_WITH_WORKERS):
                     answer = self._fetch(place)
@@ -269,45 +261,66 @@ class CoordinatedRunner:
             if is_well and not self._is_without:
                 self._coordinator.join()
 
-    def _fill_queue(self, epoch: _Epoch, steps_per_execution: int) -> None:
+    def _fill_queue(self, epoch: Epoch, steps_per_execution: int) -> None:
         """Schedule executions, as long as a worker has data and a worker would wait soon."""
-        while len(epoch.exhausted) < self._workers and self._has_room(epoch.steps, epoch.promised):
+        while not self._is_over_for_all(epoch) and self._has_room(epoch.steps, epoch.promised):
             wanted = min(steps_per_execution, self._limit(epoch.steps) - epoch.promised)
             epoch.promised += self._schedule(int(wanted))
 
-    def _begins_data_again(self, epoch: _Epoch, *, repeats: bool) -> bool:
+    def _is_over_for_all(self, epoch: Epoch) -> bool:
+        return len(epoch.exhausted | epoch.gone) == self._workers
+
+    def _take_over(self, epoch: Epoch) -> bool:
+        """Assign what lost workers leave to those whose data have ended; return whether there is any."""
+        if self._is_winding_up or not (self._is_over_for_all(epoch) and self._parts.unfinished()):
+            return False
+        readers = self._parts.hand_over(epoch.exhausted)
+        lost = " and ".join(named([("worker", index) for index in sorted(epoch.gone)], self._strategy))
+        _log.warning("lost %s: other workers read what is left of its part of the data", lost)
+        self._make_iterator()
+        epoch.exhausted.difference_update(readers)
+        epoch.last_news = time.monotonic()
+        return True
+
+    def _begins_data_again(self, epoch: Epoch, *, repeats: bool) -> bool:
         """Begin the data again if the epoch wants more steps than they have; return whether it continues."""
-        if epoch.steps is None or not self._since_begun or self._is_winding_up:
+        if epoch.steps is None or not any(self._parts.taken()) or self._is_winding_up:
             return False
         if self._done and not repeats:
             self._iterator = None
             return False
         self._begin_data()
-        epoch.exhausted, epoch.last_news = set(), time.monotonic()
+        epoch.exhausted, epoch.gone, epoch.last_news = set(), set(), time.monotonic()
         return True
 
-    def _count(self, epoch: _Epoch, answer: _Answer) -> None:
-        """Count the steps of an execution, and the batches that its worker has read."""
+    def _count(self, epoch: Epoch, answer: _Answer) -> None:
+        """Count the steps of an execution."""
         epoch.promised -= answer.wanted - answer.ran
         self._done += answer.ran
-        self._since_begun += answer.read
-        self._taken[answer.worker] += answer.read
         self.is_at_rest = not self._scheduled
         if self.is_at_rest and self._graph.applied is not None:
             self._graph.applied.correct(epoch.counted_before + self._done)
 
-    def _note_end_of_data(self, epoch: _Epoch, answer: _Answer) -> None:
-        """Note a worker whose data have ended, and after a long time without steps that others are gone."""
+    def _note_end_of_data(self, epoch: Epoch, answer: _Answer) -> None:
+        """Note a worker whose data have ended, and whether all workers that have data are lost."""
         if answer.ran or answer.worker not in epoch.exhausted:
             epoch.last_news = time.monotonic()
-        elif time.monotonic() - epoch.last_news > _SECONDS_TO_COME_BACK:
-            is_epoch_the_data = epoch.steps is None or not self._since_begun
-            self._go_without(epoch.exhausted, is_epoch_the_data=is_epoch_the_data)
-            epoch.exhausted = set(range(self._workers))
+        else:
+            epoch.gone = self._gone(epoch)
         if answer.ran < answer.wanted:
+            self._parts.end(answer.worker)
             epoch.exhausted.add(answer.worker)
             # This worker is free at once, and would take the executions of the others.
             time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+
+    def _gone(self, epoch: Epoch) -> set[int]:
+        """Return the lost workers, also those that have data if they are all lost; look once a second."""
+        now, others = time.monotonic(), set(range(self._workers)) - epoch.exhausted - epoch.gone
+        if not others or now - epoch.looked_at < _SECONDS_BETWEEN_LOOKS_AT_WORKERS:
+            return epoch.gone
+        epoch.looked_at = now
+        are_lost = now - epoch.last_news > _SECONDS_TO_COME_BACK or others <= lost_workers(self._strategy)
+        return epoch.gone | others if are_lost else epoch.gone
 
     def _clear_error(self) -> None:
         """Cancel the scheduled steps, and clear the error that the next call to the coordinator would raise.
@@ -320,17 +333,19 @@ class CoordinatedRunner:
                 self._coordinator.join()
 
     def _begin_data(self) -> None:
-        dataset = self._note_begun()
-        with untuned_on_devices():
-            self._iterator = iter(dataset)
+        self._note_begun()
+        self._make_iterator()
 
-    def _note_begun(self) -> Any:
-        """Count from the beginning of the data, or from where they are resumed; return the data to begin."""
-        dataset, self._left_out = self._left_out, None
-        if dataset is None:
-            self._taken = [0] * self._workers
-        self._begun, self._since_begun = self._begun + 1, sum(self._taken)
-        return self._dataset if dataset is None else dataset
+    def _make_iterator(self) -> None:
+        with untuned_on_devices():
+            self._iterator = self._dataset.begin(self._parts)
+
+    def _note_begun(self) -> Sequence[int]:
+        """Count from the beginning of the data, or from where they are resumed, which it returns."""
+        taken, self._resumed = self._resumed, ()
+        self._parts.begin(taken)
+        self._begun += 1
+        return taken
 
     def _has_room(self, steps: int | None, promised: int) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
@@ -346,9 +361,15 @@ class CoordinatedRunner:
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""
-        given = (self._iterator, tf.constant(wanted), *self._graph.begin())
-        self._scheduled.append((wanted, self._coordinator.schedule(self._graph.function, args=given)))
+        self._send(self._graph.function, self._iterator, wanted)
         return wanted
+
+    def _send(self, graph: Any, data: Any, wanted: int) -> None:
+        """Schedule an execution of a graph on an iterator, or on batches."""
+        execution = self._graph.new_execution(wanted)
+        begun = self._parts.begun(execution, self._executions.begin)
+        execution.closure = self._coordinator.schedule(graph, args=(data, tf.constant(wanted), begun))
+        self._scheduled.append(execution)
 
     def _first_ready(self) -> int | None:
         """Wait for an answer, and return its place in the queue; return None after a very long wait."""
@@ -358,16 +379,15 @@ class CoordinatedRunner:
             max(_SECONDS_TO_COME_BACK, _TIMES_THE_SLOWEST * self._slowest) if self._slowest else _FOR_EVER
         )
         while time.monotonic() - began < patience:
-            for place, (_, closure) in enumerate(self._scheduled):
-                if has_answered(closure):
+            for place, execution in enumerate(self._scheduled):
+                if has_answered(execution.closure):
                     self._slowest = max(self._slowest, time.monotonic() - began)
                     return place
             self._end_stuck_workers()
             if time.monotonic() - checked > _SECONDS_BETWEEN_SERVER_CHECKS:
                 self._check_servers()
                 checked = time.monotonic()
-            first = self._scheduled[0][1]
-            if wait_for_answer(first, _SECONDS_BETWEEN_LOOKS):
+            if wait_for_answer(self._scheduled[0].closure, _SECONDS_BETWEEN_LOOKS):
                 time.sleep(_SECONDS_TO_COPY)
         return None
 
@@ -387,15 +407,15 @@ class CoordinatedRunner:
             [where] = named([("worker", index)], self._strategy)
             end_stalled_worker(Task("worker", index), where, seconds, limit)
 
-    def _take_back(self, *, is_epoch_the_data: bool) -> int:
+    def _take_back(self) -> int:
         """Cancel the executions of silent workers if others can do them; return how many steps these were."""
-        count, steps = len(self._scheduled), sum(wanted for wanted, _ in self._scheduled)
+        count, steps = len(self._scheduled), sum(execution.wanted for execution in self._scheduled)
         servers = " and ".join(silent_tasks(self._strategy, "ps"))
         silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
-        if servers or (silent and (is_epoch_the_data or count >= self._workers)):
+        if servers or (silent and count >= self._workers):
             remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
             raise TaskLost(silent, "does not answer, and training cannot continue without it", remedy=remedy)
-        if is_epoch_the_data or count >= self._workers:
+        if count >= self._workers:
             _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
             return 0
         _log.warning("%d of %d workers do not answer; the others take over their steps", count, self._workers)
@@ -405,12 +425,12 @@ class CoordinatedRunner:
 
     def _fetch(self, place: int) -> _Answer:
         """Return the answer to an execution, by its place in the queue."""
-        wanted, closure = self._scheduled[place]
+        execution = self._scheduled[place]
         del self._scheduled[place]
         began = time.monotonic()
         while True:
             try:
-                worker, done_before, ran, given, waited = closure.fetch()
+                ran, given, waited = execution.closure.fetch()
             except tf.errors.OpError as error:
                 # A result is lost if its worker dies before the fetch. TensorFlow lets another worker compute
                 # the result again, and a later fetch returns it.
@@ -419,15 +439,5 @@ class CoordinatedRunner:
                 time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
             else:
                 self.waited += float(waited)
-                self._executions.end(int(worker))
-                return _Answer(wanted, int(worker), int(ran), int(ran) - int(done_before), given)
-
-    def _go_without(self, exhausted: set[int], *, is_epoch_the_data: bool) -> None:
-        absent = [("worker", index) for index in range(self._workers) if index not in exhausted]
-        names = " and ".join(named(absent, self._strategy))
-        if is_epoch_the_data:
-            problem = f"has been gone for {_SECONDS_TO_COME_BACK:g} s, and with it its part of the data"
-            raise TaskLost(names, problem, remedy="Its own log says why; start it again")
-        _log.warning(
-            "training continues without %s, which has been gone for %g s", names, _SECONDS_TO_COME_BACK
-        )
+                self._executions.end(execution.worker)
+                return _Answer(execution.wanted, execution.worker, int(ran), given)

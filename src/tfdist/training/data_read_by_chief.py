@@ -7,7 +7,7 @@ Workers cannot read some data themselves: Python code exists in one process only
 import collections
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.training.applied_steps import AppliedSteps, Begun
-from tfdist.training.coordinated_runner import CoordinatedRunner, OnWorker
+from tfdist.training.applied_steps import BEGUN_SPEC, AppliedSteps, Begun
+from tfdist.training.coordinated_runner import CoordinatedRunner, Epoch, OnWorker
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
 
@@ -68,17 +68,16 @@ class GraphsOfBatches(OnWorker):
     def _made(self, count: int, spec: Any) -> Any:
         parts = tf.nest.flatten(spec, expand_composites=True)
 
-        def execute_on(batches: Any, steps: tf.Tensor, *begun: Begun) -> Any:
+        def execute_on(batches: Any, steps: tf.Tensor, begun: Begun) -> Any:
             data: list[Any] = [
                 tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
                 for batch in batches
             ]
             joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
-            for each in begun:
-                joined = joined.skip(tf.cast(each.done, tf.int64))
-            return self.execute(iter(joined), steps, *begun)
+            joined = joined.skip(tf.cast(begun.done, tf.int64))
+            return self.execute(iter(joined), steps, begun)
 
-        signature: list[Any] = [[parts] * count, tf.TensorSpec([], tf.int32), *self.begun_specs]
+        signature: list[Any] = [[parts] * count, tf.TensorSpec([], tf.int32), BEGUN_SPEC]
         return tf.function(execute_on, autograph=False, input_signature=signature)
 
 
@@ -92,23 +91,20 @@ class ChiefDataRunner(CoordinatedRunner):
         super().__init__(graphs, dataset, *args, **kwargs)
         self._next: Any = _END
 
-    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was; the chief begins them as often."""
-        del make
         for _ in range(place["begun"] - place["is_open"]):
             earlier = iter(self._dataset.dataset)
             if again:
                 collections.deque(earlier, maxlen=0)
         self._begun = place["begun"] - place["is_open"]
         if place["is_open"]:
-            self._taken = list(place["taken"])
-            self._left_out = sum(self._taken)
+            self._resumed = list(place["taken"])
 
     def _begin_data(self) -> None:
-        skipped = self._left_out or 0
-        self._note_begun()
+        skipped = self._note_begun()
         self._iterator = iter(self._dataset.dataset)
-        for _ in range(skipped):
+        for _ in range(sum(skipped)):
             with doing(_READING):
                 next(self._iterator, _END)
         with doing(_READING):
@@ -123,8 +119,10 @@ class ChiefDataRunner(CoordinatedRunner):
             while len(batches) < wanted and self._next is not _END:
                 batches.append(tf.nest.flatten(self._next, expand_composites=True))
                 self._next = next(self._iterator, _END)
-        count = len(batches)
-        graph = self._graph.of(count, self._dataset.dataset.element_spec)
-        given = (batches, tf.constant(count), *self._graph.begin())
-        self._scheduled.append((count, self._coordinator.schedule(graph, args=given)))
-        return count
+        graph = self._graph.of(len(batches), self._dataset.dataset.element_spec)
+        self._send(graph, batches, len(batches))
+        return len(batches)
+
+    def _take_over(self, epoch: Epoch) -> bool:
+        del epoch
+        return False  # the chief itself has all data

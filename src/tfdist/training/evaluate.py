@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +29,6 @@ from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["evaluate", "run_tests"]
-
-_log = logging.getLogger("tfdist")
 
 
 def evaluate(
@@ -122,8 +119,6 @@ def run_tests(
                 break
     if not done:
         raise DataError("the validation data", "contain no batch")
-    if steps is None and expected is not None and done > expected:
-        _log.warning("a worker came back while evaluating: %d batches counted of %d", done, expected)
     logs = as_logs(results)
     if calls is not None:
         calls.on_test_end(logs)

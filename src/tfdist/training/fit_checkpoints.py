@@ -159,14 +159,10 @@ class FitCheckpoints(NoCheckpoints):
         raise_together(self._strategy, self._difference, is_chief=self._is_chief)
         self._read(facts)
         place = facts.place
-        training.runner.resume(
-            place.data,
-            lambda skips: session.distribute(self._data.data, skips),
-            again=self._data.reads_again,
-        )
+        training.runner.resume(place.data, again=self._data.reads_again)
         if testing is not None and place.tests:
             begun = {"begun": place.tests, "taken": 0, "is_open": False}
-            testing.runner.resume(begun, lambda _: None, again=False)
+            testing.runner.resume(begun, again=False)
         self._tests = place.tests
         if position is not None:
             position.size, position.seen = place.size, place.seen

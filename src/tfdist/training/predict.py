@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, TaskLost
+from tfdist.errors import DataError
+from tfdist.training.applied_steps import Begun
 from tfdist.training.arguments import (
     callbacks_of,
     limited,
@@ -79,11 +80,7 @@ def predict(
         parts = _collected(batches, model, calls, stopping)
     if not parts:
         raise DataError("the data", "contain no batch")
-    # A worker that was lost and came back predicts its part again.
-    numbers, order = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
-    if numbers[-1] + 1 != len(numbers) and not model.stop_predicting:
-        problem = f"lost a worker and with it {numbers[-1] + 1 - len(numbers)} predictions"
-        raise TaskLost("predict", problem, remedy="Predict again")
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
     return joined([outputs for _, outputs in parts], order)
 
 
@@ -216,8 +213,8 @@ def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
 def _execution(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
     """Return what predicts for a batch on a worker."""
 
-    def execution(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        del steps  # one batch at a time: their sizes differ
+    def execution(iterator: Any, steps: tf.Tensor, begun: Begun) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        del steps, begun  # one batch at a time: their sizes differ
         batch = iterator.get_next_as_optional()
         has_value = tf.cast(batch.has_value(), tf.int32)
         values = if_any(lambda: strategy.run(outputs, args=(batch.get_value(),)), has_value)

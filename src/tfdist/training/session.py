@@ -45,13 +45,11 @@ class Runner(Protocol):
     def place(self) -> dict[str, Any]:
         """Return the place in the data, for `resume`."""
 
-    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
 
         Args:
             place: The place that `place` returned there.
-            make: A function that returns the distributed data, with a number of batches left out for each
-                asynchronous worker.
             again: Whether to read all earlier passes over the data again, on which this one depends.
         """
 
@@ -128,13 +126,10 @@ class Cluster:
             self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
             self.workers = worker_count(strategy)
 
-    def distribute(self, data: Data, skips: Sequence[int] = ()) -> tuple[Any, Any]:
-        """Return the distributed data, and their element spec.
-
-        `skips` are the numbers of batches that asynchronous workers leave out.
-        """
+    def distribute(self, data: Data) -> tuple[Any, Any]:
+        """Return the distributed data, and their element spec."""
         if self.coordinator is not None:
-            return distribute_to_workers(data, self.strategy, self.coordinator, self.workers, skips)
+            return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
         dataset = distribute(data, self.strategy)
         return dataset, dataset.element_spec
 
@@ -203,9 +198,9 @@ class Session:
         """Return the training phase; with `stops_at_failure`, a NaN or infinite loss ends an execution."""
         return self._phase("train_step", self._dataset, self._spec, stops_at_failure)
 
-    def distribute(self, data: Data, skips: Sequence[int] = ()) -> Any:
+    def distribute(self, data: Data) -> Any:
         """Distribute other data of the same kind, for `rewind`; see `Cluster.distribute`."""
-        return self._cluster.distribute(data, skips)[0]
+        return self._cluster.distribute(data)[0]
 
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""
@@ -294,8 +289,8 @@ class Session:
         if self._cluster.coordinator is None:
             return execution if self._model.run_eagerly else graph_in_step(execution)
 
-        def counted_apart(iterator: Any, steps: tf.Tensor, *begun: Begun) -> Any:
-            return execution(iterator, steps, step.empty_totals(), *begun)
+        def counted_apart(iterator: Any, steps: tf.Tensor, begun: Begun) -> Any:
+            return execution(iterator, steps, step.empty_totals(), begun)
 
         return graph_on_workers(counted_apart, dataset, applied)
 

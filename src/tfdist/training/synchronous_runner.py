@@ -1,6 +1,6 @@
 """Run the steps of an epoch on replicas that work in step."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,7 +53,7 @@ class SynchronousRunner:
         """Return the place in the data: the number of passes begun, and of batches taken in the last one."""
         return {"begun": self._begun, "taken": self._taken, "is_open": self._iterator is not None}
 
-    def resume(self, place: Mapping[str, Any], make: Callable[[Sequence[int]], Any], *, again: bool) -> None:
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
 
         A shuffle draws new seeds whenever the data begin, so they begin as often as they did.
@@ -61,7 +61,6 @@ class SynchronousRunner:
         Raises:
             DataError: The data end before this place.
         """
-        del make
         *earlier, last = range(place["begun"]) or [-1]
         for _ in earlier:
             self._begin_data()

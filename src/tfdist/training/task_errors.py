@@ -10,6 +10,7 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
+from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
 from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
@@ -17,6 +18,7 @@ from tfdist.transport.listen_and_call import ExchangeError
 __all__ = [
     "is_about_a_task",
     "is_lost_worker",
+    "lost_workers",
     "named",
     "naming_lost_tasks",
     "refusing_tasks",
@@ -122,6 +124,15 @@ def silent_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
 def refusing_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     """Return the tasks of a job that refuse connections: they are gone."""
     return _tasks_whose_answer_is(False, strategy, job)
+
+
+def lost_workers(strategy: tf.distribute.Strategy) -> set[int]:
+    """Return the indexes of the workers that are gone, or that the chief continues without."""
+    return {
+        index
+        for (job, index), address in _addresses(strategy).items()
+        if job == "worker" and (is_continued_without(Task(job, index)) or answers(address) is False)
+    }
 
 
 def _tasks_whose_answer_is(answer: bool | None, strategy: tf.distribute.Strategy, job: str) -> list[str]:

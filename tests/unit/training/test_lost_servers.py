@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.training import coordinated_runner, task_errors
 from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
+from tfdist.training.parts_of_data import Execution
 
 
 def test_a_task_that_refuses_connections_is_named(monkeypatch):
@@ -30,8 +31,8 @@ def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
     looks = iter([[], [], ["ps:1 at 10.0.0.4:2222"]])
     monkeypatch.setattr(coordinated_runner, "refusing_tasks", lambda strategy, job: next(looks))
     coordinator = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
-    runner = CoordinatedRunner(WorkerGraph(lambda iterator, steps: ()), [], coordinator, 1)
-    runner._scheduled.append((1, object()))
+    runner = CoordinatedRunner(WorkerGraph(lambda *_: ()), [], coordinator, 1)
+    runner._scheduled.append(Execution(1, closure=object()))
     with pytest.raises(tf.errors.UnavailableError, match=r"^ps:1 at 10\.0\.0\.4:2222 refuses connections"):
         runner._first_ready()
     assert next(looks, None) is None
