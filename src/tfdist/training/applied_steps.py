@@ -68,15 +68,12 @@ class AppliedSteps:
 
     def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
         """Note, in a graph, that so many steps of an execution were applied."""
-        value = number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=self._rows.handle, indices=number % _ROWS, updates=value, name="note_applied_steps"
-        )
+        self._note(*self._row(number, steps))
 
     @contextlib.contextmanager
     def step(self, number: tf.Tensor, step: tf.Tensor) -> Iterator[None]:
         """Trace a step of an execution; steps are counted from 1."""
-        self._step = (number, step)
+        self._step = self._row(number, step)  # now: the server needs nothing of the worker then
         try:
             yield
         finally:
@@ -85,7 +82,17 @@ class AppliedSteps:
     def note_step(self) -> None:
         """Note, in the graph of a step, that this step was applied."""
         if self._step is not None:
-            self.note(*self._step)
+            self._note(*self._step)
+
+    def _row(self, number: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return, on the server, the index of an execution's row and what it says of so many steps."""
+        with tf.device(self._rows.device):
+            return number % _ROWS, number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
+
+    def _note(self, index: tf.Tensor, row: tf.Tensor) -> None:
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self._rows.handle, indices=index, updates=row, name="note_applied_steps"
+        )
 
     def counted(self) -> int:
         """Return how many steps the optimizer has counted, if the update of the weights notes a step."""

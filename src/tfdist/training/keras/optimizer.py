@@ -158,6 +158,8 @@ class Updating:
 
     def _delivered(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars) if self._deliver is None else self._deliver(grads_and_vars)
+        if self._note is not None:
+            pairs = _when_all_are_there(pairs)  # and then no server needs anything of the worker
         if not (self._steps or self._optimizer.ema_overwrite_frequency):  # or it counts outside of a branch
             self._arrived = _tensors_of([gradient for gradient, _ in pairs])
         return pairs
@@ -171,8 +173,10 @@ class Updating:
         variable = step_counter(self._optimizer)
 
         def count(value: Any) -> Any:
+            with tf.device(variable.value.device):  # so that no worker is asked for it any more
+                added = tf.cast(value, variable.dtype)
             with tf.control_dependencies(self._arrived):
-                counted = variable.value.assign_add(tf.cast(value, variable.dtype))
+                counted = variable.value.assign_add(added)
             if self._note is not None:
                 with tf.control_dependencies([tf.convert_to_tensor(counted)]):
                     self._note()
@@ -208,6 +212,23 @@ class Updating:
         known, variables = known_gradients(self._optimizer, gradients, self._variables)
         factor = self._optimizer.loss_scale_factor
         return _unscaled(_unscaled(known, scale), factor), variables
+
+
+def _when_all_are_there(grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return gradients that exist on the devices of their variables as soon as all others do.
+
+    A worker may be lost while it sends them. Then no server changes anything; otherwise all of them do.
+    """
+    there = [(_copied_to(gradient, variable), variable) for gradient, variable in grads_and_vars]
+    with tf.control_dependencies(_tensors_of([gradient for gradient, _ in there])):
+        return [(_copied_to(gradient, variable), variable) for gradient, variable in there]
+
+
+def _copied_to(gradient: Any, variable: Any) -> Any:
+    if gradient is None:
+        return None
+    with tf.device(variable.device):
+        return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
 
 def _nothing(_: Any) -> None:
