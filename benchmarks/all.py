@@ -26,6 +26,7 @@ QUICK: dict[str, Sequence[str]] = {
     "cifar_budget": ["--minutes", "1", "--epochs", "1"],
     "cluster_size": ["--rounds", "1"],
     "first_step": ["--pairs", "1"],
+    "fuzz_listeners": ["--sessions", "2000"],
     "growth": ["--rounds", "1", "--largest", "0.1"],
     "keras_tests": ["--strategies", "one_device", "--wanted", "test_fit_flow or test_evaluate_flow"],
     "large_embedding": ["--rounds", "1", "--rows", "100000"],

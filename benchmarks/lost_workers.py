@@ -145,7 +145,7 @@ def _kill(tasks: _Tasks, kills: int, chance: random.Random) -> list[float]:
 
 
 def _train(folder: Path) -> None:
-    """Take part as the task that TF_CONFIG names, and write as the chief what was counted."""
+    """Run the task that TF_CONFIG names; the chief writes what was counted."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -155,8 +155,8 @@ def _train(folder: Path) -> None:
     strategy = tfdist.start("parameter_server")
     examples = _BATCHES * _BATCH
 
-    class Large(keras.layers.Layer):
-        """Have weights that grow by 1 in each step, and write down that this worker trains."""
+    class Large(keras.layers.Layer):  # type: ignore[misc]
+        """Weights that grow by 1 in each step; it writes down that this worker trains."""
 
         def build(self, shape: Any) -> None:
             self.growing = self.add_weight(shape=(1500, 1500), initializer="zeros")
@@ -165,7 +165,7 @@ def _train(folder: Path) -> None:
             tf.io.write_file("trained", "")  # in the folder where this worker runs
             return tf.reduce_sum(self.growing) / _BATCH
 
-    class Counting(keras.Model):
+    class Counting(keras.Model):  # type: ignore[misc]
         """A model with a weight for each example, which grows by 1 in each step that trains on it."""
 
         def __init__(self) -> None:
@@ -176,7 +176,7 @@ def _train(folder: Path) -> None:
         def call(self, numbers: Any) -> Any:
             return self.dense(tf.one_hot(tf.cast(numbers[:, 0], tf.int32), examples)) + self.large(numbers)
 
-    class UntilTold(keras.callbacks.Callback):
+    class UntilTold(keras.callbacks.Callback):  # type: ignore[misc]
         epochs = 0
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
