@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.tf_private import own_executor
+
 __all__ = ["BEGUN_SPEC", "AppliedSteps", "Begun"]
 
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
@@ -107,11 +109,16 @@ class AppliedSteps:
             self._counter.assign(count)
         self._has_lost = False
 
+    def _read_row(self, index: int) -> int:
+        # The caller may be about to use another task, which fails for reasons of its own.
+        with own_executor(), tf.device(None):
+            return int(self._rows.sparse_read([index]).numpy()[0])
+
     def applied(self, number: int) -> int:
         """Return how many steps of an execution were applied before the worker was lost that ran it."""
         self._has_lost = True
         time.sleep(_SECONDS_TO_APPLY)
-        noted, steps = divmod(int(self._rows.sparse_read([number % _ROWS])[0]), _MORE_THAN_STEPS)
+        noted, steps = divmod(self._read_row(number % _ROWS), _MORE_THAN_STEPS)
         if noted != number:
             return 0
         _log.info(

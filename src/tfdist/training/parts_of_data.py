@@ -169,9 +169,10 @@ class PartsOfData:
 
     def _count(self, worker: int) -> None:
         """Count what a worker has taken in its last execution, which has ended."""
-        running, self._running[worker] = self._running[worker], None
+        running = self._running[worker]
         if running is not None:
             execution, sending = running
             read = execution.done_after(sending) - sending.done_before
             if sending.part != NO_PART:
                 self._taken[sending.part] += read
+            self._running[worker] = None
