@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import time
 from contextlib import contextmanager
 
 import pytest
 
 from conftest import LONGEST, Running, run_cluster, wait_for
+from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.only_peers import ONLY_PEERS
 
 
 @contextmanager
@@ -22,6 +25,13 @@ def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, **sha
             running.start(task, order)
         wait_for(tmp_path / "begun")
         yield running, order
+
+
+def is_open_for_strangers(address):
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.9", 0))
+        stranger.settimeout(0.2)
+        return stranger.connect_ex(split_address(address)) == 0
 
 
 def lose(running, name, by=signal.SIGKILL):
@@ -162,8 +172,12 @@ def test_a_step_of_a_silent_worker_counts_once_and_holds_nobody_up(tmp_path):
         pytest.param("every_example_tested_once", True, marks=pytest.mark.again),
     ],
 )
-def test_every_example_counts_once_though_a_worker_is_lost(tmp_path, case, comes_back):
+def test_every_example_counts_once_though_a_worker_is_lost(tmp_path, case, comes_back, monkeypatch):
+    monkeypatch.setenv(ONLY_PEERS, "1")
     with begun(tmp_path, "parameter_server", case, workers=2, ps=1) as (running, order):
+        assert [
+            each for each in running.cluster.tasks() if is_open_for_strangers(running.cluster.address(each))
+        ] == []
         lose(running, "worker:1")
         if comes_back:
             running.start(Task("worker", 1), order)

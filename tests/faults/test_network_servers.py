@@ -1,6 +1,9 @@
 """Parameter servers on two hosts, joined by a wire that is slow, loses packets, or is cut."""
 
 import contextlib
+import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,7 +18,27 @@ pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(why := why_no_wire()),
 
 STEPS = 200
 NEAR, FAR = HOSTS
-ELSEWHERE = "10.80.0.3"
+ELSEWHERE, STRANGER = "10.80.0.3", "10.80.0.9"
+SCAN = """
+import asyncio, json, sys
+async def first(port, seen, places):
+    async with places:
+        try:
+            calling = asyncio.open_connection(sys.argv[2], port, local_addr=(sys.argv[1], 0))
+            reader, writer = await asyncio.wait_for(calling, 3)
+        except (OSError, TimeoutError):
+            return
+        try:
+            seen[port] = (await asyncio.wait_for(reader.read(40), 1)).decode("latin-1")
+        except (OSError, TimeoutError):
+            seen[port] = ""
+        writer.close()
+async def scan():
+    seen, places = {}, asyncio.Semaphore(500)
+    await asyncio.gather(*(first(port, seen, places) for port in range(1, 65536)))
+    print(json.dumps(seen))
+asyncio.run(scan())
+"""
 CLUSTERS = {
     "parameter_server": {
         "chief": [f"{NEAR}:2222"],
@@ -131,6 +154,31 @@ def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path,
     assert len(chief.history()) == 1
     prove_exact(chief, 1, in_part=1)
     prove_nothing_left(chief)
+
+
+@pytest.mark.again
+@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+def test_a_port_scan_of_a_stranger_finds_only_what_asks_for_the_secret(strategy, tmp_path, cache):
+    with begun(tmp_path, strategy, cache) as (wire, tasks):
+        wire.add(1, STRANGER)
+        for task in tasks.values():
+            task.environ["TFDIST_ONLY_PEERS"] = "1"
+        tasks.start()
+        tasks.reach(40)
+        of_peer, of_stranger = (open_ports(wire, caller) for caller in (FAR, STRANGER))
+        assert set(tasks.ends().values()) == {0}, tasks.told()
+    assert {2222, 2223, 2224} <= set(of_peer)
+    assert all(port > 2224 and "tfdist exchange" in first for port, first in of_stranger.items()), of_stranger
+    prove_exact(tasks["chief:0"], 1 if strategy == "parameter_server" else 2)
+
+
+def open_ports(wire, caller):
+    """Return the ports of the near host that a caller reaches, with what each sends first."""
+    words = [*wire.inside(1), sys.executable, "-c", SCAN, caller, NEAR]
+    return {
+        int(port): first
+        for port, first in json.loads(subprocess.check_output(words, timeout=120, text=True)).items()
+    }
 
 
 @pytest.mark.again

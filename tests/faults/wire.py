@@ -57,6 +57,11 @@ class Wire:
         self._addresses[side] = address
         self._write_names()
 
+    def add(self, side: int, address: str) -> None:
+        """Add one more address to a host, from which it may call."""
+        name = self._names[side]
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+
     def _write_names(self) -> None:
         lines = [f"{address} {name}\n" for address, name in zip(self._addresses, NAMES, strict=True)]
         for name in self._names:  # in place: processes that run have this file, and not its name

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import connected_tasks
 from tfdist.cluster.addresses import is_free, port_taken, split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import TaskLost
@@ -30,16 +31,12 @@ def connecting(
     """
     report_joined()
     training = cluster.training()
-    is_one_of_many = training.task in training.tasks() and len(training.tasks()) > 1
-    if is_one_of_many and not is_connected():
-        _check_port(training)
-        if shared is None:
-            others = [task for task in training.tasks() if task.type != "chief"]
-            await_servers(where, training, others, timeout)
-        else:
-            hold_rendezvous(training, fingerprint(training, *shared), timeout=timeout)
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if training.task in training.tasks() and len(training.tasks()) > 1 and not is_connected():
+                stack.enter_context(admitting_only_peers(cluster))
+                _await_all(where, training, shared, timeout)
+            yield
     except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:
         if "gRPC server" not in str(error) or training.task is None:
             raise
@@ -47,6 +44,15 @@ def connecting(
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
         problem = f"lost a task as TensorFlow connected all: {str(error).splitlines()[0]}"
         raise TaskLost(where, problem, remedy="Start the cluster again") from error
+
+
+def _await_all(where: str, training: ClusterConfig, shared: Sequence[object] | None, timeout: float) -> None:
+    _check_port(training)
+    if shared is None:
+        others = [task for task in training.tasks() if task.type != "chief"]
+        await_servers(where, training, others, timeout)
+    else:
+        hold_rendezvous(training, fingerprint(training, *shared), timeout=timeout)
 
 
 def is_connected() -> bool:

@@ -13,6 +13,7 @@ from tfdist.cluster.addresses import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
+from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.server_ending_notice import announce_departure
 from tfdist.coordination.stalled_worker import let_chief_end_this_worker
@@ -78,7 +79,8 @@ def serve(
     offer_to_record(cluster)
     with reporting_traffic(cluster), _tcp_transport(cluster):
         let_chief_end_this_worker()
-        server = _start(cluster, server_config(device, memory_growth=memory_growth))
+        with admitting_only_peers(cluster):
+            server = _start(cluster, server_config(device, memory_growth=memory_growth))
         _log.info("%s serves at %s", cluster.task, server.target)
         _serve(cluster, start_timeout, heartbeat_timeout, stays=stays)
     _log.info("the chief has ended, so %s ends too", cluster.task)

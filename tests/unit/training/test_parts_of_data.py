@@ -131,6 +131,17 @@ def test_more_parts_than_readers_are_handed_over_one_after_the_other():
     assert parts.hand_over({0}) == []
 
 
+def test_if_the_notes_cannot_be_read_they_are_read_again(notes, monkeypatch):
+    parts, execution = PartsOfData(2), scheduled(1, notes)
+    parts.for_execution(execution, 1)
+    notes.steps[1] = 3
+    with monkeypatch.context() as broken:
+        broken.setattr(Notes, "applied", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            parts.for_iterator_skip(1)
+    assert parts.for_iterator_skip(1) == 3
+
+
 def test_an_argument_is_asked_for_whenever_it_is_sent_and_not_to_trace():
     asked = []
     given = asked_when_sent(tf.constant(0), lambda worker: asked.append(worker) or tf.constant(worker))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.diagnostics.doctor.messages import (
     Bulk,
     Clock,
@@ -70,10 +71,11 @@ class Answering:
 
     def __enter__(self) -> "Answering":
         address = self._cluster.address(self._task)
-        try:
-            self._listener = listen_on_all_interfaces(address)
-        except OSError as error:
-            raise port_taken(str(self._task), address) from error
+        with admitting_only_peers(self._cluster.with_task(*self._task)):
+            try:
+                self._listener = listen_on_all_interfaces(address)
+            except OSError as error:
+                raise port_taken(str(self._task), address) from error
         self._listener.setblocking(False)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
