@@ -367,8 +367,11 @@ class CoordinatedRunner:
     def _send(self, graph: Any, data: Any, wanted: int) -> None:
         """Schedule an execution of a graph on an iterator, or on batches."""
         execution = self._graph.new_execution(wanted)
-        begun = self._parts.begun(execution, self._executions.begin)
-        execution.closure = self._coordinator.schedule(graph, args=(data, tf.constant(wanted), begun))
+        self._parts.schedule(
+            execution,
+            lambda begun: self._coordinator.schedule(graph, args=(data, tf.constant(wanted), begun)),
+            self._executions.begin,
+        )
         self._scheduled.append(execution)
 
     def _first_ready(self) -> int | None:

@@ -8,7 +8,7 @@ taken by an execution is known for each time that it was sent.
 """
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,19 +134,25 @@ class PartsOfData:
             self._read_by_worker = [given.get(worker, NO_PART) for worker in range(self._workers)]
             return list(given)
 
-    def begun(self, execution: Execution, note: Any) -> Begun:
-        """Return what the graph of an execution gets with it, whenever it is sent to a worker.
+    def schedule(
+        self, execution: Execution, send: Callable[[Begun], Any], note: Callable[[int], object]
+    ) -> None:
+        """Schedule an execution.
 
         Args:
             execution: The execution.
-            note: A function that is called with the worker's index then.
+            send: A function that passes it to the coordinator, with what its graph gets, and returns what the
+                coordinator returns.
+            note: A function that is called with the index of the worker whenever it is sent to one.
         """
 
         def for_worker(worker: int) -> tf.Tensor:
             note(worker)
             return tf.constant(self.for_execution(execution, worker))
 
-        return Begun(tf.constant(execution.number, tf.int64), asked_when_sent(tf.constant(0), for_worker))
+        begun = Begun(tf.constant(execution.number, tf.int64), asked_when_sent(tf.constant(0), for_worker))
+        with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
+            execution.closure = send(begun)
 
     def for_execution(self, execution: Execution, worker: int) -> int:
         """Note that an execution is sent to a worker; return how many of its steps are done."""
