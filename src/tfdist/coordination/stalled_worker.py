@@ -31,11 +31,16 @@ _log = logging.getLogger("tfdist")
 
 @dataclass
 class _Worker:
-    """How many executions of a worker have begun and ended, and when the last one began."""
+    """How many executions of a worker have begun and ended, and when the last one began.
+
+    Attributes:
+        is_first: Whether none has ended, or none since the worker had to skip data, which may take long.
+    """
 
     begun: int = 0
     ended: int = 0
     began: float | None = None
+    is_first: bool = True
 
 
 class WorkerExecutions:
@@ -54,9 +59,14 @@ class WorkerExecutions:
             self._durations.append(now - worker.began)
         worker.begun, worker.began = worker.begun + 1, now
 
+    def expect_long_reading(self, index: int) -> None:
+        """Note that a worker skips data in its next execution; a thread of the coordinator calls this."""
+        self._workers[index].is_first = True
+
     def end(self, index: int) -> None:
         """Note that the result of an execution of a worker has come."""
-        self._workers[index].ended += 1
+        worker = self._workers[index]
+        worker.ended, worker.is_first = worker.ended + 1, False
 
     def forget(self) -> None:
         """Forget what has begun and will not end, once nothing is under way."""
@@ -74,7 +84,7 @@ class WorkerExecutions:
             limit.note(_DOING, self._durations.pop())
         found = {}
         for index, worker in list(self._workers.items()):
-            most = limit.seconds(_DOING, is_first=not worker.ended)
+            most = limit.seconds(_DOING, is_first=worker.is_first)
             seconds = 0.0 if worker.began is None else now - worker.began
             if worker.begun > worker.ended and seconds >= most:
                 found[index] = (seconds, most)

@@ -164,7 +164,7 @@ class CoordinatedRunner:
         self._is_winding_up = False
         self._is_without = False  # whether the epoch continues without a silent worker
         self._slowest = 0.0  # seconds of the slowest answer
-        self._parts = PartsOfData(workers)
+        self._parts = PartsOfData(workers, self._executions)
         self._begun = 0  # how often the data have begun
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
@@ -370,7 +370,6 @@ class CoordinatedRunner:
         self._parts.schedule(
             execution,
             lambda begun: self._coordinator.schedule(graph, args=(data, tf.constant(wanted), begun)),
-            self._executions.begin,
         )
         self._scheduled.append(execution)
 

@@ -39,7 +39,8 @@ class WorkersData:
             coordinator: TensorFlow's ClusterCoordinator.
             workers: The number of workers.
         """
-        self._parts, self._replicas = PartsOfData(workers), strategy.num_replicas_in_sync
+        self._parts: Any = None  # until `begin`
+        self._replicas = strategy.num_replicas_in_sync
         make = self._part_of_dataset if isinstance(data, tf.data.Dataset) else self._part_of_function
         make_own, self.element_spec = make(data, workers)
         if self._replicas > 1:  # otherwise this call adds threads and buffers

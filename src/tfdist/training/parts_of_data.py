@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import asked_when_sent, has_result
+from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.applied_steps import AppliedSteps, Begun
 
 __all__ = ["NO_PART", "Execution", "PartsOfData"]
@@ -92,9 +93,14 @@ class PartsOfData:
     names begin with `for_` are called there.
     """
 
-    def __init__(self, workers: int) -> None:
-        """Begin with the first batch of each worker's own part."""
-        self._lock = threading.Lock()
+    def __init__(self, workers: int, executions: WorkerExecutions) -> None:
+        """Begin with the first batch of each worker's own part.
+
+        Args:
+            workers: The number of workers.
+            executions: Where it is noted what each worker begins.
+        """
+        self._lock, self._executions = threading.Lock(), executions
         self._workers = workers
         self.begin()
 
@@ -134,29 +140,25 @@ class PartsOfData:
             self._read_by_worker = [given.get(worker, NO_PART) for worker in range(self._workers)]
             return list(given)
 
-    def schedule(
-        self, execution: Execution, send: Callable[[Begun], Any], note: Callable[[int], object]
-    ) -> None:
+    def schedule(self, execution: Execution, send: Callable[[Begun], Any]) -> None:
         """Schedule an execution.
 
         Args:
             execution: The execution.
             send: A function that passes it to the coordinator, with what its graph gets, and returns what the
                 coordinator returns.
-            note: A function that is called with the index of the worker whenever it is sent to one.
         """
-
-        def for_worker(worker: int) -> tf.Tensor:
-            note(worker)
-            return tf.constant(self.for_execution(execution, worker))
-
-        begun = Begun(tf.constant(execution.number, tf.int64), asked_when_sent(tf.constant(0), for_worker))
+        done = asked_when_sent(
+            tf.constant(0), lambda worker: tf.constant(self.for_execution(execution, worker))
+        )
+        begun = Begun(tf.constant(execution.number, tf.int64), done)
         with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
             execution.closure = send(begun)
 
     def for_execution(self, execution: Execution, worker: int) -> int:
         """Note that an execution is sent to a worker; return how many of its steps are done."""
         with self._lock:
+            self._executions.begin(worker)
             self._count(worker)  # the one before has ended: with its result, or with the worker
             sending = execution.send(worker, self._read_by_worker[worker])
             self._running[worker] = execution, sending
@@ -171,7 +173,10 @@ class PartsOfData:
         with self._lock:
             self._count(worker)
             part = self._read_by_worker[worker]
-            return 0 if part == NO_PART else self._taken[part]
+            skip = 0 if part == NO_PART else self._taken[part]
+            if skip:
+                self._executions.expect_long_reading(worker)
+            return skip
 
     def _count(self, worker: int) -> None:
         """Count what a worker has taken in its last execution, which has ended."""

@@ -312,6 +312,17 @@ class TestExecutionsOfWorkers:
         clock.now += 1
         assert executions.stuck(30.0) == {0: (300.0, 300.0)}
 
+    def test_an_execution_that_skips_data_may_take_as_long(self):
+        clock = Clock()
+        executions = self.of_two(clock)
+        executions.expect_long_reading(1)
+        clock.now += 31
+        assert executions.stuck(30.0) == {0: (31.0, 30.0)}
+        executions.end(1)
+        executions.begin(1)
+        clock.now += 31
+        assert executions.stuck(30.0) == {0: (31.0, 30.0), 1: (31.0, 30.0)}
+
     def test_a_worker_without_work_is_not_stuck(self):
         clock = Clock()
         executions = self.of_two(clock)

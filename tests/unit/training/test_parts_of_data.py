@@ -7,6 +7,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist._utils.tf_private import asked_when_sent  # noqa: E402
+from tfdist.coordination.stalled_worker import WorkerExecutions  # noqa: E402
 from tfdist.training.parts_of_data import NO_PART, Execution, PartsOfData  # noqa: E402
 
 
@@ -37,13 +38,13 @@ def answer(execution, ran):
 
 
 def test_each_worker_reads_its_own_part_from_its_beginning():
-    parts = PartsOfData(3)
+    parts = PartsOfData(3, WorkerExecutions())
     assert [parts.for_iterator_part(worker) for worker in range(3)] == [0, 1, 2]
     assert [parts.for_iterator_skip(worker) for worker in range(3)] == [0, 0, 0]
 
 
 def test_resumed_data_begin_after_what_is_taken():
-    parts = PartsOfData(2)
+    parts = PartsOfData(2, WorkerExecutions())
     parts.begin([4, 7])
     assert [parts.for_iterator_skip(worker) for worker in range(2)] == [4, 7]
     parts.begin()
@@ -51,7 +52,7 @@ def test_resumed_data_begin_after_what_is_taken():
 
 
 def test_a_running_execution_has_taken_nothing_yet(notes):
-    parts, execution = PartsOfData(2), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
     notes.steps[1] = 6
     assert parts.for_execution(execution, 1) == 0
     assert parts.taken() == [0, 0]
@@ -61,7 +62,7 @@ def test_a_running_execution_has_taken_nothing_yet(notes):
 
 
 def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes):
-    parts, first, second = PartsOfData(2), scheduled(1, notes), scheduled(2, notes)
+    parts, first, second = PartsOfData(2, WorkerExecutions()), scheduled(1, notes), scheduled(2, notes)
     parts.for_execution(first, 1)
     answer(first, 10)
     parts.for_execution(second, 1)
@@ -76,7 +77,7 @@ def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes)
 
 
 def test_the_other_worker_reads_only_the_rest_of_an_execution(notes):
-    parts, execution = PartsOfData(2), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
     parts.for_execution(execution, 1)
     notes.steps[1] = 3
     assert parts.for_execution(execution, 0) == 3
@@ -89,7 +90,7 @@ def test_the_other_worker_reads_only_the_rest_of_an_execution(notes):
 
 
 def test_what_updates_nothing_is_taken_again():
-    parts, execution = PartsOfData(2), scheduled()
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled()
     parts.for_execution(execution, 1)
     assert parts.for_execution(execution, 0) == 0
     answer(execution, 10)
@@ -98,7 +99,7 @@ def test_what_updates_nothing_is_taken_again():
 
 
 def test_other_workers_read_what_lost_ones_leave(notes):
-    parts, execution = PartsOfData(4), scheduled(1, notes)
+    parts, execution = PartsOfData(4, WorkerExecutions()), scheduled(1, notes)
     parts.for_execution(execution, 3)
     notes.steps[1] = 2
     for worker in (0, 1):
@@ -119,7 +120,7 @@ def test_other_workers_read_what_lost_ones_leave(notes):
 
 
 def test_more_parts_than_readers_are_handed_over_one_after_the_other():
-    parts = PartsOfData(3)
+    parts = PartsOfData(3, WorkerExecutions())
     parts.end(0)
     assert parts.hand_over({0}) == [0]
     assert parts.for_iterator_part(0) == 1
@@ -132,7 +133,7 @@ def test_more_parts_than_readers_are_handed_over_one_after_the_other():
 
 
 def test_if_the_notes_cannot_be_read_they_are_read_again(notes, monkeypatch):
-    parts, execution = PartsOfData(2), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
     parts.for_execution(execution, 1)
     notes.steps[1] = 3
     with monkeypatch.context() as broken:
