@@ -24,9 +24,9 @@ from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.parts_of_data import Execution, PartsOfData
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
+    are_lost,
     is_about_a_task,
     is_lost_worker,
-    lost_workers,
     named,
     refusing_tasks,
     silent_tasks,
@@ -319,8 +319,9 @@ class CoordinatedRunner:
         if not others or now - epoch.looked_at < _SECONDS_BETWEEN_LOOKS_AT_WORKERS:
             return epoch.gone
         epoch.looked_at = now
-        are_lost = now - epoch.last_news > _SECONDS_TO_COME_BACK or others <= lost_workers(self._strategy)
-        return epoch.gone | others if are_lost else epoch.gone
+        if now - epoch.last_news > _SECONDS_TO_COME_BACK or are_lost(others, self._strategy):
+            return epoch.gone | others
+        return epoch.gone
 
     def _clear_error(self) -> None:
         """Cancel the scheduled steps, and clear the error that the next call to the coordinator would raise.

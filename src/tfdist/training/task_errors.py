@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -16,9 +16,9 @@ from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
 __all__ = [
+    "are_lost",
     "is_about_a_task",
     "is_lost_worker",
-    "lost_workers",
     "named",
     "naming_lost_tasks",
     "refusing_tasks",
@@ -126,13 +126,13 @@ def refusing_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
     return _tasks_whose_answer_is(False, strategy, job)
 
 
-def lost_workers(strategy: tf.distribute.Strategy) -> set[int]:
-    """Return the indexes of the workers that are gone, or that the chief continues without."""
-    return {
-        index
-        for (job, index), address in _addresses(strategy).items()
-        if job == "worker" and (is_continued_without(Task(job, index)) or answers(address) is False)
-    }
+def are_lost(workers: Collection[int], strategy: tf.distribute.Strategy) -> bool:
+    """Return whether all of these workers are gone, or the chief continues without them."""
+    addresses = _addresses(strategy)
+    return all(
+        is_continued_without(Task("worker", index)) or answers(addresses["worker", index]) is False
+        for index in workers
+    )
 
 
 def _tasks_whose_answer_is(answer: bool | None, strategy: tf.distribute.Strategy, job: str) -> list[str]:

@@ -24,6 +24,20 @@ def test_a_task_that_refuses_connections_is_named(monkeypatch):
         assert task_errors.refusing_tasks(None, "ps") == [f"ps:1 at {closed}"]
 
 
+def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        addresses = {
+            ("worker", index): f"127.0.0.1:{each.getsockname()[1]}"
+            for index, each in enumerate((silent, unheard))
+        }
+        monkeypatch.setattr(task_errors, "_addresses", lambda strategy: addresses)
+        assert task_errors.are_lost({1}, None)
+        assert not task_errors.are_lost({0, 1}, None)
+        monkeypatch.setattr(task_errors, "is_continued_without", lambda task: task == ("worker", 0))
+        assert task_errors.are_lost({0, 1}, None)
+
+
 def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
     monkeypatch.setattr(coordinated_runner, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
     monkeypatch.setattr(coordinated_runner, "has_answered", lambda closure: False)
