@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from tfdist.coordination import break_connections as broken
 from tfdist.coordination.break_connections import break_connections, peers_at
 
 ADDRESSES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
@@ -60,3 +61,11 @@ def test_a_connection_that_is_being_made_fails_at_once():
         break_connections(peers_at(f"127.0.0.1:{at[1]}"))
         ready, _, _ = select.select([waiting], [], [], 0)
         assert ready
+
+
+def test_a_connection_that_is_closed_meanwhile_is_none(monkeypatch):
+    with socket.socket() as closed:
+        monkeypatch.setattr(broken, "own_sockets", lambda is_wanted: [(None, closed)])
+        with pytest.raises(OSError, match="not connected"):
+            closed.shutdown(socket.SHUT_RDWR)
+        assert break_connections({("127.0.0.1", 1)}) == 0
