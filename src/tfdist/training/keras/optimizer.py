@@ -6,6 +6,7 @@ for itself. Here all replicas together take each branch once, and run their part
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -173,7 +174,8 @@ class Updating:
         variable = step_counter(self._optimizer)
 
         def count(value: Any) -> Any:
-            with tf.device(variable.value.device):  # so that no worker is asked for it any more
+            # If a server notes the step, it asks no worker for this number any more.
+            with nullcontext() if self._note is None else tf.device(variable.value.device):
                 added = tf.cast(value, variable.dtype)
             with tf.control_dependencies(self._arrived):
                 counted = variable.value.assign_add(added)

@@ -43,10 +43,11 @@ class KerasStep:
         """Return the variables that count each step of the optimizers, if they note it too."""
         return []
 
-    def _note_step(self) -> None:
-        """Note, in the graph of a training step of an asynchronous worker, that it is applied."""
-        if self._applied is not None and self._applied.are_noted_by_update:
-            self._applied.note_step()
+    @property
+    def _note_step(self) -> Callable[[], None] | None:
+        """Return what notes in its graph that a training step is applied; None where no update notes it."""
+        applied = self._applied
+        return applied.note_step if applied is not None and applied.are_noted_by_update else None
 
     def end_epoch(self) -> None:
         """Do nothing: no replica writes anything for itself."""
