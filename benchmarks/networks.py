@@ -62,6 +62,7 @@ class Way(NamedTuple):
     implementation: str = ""
     dtype: str = ""
     strategy: str = ""
+    encryption: str = ""
 
 
 _ASYNC, _SYNC = "parameter_server", "parameter_server_sync"
@@ -73,11 +74,13 @@ WAYS = {
     "tcp": Way("tfdist, `implementation: tcp`", "tfdist", "tcp", "tcp"),
     "bfloat16": Way("tfdist, tcp, gradients as bfloat16", "tfdist", "tcp", "tcp", "bfloat16"),
     "int8": Way("tfdist, tcp, gradients as int8", "tfdist", "tcp", "tcp", "int8"),
+    "tls": Way("tfdist, tcp, `encryption: tls`", "tfdist", "tcp", encryption="tls"),
     "ring": Way("tfdist, `implementation: ring` (gRPC)", "tfdist", "tcp", "ring"),
     "keras": Way("tf_keras fit, MultiWorkerMirrored", "keras", "tcp"),
     "ddp": Way("PyTorch, DistributedDataParallel with gloo", "torch", "tcp"),
     "horovod": Way("Keras 2.12 with Horovod and gloo", "horovod", "tcp"),
     "async": Way("tfdist, asynchronous ps, tcp", "tfdist", "async", "tcp", strategy=_ASYNC),
+    "async_tls": Way("tfdist, asynchronous ps, TLS", "tfdist", "async", strategy=_ASYNC, encryption="tls"),
     "async_grpc": Way("tfdist, asynchronous ps, gRPC", "tfdist", "async", "grpc", strategy=_ASYNC),
     "sync": Way("tfdist, synchronous ps, tcp", "tfdist", "async", "tcp", strategy=_SYNC),
     "sync_grpc": Way("tfdist, synchronous ps, gRPC", "tfdist", "async", "grpc", strategy=_SYNC),

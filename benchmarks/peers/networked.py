@@ -111,7 +111,7 @@ class Tfdist(Keras):
 
         if is_one:
             return tfdist.make_strategy(None)
-        said = {name: order[name] for name in ("implementation", "dtype") if order[name]}
+        said = {name: order[name] for name in ("implementation", "dtype", "encryption") if order[name]}
         return tfdist.make_strategy(tfdist.ClusterConfig.from_environment(), communication=said)
 
     def options(self, order: dict[str, Any]) -> dict[str, Any]:

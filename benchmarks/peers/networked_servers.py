@@ -47,7 +47,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
         serve(cluster, is_ours, folder)  # until the benchmark ends this process
         return
     if is_ours:
-        communication = {"implementation": order["implementation"]}
+        communication = {name: order[name] for name in ("implementation", "encryption") if order[name]}
         strategy = tfdist.make_strategy(cluster, order["strategy"], communication=communication)
     else:
         strategy = tf.distribute.ParameterServerStrategy(cluster.resolver())

@@ -60,8 +60,8 @@ def _check_sums(found):
 @pytest.mark.usefixtures("secret")
 @pytest.mark.parametrize(
     "communication",
-    [{"implementation": "tcp"}, {"implementation": "ring", "timeout": 60}],  # the latter is TensorFlow's
-    ids=["tcp", "ring"],
+    [{"encryption": "tls"}, {"implementation": "ring", "timeout": 60}],  # the latter is TensorFlow's
+    ids=["tls", "ring"],
 )
 def test_several_replicas_of_a_worker_are_added_up_together(tmp_path, keras_itself, communication):
     options = {"communication": communication, "logical_devices": 2}

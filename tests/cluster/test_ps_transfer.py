@@ -51,7 +51,7 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
 def test_updates_in_branches_are_the_same_too(tmp_path):
-    options = {"communication": {"implementation": "tcp"}}
+    options = {"communication": {"encryption": "tls"}}
     cases = ["ps_transfer_cases.in_branches"]
     finished = run_cluster(tmp_path, "parameter_server_sync", cases, options=options, workers=1, ps=1)
 

@@ -111,6 +111,8 @@ def _exchange_levers(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
         return
     is_mirrored = bench.strategy == _MIRRORED
     default_implementations = ("ring", *(("nccl",) if is_on_gpus else ())) if is_mirrored else ("grpc",)
+    if section.encryption:
+        return  # only tcp can encrypt
     for implementation in ("tcp", *default_implementations):
         if section.implementation != implementation:
             yield _communication_lever(section, implementation=implementation)
@@ -140,5 +142,7 @@ def _communication_lever(section: CommunicationSection, **values: str | float) -
     """Return the lever that sets the whole section, because some of its keys exclude each other."""
     if section.timeout is not None and values["implementation"] != "grpc":  # grpc has no timeout
         values["timeout"] = section.timeout
+    if section.encryption is not None:
+        values["encryption"] = section.encryption
     text = ", ".join(f"{key}: {value}" for key, value in values.items())
     return Lever("communication.implementation", (f"communication={{{text}}}",))

@@ -148,6 +148,10 @@ def _measures_exchange(bench: Bench) -> bool:
     """Return whether the exchange measures its time: the ring does, TensorFlow's collectives do not."""
     communication = bench.settings.config.communication
     on_gpus = is_gpu_used(bench.settings.config.strategy.device, len(own_gpus()))
-    said = CommunicationOptions(communication.implementation, bytes_per_pack=communication.bytes_per_pack)
+    said = CommunicationOptions(
+        communication.implementation,
+        bytes_per_pack=communication.bytes_per_pack,
+        encryption=communication.encryption,
+    )
     by_ring = said.may_use_tcp(on_gpus=on_gpus)
     return bench.strategy == "multi_worker_mirrored" and by_ring

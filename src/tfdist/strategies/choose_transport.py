@@ -16,6 +16,7 @@ from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.listen_and_call import ConnectError
+from tfdist.transport.tls import check_tls
 
 __all__ = ["collectives_of", "exchange_over_ring", "shared_secret", "transfer_over_tcp"]
 
@@ -45,12 +46,13 @@ def shared_secret(cluster: ClusterConfig, name: str, options: CommunicationOptio
         if on_gpus and options.is_auto and cluster.is_chief:
             _log.info("communication.implementation auto: GPUs exchange by TensorFlow (NCCL, gRPC)")
         return None
+    if options.is_encrypted:
+        check_tls()
     secret = find_secret()
     if secret is None and options.needs_tcp:
-        own = "ring" if name == "multi_worker_mirrored" else "grpc"
         problem = "needs a secret by which the tasks recognize each other; the launcher makes one"
-        remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks, or set {own}"
-        raise ConfigError("communication.implementation tcp", problem, remedy=remedy)
+        remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks"
+        raise ConfigError(options.tcp_wish, problem, remedy=remedy + _or_set(options, name))
     if secret is None and cluster.is_chief:
         _log.warning(
             "the tasks share no secret, so tensors travel over TensorFlow's gRPC, which is slower than "
@@ -72,13 +74,14 @@ def exchange_over_ring(
             wire_type=options.dtype or "float32",
             # An explicit tcp means bytes on the wire, also on one machine.
             may_share=not options.needs_tcp,
+            is_encrypted=options.is_encrypted,
         )
     except ConnectError as error:
-        _leave_to_tensorflow(
-            error, options, "gradients use TensorFlow's own collectives, which are slower", "ring"
-        )
+        instead = "gradients use TensorFlow's own collectives, which are slower"
+        _leave_to_tensorflow(error, options, instead, "multi_worker_mirrored")
     else:
-        _log.info("using the TCP transport: a ring of %d tasks", len(cluster.training().tasks()))
+        tasks = len(cluster.training().tasks())
+        _log.info("using the TCP transport%s: a ring of %d tasks", _by_tls(options), tasks)
 
 
 def transfer_over_tcp(
@@ -93,7 +96,8 @@ def transfer_over_tcp(
         return
     if strategy.num_replicas_in_sync > 1 and isinstance(strategy, ParameterServer):
         problem = "is not supported with workers that compute on several devices"
-        raise ConfigError("communication.implementation tcp", problem, remedy="Set grpc, or device cpu")
+        remedy = "Set device cpu" + _or_set(communication, "parameter_server")
+        raise ConfigError(communication.tcp_wish, problem, remedy=remedy)
     try:
         strategy.ps_transfer = PsTransfer(
             cluster.training(),
@@ -101,20 +105,30 @@ def transfer_over_tcp(
             is_in_step=isinstance(strategy, SynchronousParameterServer),
             timeout=communication.timeout,
             is_asked_for=communication.needs_tcp,
+            is_encrypted=communication.is_encrypted,
         )
     except ConnectError as error:
-        _leave_to_tensorflow(
-            error, communication, "variables and gradients use TensorFlow's gRPC, which is slower", "grpc"
-        )
+        instead = "variables and gradients use TensorFlow's gRPC, which is slower"
+        _leave_to_tensorflow(error, communication, instead, "parameter_server")
     else:
-        _log.info("using the TCP transport for variables and gradients")
+        _log.info("using the TCP transport%s for variables and gradients", _by_tls(communication))
+
+
+def _by_tls(options: CommunicationOptions) -> str:
+    return ", encrypted by TLS" if options.is_encrypted else ""
 
 
 def _leave_to_tensorflow(error: ConnectError, options: CommunicationOptions, instead: str, name: str) -> None:
     """Log that TensorFlow sends the tensors; raise ConfigError if the user asked for tcp."""
     if options.needs_tcp:
-        remedy = f"Give all tasks the same secret and let them reach each other on any port, or set {name}"
-        raise ConfigError(
-            "communication.implementation tcp", f"cannot connect the tasks: {error}", remedy=remedy
-        ) from error
+        remedy = "Give all tasks the same secret and let them reach each other on any port"
+        problem = f"cannot connect the tasks: {error}"
+        raise ConfigError(options.tcp_wish, problem, remedy=remedy + _or_set(options, name)) from error
     _log.warning("%s: %s", instead, error)
+
+
+def _or_set(options: CommunicationOptions, name: str) -> str:
+    """Return the end of a remedy: which of TensorFlow's exchanges to take instead, if one can do as asked."""
+    if options.is_encrypted:
+        return ""
+    return f", or set {'ring' if name == 'multi_worker_mirrored' else 'grpc'}"

@@ -113,7 +113,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             replace_cross_device_ops(self, lambda replaced: LimitedAllReduce(replaced, self._limit))
 
     def exchange_over_ring(
-        self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool
+        self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool, is_encrypted: bool
     ) -> None:
         """Add gradients up over a ring of TCP connections from now on; all workers must call it.
 
@@ -121,7 +121,12 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             ConnectError: A worker cannot connect to its neighbours. All workers continue without a ring.
         """
         ring = join_ring(
-            cluster, secret, self.summed_over_workers, timeout=self._timeout, may_share=may_share
+            cluster,
+            secret,
+            self.summed_over_workers,
+            timeout=self._timeout,
+            may_share=may_share,
+            is_encrypted=is_encrypted,
         )
         replace_cross_device_ops(self, lambda replaced: RingAllReduce(replaced, ring, wire_type, self._limit))
         self.ring = ring

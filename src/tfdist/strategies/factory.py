@@ -147,7 +147,8 @@ def _connected(
     secret = shared_secret(cluster, name, options.communication)
     # The tasks must agree on these, or they would wait for each other in different exchanges.
     wanted, has_secret = options.communication, secret is not None
-    agreed = (name, wanted.implementation, wanted.dtype, wanted.bytes_per_pack, options.precision, has_secret)
+    travel = wanted.implementation, wanted.dtype, wanted.bytes_per_pack, wanted.encryption
+    agreed = (name, *travel, options.precision, has_secret)
     shared = None if name in _OF_PS else agreed
     if name == "multi_worker_mirrored" and are_devices_fixed() and not is_connected():
         problem = "is called after TensorFlow was used, which can connect workers only before"

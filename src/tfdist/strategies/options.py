@@ -14,6 +14,7 @@ __all__ = [
     "Communication",
     "CommunicationOptions",
     "Device",
+    "Encryption",
     "Implementation",
     "Precision",
     "StrategyName",
@@ -31,6 +32,7 @@ StrategyName = Literal[
 Device = Literal["auto", "cpu", "gpu"]
 Implementation = Literal["auto", "tcp", "grpc", "ring", "nccl"]
 WireType = Literal["float32", "bfloat16", "float16", "int8"]
+Encryption = Literal["tls"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
 _OF_PS = ("parameter_server", "parameter_server_sync")
@@ -56,12 +58,15 @@ class Communication(TypedDict, total=False):
             changes the result; float32, the default, does not.
         bytes_per_pack: How many bytes of gradients TensorFlow sends together; 0 means all.
         timeout: Seconds after which an exchange fails if a task is missing.
+        encryption: tls encrypts and authenticates what tcp sends; it implies tcp. It needs the package
+            cryptography on all tasks: pip install 'tfdist[tls]'.
     """
 
     implementation: Implementation
     dtype: WireType
     bytes_per_pack: int
     timeout: float
+    encryption: Encryption
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class CommunicationOptions:
     dtype: WireType | None = None
     bytes_per_pack: int | None = None
     timeout: float | None = None
+    encryption: Encryption | None = None
 
     @classmethod
     def of(cls, communication: Mapping[str, Any] | None) -> "CommunicationOptions":
@@ -86,12 +92,22 @@ class CommunicationOptions:
     @property
     def needs_tcp(self) -> bool:
         """Return whether the user requires tcp."""
-        return self.implementation == "tcp"
+        return self.implementation == "tcp" or self.is_encrypted
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Return whether all that tfdist's own connections carry is encrypted."""
+        return self.encryption == "tls"
 
     @property
     def is_auto(self) -> bool:
         """Return whether tfdist chooses."""
         return self.implementation in (None, "auto")
+
+    @property
+    def tcp_wish(self) -> str:
+        """Return what requires tcp, as in a config."""
+        return f"communication.{'encryption tls' if self.is_encrypted else 'implementation tcp'}"
 
     def may_use_tcp(self, *, on_gpus: bool) -> bool:
         """Return whether tensors use tfdist's own connections, provided that the tasks share a secret."""
@@ -146,11 +162,17 @@ class StrategyOptions:
             if implementation not in known:
                 where, remedy = f"communication.implementation {implementation}", f"Set {' or '.join(known)}"
                 raise ConfigError(where, f"is not supported with {name}", remedy=remedy)
+        if communication.is_encrypted and implementation not in ("auto", "tcp"):
+            problem = f"needs implementation tcp, but the implementation is {implementation}"
+            raise ConfigError("communication.encryption tls", problem, remedy="Set tcp, or leave one out")
         if communication.dtype is not None and not communication.needs_tcp:
             problem = f"needs implementation tcp, but the implementation is {implementation}"
             raise ConfigError("communication.dtype", problem, remedy="Set tcp, or leave it out")
         if communication.needs_tcp and communication.bytes_per_pack is not None:
-            raise ConfigError("communication.bytes_per_pack", "has no effect with tcp", remedy="Leave it out")
+            how = "encryption tls, which implies tcp" if communication.is_encrypted else "tcp"
+            raise ConfigError(
+                "communication.bytes_per_pack", f"has no effect with {how}", remedy="Leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -189,6 +211,7 @@ _RULES = {
     "communication.dtype": _Rule(_OF_CLUSTERS, get_args(WireType)),
     "communication.bytes_per_pack": _Rule(("multi_worker_mirrored",), least=0),
     "communication.timeout": _Rule(_OF_CLUSTERS, is_float=True),
+    "communication.encryption": _Rule(_OF_CLUSTERS, get_args(Encryption)),
     "start_timeout": _Rule(_OF_CLUSTERS, is_float=True),
     "min_shard_bytes": _Rule(_OF_PS),
     "max_shards": _Rule(_OF_PS),

@@ -45,6 +45,7 @@ class PsTransfer:
         is_in_step: bool,
         timeout: float | None,
         is_asked_for: bool,
+        is_encrypted: bool = False,
     ) -> None:
         """Connect all workers to all servers.
 
@@ -56,12 +57,13 @@ class PsTransfer:
         self._numbers = itertools.count()
         self._servers = range(cluster.size("ps"))
         hosts = {index: split_address(cluster.address(("ps", index)))[0] for index in self._servers}
-        ports = {index: _call_endpoint(Task("ps", index), "port", tf.int64) for index in self._servers}
+        ports = {index: _port_of(Task("ps", index), is_encrypted=is_encrypted) for index in self._servers}
         # Through shared memory, all variables are there at once.
         is_one_machine = len({split_address(cluster.address(task))[0] for task in cluster.tasks()}) == 1
         no_buckets = BucketBytes(sys.maxsize, sys.maxsize)
         self.bucket_bytes = no_buckets if is_one_machine and not is_asked_for else BucketBytes()
-        self._addresses = written_addresses({index: (hosts[index], int(ports[index])) for index in hosts})
+        servers = {index: (hosts[index], ports[index]) for index in hosts}
+        self._addresses = written_addresses(servers, is_encrypted=is_encrypted)
         for index in range(cluster.size("worker")):
             why = _call_endpoint(Task("worker", index), "connect", tf.string, self._addresses)
             if why:
@@ -204,6 +206,14 @@ def _shaped(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
 def _by_server(variables: Sequence[Any]) -> dict[int, list[int]]:
     """Return, for each server, the positions of the variables that it holds."""
     return places_by_key(tf.DeviceSpec.from_string(variable.handle.device).task for variable in variables)
+
+
+def _port_of(server: Task, *, is_encrypted: bool) -> int:
+    """Tell a server to accept workers; return its port."""
+    answer: bytes = _call_endpoint(server, "listen", tf.string, b"tls" if is_encrypted else b"")
+    if not answer.isdigit():
+        raise ConnectError(f"{server}: {answer.decode()}")
+    return int(answer)
 
 
 def _call_endpoint(task: Task, name: str, dtype: tf.DType, *inputs: bytes) -> Any:

@@ -21,6 +21,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import (
     Device,
+    Encryption,
     Implementation,
     Precision,
     StrategyName,
@@ -104,6 +105,13 @@ class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Seconds after which an exchange fails if a task is missing."),
+    ] = None
+    encryption: Annotated[
+        Encryption | None,
+        Meta(
+            description="tls encrypts what tcp sends, and implies tcp; it needs pip install 'tfdist[tls]' on"
+            " all tasks."
+        ),
     ] = None
 
 

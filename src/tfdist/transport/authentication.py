@@ -3,13 +3,17 @@
 import hashlib
 import hmac
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.errors import ConfigError
 from tfdist.launcher.environment import SECRET
+from tfdist.transport.tls import TlsConnection
 
-__all__ = ["PROOF_BYTES", "SECRET", "SECRET_FILE", "Proofs", "find_secret"]
+__all__ = ["PROOF_BYTES", "SECRET", "SECRET_FILE", "Connection", "Proofs", "find_secret"]
+
+Connection = socket.socket | TlsConnection
 
 SECRET_FILE = f"{SECRET}_FILE"
 PROOF_BYTES = hashlib.sha256().digest_size
@@ -45,11 +49,22 @@ def find_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
 
 
 class Proofs:
-    """Prove to other tasks that this one knows the secret, and check their proofs."""
+    """Prove to other tasks that this one knows the secret, and check their proofs.
 
-    def __init__(self, secret: bytes, mark: bytes) -> None:
-        """Derive the key from the secret and a mark, such as the cluster's."""
-        self._key = hmac.digest(secret, mark, "sha256")
+    Attributes:
+        is_encrypted: Whether connections are encrypted once they are proven.
+    """
+
+    def __init__(self, secret: bytes, mark: bytes, *, is_encrypted: bool = False) -> None:
+        """Derive the key from the secret and a mark, such as the cluster's.
+
+        Args:
+            secret: What all tasks of the cluster know, and nobody else.
+            mark: What the proofs are for.
+            is_encrypted: Whether connections are encrypted once they are proven. Both ends must agree.
+        """
+        self._key = hmac.digest(secret, mark + b" encrypted" * is_encrypted, "sha256")
+        self.is_encrypted = is_encrypted
 
     def prove(self, *words: bytes) -> bytes:
         """Return the proof for these words, each of a fixed length; it takes the secret to compute it."""
@@ -58,3 +73,9 @@ class Proofs:
     def is_proven(self, proof: bytes, *words: bytes) -> bool:
         """Return whether a proof is from a task that knows the secret."""
         return hmac.compare_digest(proof, self.prove(*words))
+
+    def connection(self, proven: socket.socket, *words: bytes, is_caller: bool) -> Connection:
+        """Return the connection to use from now on, after both ends have proven these words."""
+        if not self.is_encrypted:
+            return proven
+        return TlsConnection(proven, self.prove(b"tls", *words), is_caller=is_caller)

@@ -29,6 +29,7 @@ def join_ring(
     *,
     timeout: float | None = None,
     may_share: bool = True,
+    is_encrypted: bool = False,
 ) -> Ring:
     """Return the ring of the tasks that train; all of them must call this at the same time.
 
@@ -38,6 +39,7 @@ def join_ring(
         add_up: Adds numbers up over the tasks before the ring exists.
         timeout: Seconds that an exchange may stand still; None to wait as long as the neighbours answer.
         may_share: Whether neighbours of one machine may use shared memory instead of sending.
+        is_encrypted: Whether connections are encrypted; the same for all tasks.
 
     Raises:
         ConnectError: A task is not connected to its neighbours. All tasks raise it.
@@ -55,9 +57,11 @@ def join_ring(
         ports = list(add_up(ports))
         if all(ports):
             try:
-                ring = _connect_neighbours(
-                    training, rank, [int(port) for port in ports], listener, secret, timeout, may_share
-                )
+                # The ports differ at each start: so no task takes another for one of an earlier start.
+                mark = f"{fingerprint(training)} {[int(port) for port in ports]}".encode()
+                proofs = Proofs(secret, mark, is_encrypted=is_encrypted)
+                following = int(ports[(rank + 1) % len(ports)])
+                ring = _connect_neighbours(training, rank, following, listener, proofs, timeout, may_share)
             except ConnectError as error:
                 why = str(error)
     [unconnected] = add_up([float(ring is None)])
@@ -71,17 +75,15 @@ def join_ring(
 def _connect_neighbours(
     cluster: ClusterConfig,
     rank: int,
-    ports: Sequence[int],
+    following_port: int,
     listener: Listener,
-    secret: bytes,
+    proofs: Proofs,
     timeout: float | None,
     may_share: bool,
 ) -> Ring:
     tasks = cluster.tasks()
     addresses = [cluster.address(task) for task in tasks]
     following, previous = (rank + 1) % len(tasks), (rank - 1) % len(tasks)
-    # The ports differ at each start: so no task takes another for one of an earlier start.
-    proofs = Proofs(secret, f"{fingerprint(cluster)} {list(ports)}".encode())
     names = [f"{task} at {address}" for task, address in zip(tasks, addresses, strict=True)]
     host = split_address(addresses[following])[0]
 
@@ -93,7 +95,7 @@ def _connect_neighbours(
         accepted = pool.submit(accept_previous)
         try:
             connection = call(
-                (host, ports[following]), _pack_ranks(rank, following), proofs, _SECONDS_TO_CONNECT
+                (host, following_port), _pack_ranks(rank, following), proofs, _SECONDS_TO_CONNECT
             )
             to_next = make_neighbour(names[following], connection, may_share=may_share, sends=True)
         except ConnectError as error:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
+from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
 from tfdist.transport.shared_messages import SharedBuffers
@@ -63,7 +64,7 @@ class Channel:
     """
 
     def __init__(
-        self, name: str, connection: socket.socket, shared_buffers: SharedBuffers | None = None
+        self, name: str, connection: Connection, shared_buffers: SharedBuffers | None = None
     ) -> None:
         self.name, self.why_cut = name, ""
         self._connection, self._shared_buffers = connection, shared_buffers

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from tfdist.coordination.health import reason_of
-from tfdist.transport.authentication import PROOF_BYTES, Proofs
+from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
 
 __all__ = ["ConnectError", "ExchangeError", "Listener", "call", "read_exactly"]
@@ -64,7 +64,7 @@ class Listener:
         self._is_open = False
         self._listener.close()
 
-    def caller(self, ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
+    def caller(self, ranks: bytes, proofs: Proofs, seconds: float) -> Connection:
         """Wait for the task that can prove that the connection is between these ranks.
 
         Raises:
@@ -74,7 +74,7 @@ class Listener:
             return connection
         raise ConnectError("no task that knows the secret has connected")
 
-    def callers(self, ranks: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[socket.socket]:
+    def callers(self, ranks: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[Connection]:
         """Yield each connection that comes in time, and is proven to be between these ranks."""
         deadline = time.monotonic() + seconds
         try:
@@ -86,7 +86,7 @@ class Listener:
                 yield from unproven.proven(_SECONDS_BETWEEN_POLLS)
 
 
-def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float) -> socket.socket:
+def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float) -> Connection:
     """Connect to another task.
 
     Raises:
@@ -99,7 +99,7 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
         except OSError as error:
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
-            _prove_both(connection, where, ranks, proofs)
+            return _proven_by_both(connection, where, ranks, proofs)
         except TimeoutError as error:
             connection.close()
             raise ConnectError(f"{where} does not answer") from error
@@ -109,13 +109,11 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
         except ConnectError:
             connection.close()
             raise
-        else:
-            return connection
         time.sleep(_SECONDS_BETWEEN_HANDSHAKES)
     raise ConnectError(f"{where} closes the connection: is its secret the same?") from problem
 
 
-def _prove_both(connection: socket.socket, where: str, ranks: bytes, proofs: Proofs) -> None:
+def _proven_by_both(connection: socket.socket, where: str, ranks: bytes, proofs: Proofs) -> Connection:
     """Prove to the called task that this one knows the secret, and check its own proof."""
     deadline = time.monotonic() + HANDSHAKE_TIMEOUT
     if read_exactly(connection, len(GREETING), deadline) != GREETING:
@@ -125,9 +123,10 @@ def _prove_both(connection: socket.socket, where: str, ranks: bytes, proofs: Pro
     if not proofs.is_proven(read_exactly(connection, PROOF_BYTES, deadline), b"called", *challenge):
         raise ConnectError(f"{where} does not know the secret")
     connection.settimeout(HANDSHAKE_TIMEOUT)
+    return proofs.connection(connection, *challenge, is_caller=True)
 
 
-def read_exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
+def read_exactly(connection: Connection, count: int, deadline: float | None = None) -> bytes:
     """Read this many bytes; raise TimeoutError if they come after the deadline, or take too long."""
     received, timeout = b"", connection.gettimeout()
     deadline = time.monotonic() + HANDSHAKE_TIMEOUT if deadline is None else deadline

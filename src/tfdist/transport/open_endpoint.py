@@ -8,7 +8,7 @@ from tfdist.transport.ps_endpoints import Endpoint, ServerEndpoint, WorkerEndpoi
 __all__ = ["named", "open_endpoint"]
 
 _OF_WORKERS = ("connect", "begin", "receive", "hand_over")
-_OF_SERVERS = ("port", "moved", "send", "receive")
+_OF_SERVERS = ("listen", "moved", "send", "receive")
 
 
 def named(name: str) -> str:

@@ -10,7 +10,6 @@ import abc
 import json
 import logging
 import os
-import socket
 import struct
 import threading
 from typing import Any
@@ -23,12 +22,13 @@ from tfdist.coordination.health import reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.coordination.silent_ring_neighbour import Silence
 from tfdist.errors import ConfigError
-from tfdist.transport.authentication import Proofs
+from tfdist.transport.authentication import Connection, Proofs
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.message import Manifest, read_manifest
 from tfdist.transport.shared_memory import share_memory
 from tfdist.transport.shared_messages import SharedBuffers
+from tfdist.transport.tls import check_tls
 
 __all__ = ["Endpoint", "ServerEndpoint", "WorkerEndpoint", "written_addresses"]
 
@@ -39,9 +39,9 @@ _log = logging.getLogger("tfdist")
 Array = np.ndarray[Any, Any]
 
 
-def written_addresses(servers: dict[int, tuple[str, int]]) -> bytes:
-    """Return the address of each server's listener as bytes, for the workers."""
-    return json.dumps([[server, *address] for server, address in servers.items()]).encode()
+def written_addresses(servers: dict[int, tuple[str, int]], *, is_encrypted: bool = False) -> bytes:
+    """Return the address of each server's listener as bytes, and whether to encrypt, for the workers."""
+    return json.dumps([[server, *address, is_encrypted] for server, address in servers.items()]).encode()
 
 
 class Endpoint(abc.ABC):
@@ -71,9 +71,9 @@ class Endpoint(abc.ABC):
     def _silence_check(self, job: str, index: int, timeout: float | None) -> WhyLost:
         return Silence({self._describe(job, index): self._cluster.address((job, index))}, timeout).why_lost
 
-    def _proofs(self, port: int) -> Proofs:
+    def _proofs(self, port: int, *, is_encrypted: bool) -> Proofs:
         # The port differs at each start: so no task takes another for one of an earlier start.
-        return Proofs(self._secret, f"{self._fingerprint} {port}".encode())
+        return Proofs(self._secret, f"{self._fingerprint} {port}".encode(), is_encrypted=is_encrypted)
 
 
 class WorkerEndpoint(Endpoint):
@@ -137,17 +137,20 @@ class WorkerEndpoint(Endpoint):
             channel.cut(why)
 
     def _connect_all(self, addresses: bytes) -> None:
-        for server, host, port in json.loads(addresses):
+        for server, host, port, is_encrypted in json.loads(addresses):
             if server not in self._channels or self._channels[server].why_cut:
-                self._channels[server] = self._open_channel(server, host, port)
+                proofs = self._proofs(port, is_encrypted=is_encrypted)
+                self._channels[server] = self._open_channel(server, (host, port), proofs)
 
-    def _open_channel(self, server: int, host: str, port: int) -> Channel:
+    def _open_channel(self, server: int, address: tuple[str, int], proofs: Proofs) -> Channel:
         name = self._describe("ps", server)
         try:
-            connection = call((host, port), _pack_server(server), self._proofs(port), _SECONDS_TO_CONNECT)
+            if proofs.is_encrypted:
+                check_tls()
+            connection = call(address, _pack_server(server), proofs, _SECONDS_TO_CONNECT)
             connection.sendall(_HELLO.pack(self._index, self._lifetime))
             memories = share_memory(connection)
-        except ConnectError as error:
+        except (ConnectError, ConfigError) as error:
             raise ConnectError(f"{name}: {error}") from error
         except OSError as error:
             connection.close()
@@ -169,9 +172,9 @@ class ServerEndpoint(Endpoint):
         self._workers: dict[int, int] = {}  # the current lifetime of each worker
         self._moved = 0  # by channels that are closed
         self._is_closed = False
+        self._proofs_of_workers: Proofs | None = None  # once the chief has told whether to encrypt
         self._changed = threading.Condition()
         self._listener = Listener(split_address(cluster.address(("ps", self._index)))[0])
-        threading.Thread(target=self._accept_workers, daemon=True).start()
 
     def send(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
         """Send arrays to a worker."""
@@ -180,9 +183,21 @@ class ServerEndpoint(Endpoint):
         channel.send(manifest, int(ticket[2]), arrays, why_lost)
         return np.array(0)
 
-    def port(self) -> Array:
-        """Return the port that this server listens on."""
-        return np.array(self._listener.port)
+    def listen(self, encryption: bytes) -> bytes:
+        """Accept workers, with this encryption or with none; return the port, or why this server cannot."""
+        proofs = self._proofs(self._listener.port, is_encrypted=bool(encryption))
+        if encryption:
+            try:
+                check_tls()
+            except ConfigError as error:
+                return str(error).encode()
+        with self._changed:
+            earlier, self._proofs_of_workers = self._proofs_of_workers, self._proofs_of_workers or proofs
+        if earlier is None:
+            threading.Thread(target=self._accept_workers, args=(proofs,), daemon=True).start()
+        elif earlier.is_encrypted != proofs.is_encrypted:
+            return b"serves since before the chief's communication.encryption was changed: start it again"
+        return str(self._listener.port).encode()
 
     def moved(self) -> Array:
         """Return how many bytes have gone out and come in, as the sockets have counted them."""
@@ -198,13 +213,12 @@ class ServerEndpoint(Endpoint):
         for channel in channels:
             channel.cut("this task ends")
 
-    def _accept_workers(self) -> None:
-        proofs = self._proofs(self._listener.port)
+    def _accept_workers(self, proofs: Proofs) -> None:
         for connection in self._listener.callers(_pack_server(self._index), proofs):
             # A thread each: a worker that is stopped in between delays no other one.
             threading.Thread(target=self._accept_worker, args=(connection,), daemon=True).start()
 
-    def _accept_worker(self, connection: socket.socket) -> None:
+    def _accept_worker(self, connection: Connection) -> None:
         """Open the channel of a worker that has proven that it knows the secret."""
         try:
             worker, lifetime = _HELLO.unpack(read_exactly(connection, _HELLO.size))

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdist.coordination.bytes_sent import count_as_sent
 from tfdist.coordination.health import reason_of
+from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError
 from tfdist.transport.shared_memory import Shared, share_memory
 
@@ -23,7 +24,7 @@ _MESSAGE = struct.Struct("!Q?")  # how many bytes, and whether the memory is ful
 Array = np.ndarray[Any, Any]
 
 
-def make_neighbour(name: str, connection: socket.socket, *, sends: bool, may_share: bool) -> "Neighbour":
+def make_neighbour(name: str, connection: Connection, *, sends: bool, may_share: bool) -> "Neighbour":
     """Return a neighbour that uses a connection, or shared memory if both ends may and can.
 
     Raises:
@@ -50,7 +51,7 @@ class Neighbour:
         has_room: The poll event to wait for when nothing more can be sent.
     """
 
-    def __init__(self, name: str, connection: socket.socket) -> None:
+    def __init__(self, name: str, connection: Connection) -> None:
         self.name, self.connection, self.moved = name, connection, 0
         self.has_room = select.POLLOUT
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,7 +91,7 @@ class _SharedMemoryNeighbour(Neighbour):
     still reads, and data that then arrives for it would make the system drop its last message.
     """
 
-    def __init__(self, name: str, connection: socket.socket, memory: Shared) -> None:
+    def __init__(self, name: str, connection: Connection, memory: Shared) -> None:
         """Own the connection, and of the sender's memory."""
         super().__init__(name, connection)
         self.has_room = select.POLLIN  # then the receiver's answer has come

@@ -14,7 +14,6 @@ import hmac
 import logging
 import mmap
 import os
-import socket
 import struct
 import weakref
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ExchangeError, read_exactly
 
 __all__ = ["Shared", "share_memory"]
@@ -37,7 +37,7 @@ _log = logging.getLogger("tfdist")
 Array = np.ndarray[Any, Any]
 
 
-def share_memory(connection: socket.socket, *, may: bool = True) -> "tuple[Shared, Shared] | None":
+def share_memory(connection: Connection, *, may: bool = True) -> "tuple[Shared, Shared] | None":
     """Return this task's memory and that of the other end of a connection; None unless both see both.
 
     The other end must call this too.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tfdist.transport.authentication import PROOF_BYTES, Proofs
+from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 
 __all__ = ["GREETING", "HANDSHAKE_TIMEOUT", "NONCE_BYTES", "UnprovenCallers"]
 
@@ -51,13 +51,13 @@ class UnprovenCallers:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def proven(self, seconds: float) -> Iterator[socket.socket]:
+    def proven(self, seconds: float) -> Iterator[Connection]:
         """Wait for what callers send, at most so many seconds; yield each connection that is proven."""
         ready = [key.data for key, _ in self._selector.select(seconds)]
         for caller in ready:
             if caller is not None and self._is_proven(caller):
                 self._forget(caller)
-                yield caller.connection
+                yield self._proofs.connection(caller.connection, *self._challenge(caller), is_caller=False)
         if None in ready:
             self._accept()
         now = time.monotonic()
@@ -105,7 +105,7 @@ class UnprovenCallers:
             caller.received += data
             if len(caller.received) < NONCE_BYTES + PROOF_BYTES:
                 return False
-            challenge = (self._ranks, caller.nonce, caller.received[:NONCE_BYTES])
+            challenge = self._challenge(caller)
             if not self._proofs.is_proven(caller.received[NONCE_BYTES:], b"caller", *challenge):
                 raise ConnectionRefusedError("does not know the secret")
             caller.connection.sendall(self._proofs.prove(b"called", *challenge))
@@ -116,6 +116,9 @@ class UnprovenCallers:
             self._disconnect(caller, str(error))
             return False
         return True
+
+    def _challenge(self, caller: _Caller) -> tuple[bytes, bytes, bytes]:
+        return self._ranks, caller.nonce, caller.received[:NONCE_BYTES]
 
     def _free_place(self) -> None:
         """Disconnect the oldest caller of the address that has the most."""

@@ -141,6 +141,18 @@ def test_cpu_hides_the_gpus(tmp_path):
             {"bytes_per_pack": 0},
             "communication.bytes_per_pack: has no effect with tcp",
         ),
+        ({}, {"encryption": "tls"}, "communication.encryption tls: needs a secret"),
+        (
+            {},
+            {"implementation": "ring", "encryption": "tls"},
+            "communication.encryption tls: needs implementation tcp, but the implementation is ring",
+        ),
+        ({}, {"encryption": "ssl"}, "communication.encryption: is unknown: 'ssl'. Known: tls"),
+        (
+            {},
+            {"implementation": "auto", "encryption": "tls", "bytes_per_pack": 0},
+            "communication.bytes_per_pack: has no effect with encryption tls, which implies tcp",
+        ),
     ],
 )
 def test_refuses_an_exchange_without_a_secret(monkeypatch, environ, options, words):

@@ -210,13 +210,16 @@ def attack_ps(count: int, chance: random.Random) -> Findings:
     findings, cluster = Findings(), ClusterConfig.local(workers=2, ps=1)
     with _watched(findings) as begin:
         server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
-        address = ("127.0.0.1", int(server.port()))
+        address = ("127.0.0.1", int(server.listen(b"")))
         addresses = written_addresses({0: address})
         is_over = threading.Event()
         work = threading.Thread(target=_exchange, args=(server, cluster, addresses, is_over, findings))
         work.start()
         _wait_until(lambda: findings.genuine)  # which loads TensorFlow
-        proof, hello = server._proofs(address[1]).prove(b"caller", chance.randbytes(68)), chance.randbytes(12)
+        proof, hello = (
+            server._proofs(address[1], is_encrypted=False).prove(b"caller", chance.randbytes(68)),
+            chance.randbytes(12),
+        )
         recorded = chance.randbytes(NONCE_BYTES) + proof + hello
         with _Caller(address, chance) as caller:
             for number in range(count):

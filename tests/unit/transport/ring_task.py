@@ -12,6 +12,7 @@ from tfdist.transport.compression import Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.ring_links import make_neighbour
+from tfdist.transport.tls import TlsConnection
 
 CHUNKS = 3 * (1 << 18)
 NARROW, NUMBERS, ROUNDS = ["bfloat16", "float16", "int8"], 10_001, 32
@@ -72,6 +73,12 @@ def sum_of(ranks):
     return sum(array(rank, "float32", NUMBERS) for rank in ranks)
 
 
+def connection(descriptor, *, sends):
+    """Return a connection, which is encrypted if the ring's way is tls."""
+    made = socket.socket(fileno=descriptor)
+    return TlsConnection(made, bytes(32), is_caller=sends) if sys.argv[6] == "tls" else made
+
+
 def main():
     rank, size, following, previous = map(int, sys.argv[1:5])
     with ThreadPoolExecutor(2) as pool:
@@ -79,7 +86,7 @@ def main():
             pool.submit(
                 make_neighbour,
                 name,
-                socket.socket(fileno=each),
+                connection(each, sends=sends),
                 sends=sends,
                 may_share=sys.argv[6] == "memory",
             )

@@ -44,7 +44,7 @@ class Together:
         return found
 
 
-def joined(cluster, secrets, meanwhile=lambda ports: None):
+def joined(cluster, secrets, meanwhile=lambda ports: None, encrypted=()):
     """Join a ring, in a thread for each task; return each task's ring or error, and the ports."""
     count = len(secrets)
     together = Together(count)
@@ -57,7 +57,8 @@ def joined(cluster, secrets, meanwhile=lambda ports: None):
 
     def join(index):
         try:
-            return join_ring(cluster.with_task("worker", index), secrets[index], add_up)
+            mine = cluster.with_task("worker", index)
+            return join_ring(mine, secrets[index], add_up, is_encrypted=index in encrypted)
         except ConnectError as error:
             return str(error)
 
@@ -77,9 +78,9 @@ def ports_listened_on():
     return found
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count):
-    rings, ports = joined(ClusterConfig.local(workers=count), [SECRET] * count)
+@pytest.mark.parametrize(("count", "encrypted"), [(2, ()), (3, ()), (3, range(3))])
+def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count, encrypted):
+    rings, ports = joined(ClusterConfig.local(workers=count), [SECRET] * count, encrypted=encrypted)
 
     try:
         assert not ports_listened_on() & set(ports)
@@ -92,9 +93,10 @@ def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count):
             ring.close()
 
 
-def test_who_has_another_secret_is_refused_and_all_know_it(monkeypatch):
+@pytest.mark.parametrize(("last", "encrypted"), [(OTHER, ()), (SECRET, (0, 1))])
+def test_who_has_another_secret_or_encrypts_nothing_is_refused(monkeypatch, last, encrypted):
     monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", 1.0)
-    said, _ = joined(ClusterConfig.local(workers=3), [SECRET, SECRET, OTHER])
+    said, _ = joined(ClusterConfig.local(workers=3), [SECRET, SECRET, last], encrypted=encrypted)
 
     assert all(isinstance(each, str) for each in said)
     assert any("closes the connection: is its secret the same?" in each for each in said)

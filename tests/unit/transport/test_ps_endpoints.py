@@ -38,11 +38,17 @@ def pool():
 
 
 @pytest.fixture
-def ends(cluster, pool):  # which wait for nothing any more when the threads are waited for
+def encryption():
+    return b""
+
+
+@pytest.fixture
+def ends(cluster, pool, encryption):  # which wait for nothing any more when the threads are waited for
     """Open the endpoints of a server and two workers, and yield them with the server's address."""
     made = [ServerEndpoint(cluster.with_task("ps", 0), SECRET)]
     made += [WorkerEndpoint(cluster.with_task("worker", index), SECRET) for index in range(2)]
-    yield *made, written_addresses({0: ("127.0.0.1", int(made[0].port()))})
+    servers = {0: ("127.0.0.1", int(made[0].listen(encryption)))}
+    yield *made, written_addresses(servers, is_encrypted=bool(encryption))
     for each in made:
         each.close()
 
@@ -72,6 +78,7 @@ def same(found, arrays):
     )
 
 
+@pytest.mark.parametrize("encryption", [b"", b"tls"])
 def test_all_of_a_step_goes_down_and_up(ends, pool):
     server, *workers, addresses = ends
     sizes = (1000, 700_000)  # the second is more than the system's buffers hold
@@ -176,6 +183,16 @@ def test_another_size_is_refused(ends):
         worker.receive(manifest(*arrays_of(1, 11)), ticket)
 
 
+@pytest.mark.parametrize("encryption", [b"tls"])
+def test_who_encrypts_nothing_is_not_let_in_where_others_do(ends, encryption):
+    server, worker, other, addresses = ends
+    port = int(server.listen(encryption))
+    said = other.connect(written_addresses({0: ("127.0.0.1", port)}))
+    assert b"closes the connection: is its secret the same?" in said
+    assert b"encryption was changed" in server.listen(b"")
+    assert worker.connect(addresses) == b""
+
+
 def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
     server, _, _, addresses = ends
     stranger = WorkerEndpoint(cluster.with_task("worker", 0), OTHER)
@@ -183,7 +200,7 @@ def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
     later = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
     try:
         assert said.startswith(f"ps:0 at {cluster.address(('ps', 0))}: ".encode())
-        with socket.create_connection(("127.0.0.1", int(server.port()))) as line:
+        with socket.create_connection(("127.0.0.1", int(server.listen(b"")))) as line:
             line.sendall(b"x" * 200)
             time.sleep(0.1)
         assert ends[1].connect(addresses) == b""
@@ -197,8 +214,9 @@ def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
 )
 def test_a_worker_that_the_cluster_does_not_have_is_in_nobodys_way(ends, hello):
     server, worker, _, addresses = ends
-    port = int(server.port())
-    with call(("127.0.0.1", port), ps_endpoints._pack_server(0), server._proofs(port), 5) as connection:
+    port = int(server.listen(b""))
+    proofs = server._proofs(port, is_encrypted=False)
+    with call(("127.0.0.1", port), ps_endpoints._pack_server(0), proofs, 5) as connection:
         connection.sendall(hello)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
@@ -224,7 +242,7 @@ def test_one_broken_line_ends_the_step_on_all_of_them(cluster):
     of_two = ClusterConfig.local(workers=1, ps=2)
     servers = [ServerEndpoint(of_two.with_task("ps", index), SECRET) for index in range(2)]
     worker = WorkerEndpoint(of_two.with_task("worker", 0), SECRET)
-    addresses = written_addresses({i: ("127.0.0.1", int(each.port())) for i, each in enumerate(servers)})
+    addresses = written_addresses({i: ("127.0.0.1", int(each.listen(b""))) for i, each in enumerate(servers)})
     forms = [
         Manifest("down", index, ("float32",), ((3,),), "float32", True, False, False, None).written()
         for index in range(2)
@@ -343,7 +361,7 @@ def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
     of_one = ClusterConfig.local(workers=1, ps=1)
     server = ServerEndpoint(of_one.with_task("ps", 0), SECRET)
     worker = WorkerEndpoint(of_one.with_task("worker", 0), SECRET)
-    ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.port()))}))
+    ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}))
     server.close()
     is_closed.set()
     form = Manifest("down", 0, ("float32",), ((3,),), "float32", True, False, False, None).written()

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import read_exactly
 
 __all__ = [
@@ -114,7 +115,7 @@ class LinkError(Exception):
 class Link:
     """A proven connection between two doctors."""
 
-    def __init__(self, connection: socket.socket, *, seconds: float = _SECONDS) -> None:
+    def __init__(self, connection: Connection, *, seconds: float = _SECONDS) -> None:
         self._connection, self._seconds = connection, seconds
         connection.settimeout(seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,6 +9,7 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.options import CommunicationOptions, StrategyName, strategy_name
 from tfdist.trainer.config import Config
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
+from tfdist.transport.tls import check_tls
 
 __all__ = ["check_transport"]
 
@@ -29,7 +30,7 @@ def check_transport(
     """
     section = config.communication
     options = CommunicationOptions(
-        section.implementation, section.dtype, section.bytes_per_pack, section.timeout
+        section.implementation, section.dtype, section.bytes_per_pack, section.timeout, section.encryption
     )
     try:
         name = strategy_name(config.strategy.name, cluster)
@@ -41,6 +42,11 @@ def check_transport(
         yield _find.ok("transport", f"none: with {name}, tensors stay in one process")
         return
     on_gpus = gpus > 0 and config.strategy.device != "cpu"
+    if options.is_encrypted:
+        try:
+            check_tls()
+        except ConfigError as error:
+            yield failure_of(CLUSTER, "encryption", error)
     if not options.may_use_tcp(on_gpus=on_gpus):
         yield _find.ok("transport", _of_tensorflow(name, options))
     elif cluster.is_on_ports_of_ours:
@@ -59,7 +65,7 @@ def _with_secret(
         return
     remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks: {_MAKE_ONE}"
     if options.needs_tcp:
-        yield _find.failed("secret", "none, but communication.implementation is tcp, which needs one", remedy)
+        yield _find.failed("secret", f"none, but {options.tcp_wish} needs one", remedy)
         return
     found = "none, so tensors travel over TensorFlow's gRPC, which is slower than tfdist's own transport"
     yield _find.warning("secret", found, remedy)
@@ -68,9 +74,12 @@ def _with_secret(
 
 def _of_ours(name: StrategyName, options: CommunicationOptions) -> str:
     shape = "a ring" if name == "multi_worker_mirrored" else "from each worker to each ps"
-    why = "communication.implementation is tcp" if options.needs_tcp else "the tasks compute on CPUs"
+    why = f"of {options.tcp_wish}" if options.needs_tcp else "the tasks compute on CPUs"
     wire = f", numbers sent as {options.dtype}" if options.dtype else ""
-    return f"tfdist's own TCP connections, {shape}{wire}, because {why}; on ports that the system chooses"
+    tls = ", encrypted by TLS" if options.is_encrypted else ""
+    return (
+        f"tfdist's own TCP connections, {shape}{wire}{tls}, because {why}; on ports that the system chooses"
+    )
 
 
 def _of_tensorflow(name: StrategyName, options: CommunicationOptions) -> str:
