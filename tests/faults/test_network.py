@@ -16,7 +16,10 @@ CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 @pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.again)])
 def workers(request, cache):
     """Return a function that opens a wire and a worker at each end, for tfdist's or TensorFlow's exchange."""
-    communication = {"implementation": request.param}
+    return workers_with({"implementation": request.param}, cache)
+
+
+def workers_with(communication, cache):
     run = config("multi_worker_mirrored", 200, cluster=CLUSTER, launch={}, communication=communication)
 
     @contextlib.contextmanager
@@ -97,6 +100,24 @@ def test_a_cut_is_noticed_named_and_gone_on_from(straight, tmp_path, workers):
         for task, other in zip(tasks, (1, 0), strict=True):
             assert f"worker:{other} at {HOSTS[other]}:2222" in task.said()
         wire.is_cut = False
+        started(tasks)
+        assert ended(tasks) == [0, 0], told(tasks)
+    assert [each["at_step"] for each in tasks[0].history()] == [0, safe]
+    prove_exact(tasks[0], 2, straight)
+    prove_nothing_left(tasks[0])
+
+
+@pytest.mark.again
+@pytest.mark.parametrize("workers", ["tcp"], indirect=True)
+def test_bytes_that_are_changed_on_the_way_are_never_added_up(straight, tmp_path, cache):
+    with workers_with({"encryption": "tls"}, cache)(tmp_path) as (wire, tasks):
+        started(tasks)
+        tasks[0].until(lambda: tasks[0].newest() >= 40, "some steps are done")
+        wire.alters = True
+        assert ended(tasks) == [138, 138], told(tasks)
+        assert not wire.alters
+        assert "is not what it has encrypted" in told(tasks)
+        safe = tasks[0].newest()
         started(tasks)
         assert ended(tasks) == [0, 0], told(tasks)
     assert [each["at_step"] for each in tasks[0].history()] == [0, safe]

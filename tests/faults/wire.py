@@ -11,6 +11,7 @@ import os
 import random
 import select
 import shutil
+import socket
 import struct
 import subprocess
 import threading
@@ -24,6 +25,7 @@ NAMES = ("near", "far")  # of these hosts, on these hosts
 _ETC = Path("/etc/netns")  # `ip netns exec` puts what a namespace has here over /etc
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x4004_54CA, 0x1, 0x1000
 _LARGEST = 65536
+_LARGE, _TENSORFLOW_PORT = 1000, 2222
 
 
 class Wire:
@@ -33,13 +35,14 @@ class Wire:
         delay: Seconds that a packet takes.
         loss: The share of packets that do not come.
         is_cut: Whether none comes.
+        alters: Whether the next large packet between ports of the transport's own comes with other bytes.
         carried: How many came.
         lost: How many did not.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.delay = self.loss = 0.0
-        self.is_cut = False
+        self.is_cut = self.alters = False
         self.carried = self.lost = 0
         self._chance = random.Random(seed)
         self._names = [f"wire{os.getpid()}{side}" for side in "ab"]
@@ -114,11 +117,28 @@ class Wire:
                         self.lost += 1
                     else:
                         self.carried += 1
+                        if self.alters and _is_of_transport(packet):
+                            packet, self.alters = _altered(packet), False
                         due = time.monotonic() + self.delay
                         heapq.heappush(under_way, (due, self.carried, self._ends[1 - side], packet))
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, end, packet = heapq.heappop(under_way)
                 os.write(end, packet)
+
+
+def _is_of_transport(packet: bytes) -> bool:
+    """Return whether a packet has much to say and none of its ports is that of TensorFlow's servers."""
+    header = 4 * (packet[0] & 15)
+    ports = struct.unpack_from("!HH", packet, header)
+    return packet[9] == socket.IPPROTO_TCP and len(packet) > _LARGE and _TENSORFLOW_PORT not in ports
+
+
+def _altered(packet: bytes) -> bytes:
+    """Swap two of a packet's words near its end. TCP does not notice: its checksum is a sum."""
+    even = len(packet) - 100 - len(packet) % 2
+    one, other = packet[even : even + 2], packet[even + 2 : even + 4]
+    assert one != other
+    return packet[:even] + other + one + packet[even + 4 :]
 
 
 def why_no_wire() -> str:
