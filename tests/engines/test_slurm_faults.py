@@ -80,6 +80,10 @@ def test_a_time_limit_is_crossed_by_a_requeue(job, loss):
     report = job.report()
     assert (report["steps"], report["starts"], report["steps_lost"]) == (STEPS, 2, 0)
     assert report["test_loss"] == loss
+    # One requeue since the step that was saved before the limit; the checkpoint at the end renews them.
+    restarts, saved = map(int, (job.run_dir / "restarts").read_text().split())
+    assert (restarts, 0 < saved < STEPS) == (1, True)
+    assert int((job.run_dir / "logs" / "saved_step").read_text()) == STEPS
 
 
 def test_a_preempted_job_loses_no_step(job, loss):

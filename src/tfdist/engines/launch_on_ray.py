@@ -53,7 +53,8 @@ def launch(
             By default those of the config, or two workers.
         resources: What each task of a role needs, such as {"worker": {"CPU": 8, "GPU": 1}}; by default that
             of the config, or one CPU. A task uses as many threads as it has CPUs, and no GPU without one.
-        max_failures: How often, in all, lost tasks are started again; by default as the config says, or 3.
+        max_failures: How often lost tasks are started again without a new checkpoint in between; by default
+            as the config says, or 3.
         placement: Ray's strategy of placement; by default as the config says, or PACK.
         alone: For a function or a command: the roles whose tasks are started again alone, such as worker
             beside asynchronous parameter servers.

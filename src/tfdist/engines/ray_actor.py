@@ -17,6 +17,7 @@ import ray
 from tfdist.cluster.addresses import LocalPorts, is_free
 from tfdist.engines import task_process
 from tfdist.engines.job_description import PYTHON
+from tfdist.launcher import progress_file
 from tfdist.launcher.environment import inherited_variables
 from tfdist.launcher.resources import Cores
 
@@ -41,12 +42,17 @@ class Start(NamedTuple):
     log: str
     threads: int
     grace: float
+    is_lead: bool
 
 
 class News(NamedTuple):
-    """What a task has printed since the last answer; at its end, its exit status and its result files."""
+    """What a task has printed since the last answer, and the step of the last checkpoint that it has saved.
+
+    At the end of the task, also its exit status and its result files.
+    """
 
     text: str
+    saved_step: int = 0
     status: int | None = None
     results: Mapping[str, bytes] = {}  # not changed by anyone
 
@@ -57,6 +63,7 @@ class TaskActor:
     def __init__(self, port: int | None = None, seconds: float = 0.0) -> None:
         self._ports = _reserved(port, seconds)
         self._status: int | None = None
+        self._told_step = 0
 
     def address(self) -> tuple[str, int]:
         """Return the address of this node, and a port that is reserved while this actor lives."""
@@ -97,16 +104,17 @@ class TaskActor:
         return int(event["pid"])
 
     def news(self) -> News:
-        """Return what the task has printed, when it has printed something or ended, or after some seconds."""
-        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        """Return what is new as soon as there is something, or after some seconds."""
+        deadline, told_before = time.monotonic() + _SECONDS_TO_ANSWER, self._told_step
         while True:
             status = self._status
             text = self._read(is_last=status is not None)
             if status is not None and not text:
                 files = {path.name: path.read_bytes() for path in self._results if path.exists()}
-                return News("", status, files)
-            if text or time.monotonic() > deadline:
-                return News(text)
+                return News("", self._saved_step(), status, files)
+            self._told_step = self._saved_step()
+            if text or self._told_step != told_before or time.monotonic() > deadline:
+                return News(text, self._told_step)
             time.sleep(_SECONDS_BETWEEN_READS)
 
     def end(self) -> None:
@@ -132,12 +140,18 @@ class TaskActor:
         self._left = data[whole:]
         return data[:whole].decode(errors="backslashreplace")
 
+    def _saved_step(self) -> int:
+        path = Path(self._scratch.name, progress_file.SAVED_STEP)
+        return int(path.read_text()) if path.exists() else 0
+
     def _environment(self, start: Start) -> dict[str, str]:
         width = Cores(start.threads, max(_LEAST_WAITING, start.threads)).environment()
         kept = inherited_variables(start.hosts)
         # TensorFlow would allocate all memory of GPUs that Ray has given to nobody, or to another task.
         hidden = {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": "-1"}
         fixed = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch.name}
+        if start.is_lead:
+            fixed[progress_file.VARIABLE] = str(Path(self._scratch.name, "progress.json"))
         return {**kept, **width, **hidden, "PYTHONPATH": _import_path(), **fixed, **start.variables}
 
     def _folder(self, wanted: str) -> str:

@@ -27,6 +27,7 @@ from tfdist.engines.ray_actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import signals_to
+from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.supervisor.restart_pause import Patience
 from tfdist.trainer.ray_section import Placement
 
@@ -54,7 +55,7 @@ class Work:
         resources: What each task of a role needs, by Ray's names.
         placement: Ray's strategy of placement.
         variables: Variables of all tasks.
-        max_failures: How often, in all, lost tasks are started again.
+        max_failures: How often lost tasks are started again without a new checkpoint in between.
         start_timeout: The seconds to wait for resources.
         grace: The seconds that a task has to end after SIGTERM.
         linger: The seconds that the others have to end after the chief.
@@ -106,7 +107,7 @@ class RayCluster:
         self._work = work
         tasks = [Task(role, i) for role in sorted(work.counts) for i in range(work.counts[role])]
         self._members = [_Member(task, index) for index, task in enumerate(tasks)]
-        self._restarts = work.max_failures
+        self._restarts, self._checkpoints = work.max_failures, NewCheckpoints()
         self._patience: defaultdict[Task | None, Patience] = defaultdict(Patience)
         self._told: int | None = None
         self._failed: tuple[_Member, int] | None = None
@@ -216,6 +217,7 @@ class RayCluster:
         places = ", ".join(f"{m.task} at {self._cluster.address(m.task)}" for m in self._members)
         _say(f"{len(self._members)} tasks on {len(hosts)} nodes: {places}")
         self._round_began = time.monotonic()
+        self._checkpoints.begin_life()
         for member in self._members:
             member.was_restarted, member.restart_at, member.results = False, _NEVER, {}
             self._start(member)
@@ -236,6 +238,7 @@ class RayCluster:
             log=str(self._work.run_dir / "logs" / f"{member.task.type}-{member.task.index}.log"),
             threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
+            is_lead=member.task == self._cluster.lead,
         )
         member.is_running, member.began, member.last_lines = True, time.monotonic(), []
         self._pending[member.actor.start.remote(start)] = member, self._on_started
@@ -287,6 +290,8 @@ class RayCluster:
         for line in lines:
             print(f"{member.task}: {line}", flush=True)
         member.last_lines = [*member.last_lines, *lines][-_MOST_LINES_SHOWN:]
+        if news.saved_step and self._checkpoints.is_new(news.saved_step):
+            self._restarts = self._work.max_failures
         if news.status is None:
             self._pending[member.actor.news.remote()] = member, self._on_news
             return

@@ -17,6 +17,7 @@ from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
+from tfdist.launcher.progress_file import SAVED_STEP
 
 __all__ = ["Slurm"]
 
@@ -52,8 +53,13 @@ task=(bash -c '{task}' "$run_dir" \\
 {step}
 status=$?
 echo $status > "$run_dir/exit_status"
-# {lost}: all is saved, and the same command continues.
-if [ $status = {lost} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+# {lost}: all is saved, and the same command continues. A new checkpoint renews the restarts.
+saved=$(cat "$run_dir/logs/{saved_step}" 2> /dev/null)
+restarts=0
+if [ -f "$run_dir/restarts" ]; then read -r restarts saved_before < "$run_dir/restarts"; fi
+if [ "$saved" != "${{saved_before:-}}" ]; then restarts=0; fi
+if [ $status = {lost} ] && [ $restarts -lt {restarts} ]; then
+    echo "$((restarts + 1)) $saved" > "$run_dir/restarts"
     scontrol requeue "$number"
 fi
 exit $status
@@ -69,16 +75,19 @@ _TASK = """
     {run}
 """
 _RUN = 'exec "$@"'
-# A task that a signal has killed, and that nobody has told to end, is started again.
+# A task that a signal has killed, and that nobody has told to end, is started again; so often without a new
+# checkpoint in between.
 _RUN_ALONE = """case " {ranks} " in *" $SLURM_PROCID "*) ;; *) exec "$@" ;; esac
     told=; trap told=yes TERM USR1 USR2
-    for restart in {restarts}; do
-        "$@"
-        status=$?
-        if [ $status -le 128 ] || [ $status = {lost} ] || [ $told ]; then exit $status; fi
-        echo "Lost with status $status: start $restart of this task alone"
+    starts=1; saved_before=
+    while "$@"; status=$?; [ $status -gt 128 ] && [ $status != {lost} ] && [ -z "$told" ]; do
+        saved=$(cat "$0/logs/{saved_step}" 2> /dev/null)
+        if [ "$saved" != "$saved_before" ]; then starts=1; saved_before=$saved; fi
+        if [ $starts -gt {restarts} ]; then break; fi
+        starts=$((starts + 1))
+        echo "Lost with status $status: start $starts of this task alone"
     done
-    exec "$@\""""
+    exit $status"""
 _RESTARTS_ALONE = 3
 
 
@@ -101,8 +110,8 @@ class Slurm:
         section = job.section.slurm
         words = job.words(python=section.python or sys.executable, run_dir=SHELL_RUN_DIR)
         ranks = [str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone]
-        restarts = " ".join(map(str, range(2, _RESTARTS_ALONE + 2)))
-        run = _RUN_ALONE.format(ranks=" ".join(ranks), restarts=restarts, lost=LOST) if ranks else _RUN
+        alone = {"ranks": " ".join(ranks), "restarts": _RESTARTS_ALONE, "saved_step": SAVED_STEP}
+        run = _RUN_ALONE.format(**alone, lost=LOST) if ranks else _RUN
         return _SCRIPT.format(
             made_by=" ".join(job.made_by.splitlines()),
             directives="\n".join(_directives(job, components, survives=bool(ranks))),
@@ -113,6 +122,7 @@ class Slurm:
             step=_step(components, section.srun, survives=bool(ranks)),
             command=shell_command(words),
             restarts=section.restarts,
+            saved_step=SAVED_STEP,
             lost=LOST,
         )
 

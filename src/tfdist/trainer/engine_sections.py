@@ -39,7 +39,10 @@ class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = []
     restarts: Annotated[
         Annotated[int, Meta(ge=0)],
-        Meta(description="How often the job asks to be started again after it has ended with 138."),
+        Meta(
+            description="How often the job asks to be started again after it has ended with 138, without a"
+            " new checkpoint in between."
+        ),
     ] = 10
 
     def sbatch_options(self) -> dict[str, str]:

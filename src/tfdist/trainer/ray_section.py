@@ -33,7 +33,7 @@ class RaySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = "PACK"
     max_failures: Annotated[
         Annotated[int, Meta(ge=0)],
-        Meta(description="How often, in all, lost tasks are started again."),
+        Meta(description="How often lost tasks are started again without a new checkpoint in between."),
     ] = 3
     runtime_env: Annotated[
         dict[str, Any],

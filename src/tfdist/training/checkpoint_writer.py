@@ -11,6 +11,7 @@ from typing import Any
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TfdistError
+from tfdist.launcher.progress_file import write_saved_step
 from tfdist.launcher.run_events import CheckpointSaved, record
 from tfdist.training import checkpoint
 
@@ -61,6 +62,7 @@ class CheckpointWriter:
         def write() -> None:
             checkpoint.save(folder, step, kept, facts)
             record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+            write_saved_step(step)
             checkpoint.prune(folder, keep, also)
             then()
 

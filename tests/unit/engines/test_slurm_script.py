@@ -148,6 +148,15 @@ def test_only_a_lost_task_of_such_a_role_is_started_again_alone(tmp_path, rank, 
     assert log.count("Lost with status 137: start ") == starts - 1
 
 
+def test_a_new_checkpoint_renews_the_restarts_of_a_task_alone(tmp_path):
+    saved = tmp_path / "my runs" / "x-7" / "logs" / "saved_step"
+    program = f"echo up >> {tmp_path}/starts; [ $(wc -l < {tmp_path}/starts) != 3 ] || echo 20 > '{saved}'; kill -9 $$"
+    script = Slurm().render(job("bash", "-c", program, alone=("worker", "evaluator")), {})
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"')
+    assert (tmp_path / "starts").read_text() == "up\n" * (2 + 1 + 3)  # the third one has seen a checkpoint
+    assert done.returncode == 137
+
+
 def test_where_no_task_may_start_alone_a_lost_node_ends_the_job():
     script = Slurm().render(job(alone=("evaluator",)), {})
     assert "no-kill" not in script
@@ -157,12 +166,16 @@ def test_where_no_task_may_start_alone_a_lost_node_ends_the_job():
     ("variables", "number"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "5_3")]
 )
 def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path, variables, number):
-    script = Slurm().render(job(restarts=2), {})
-    for count, asked in {"0": True, "1": True, "2": False}.items():
-        done = run(script, tmp_path, "exit 138", SLURM_RESTART_COUNT=count, **variables)
-        assert done.returncode == 138
-        assert done.stdout == (f"scontrol requeue {number}\n" if asked else "")
-        assert (tmp_path / "my runs" / f"x-{number}" / "exit_status").read_text() == "138\n"
+    script, run_dir = Slurm().render(job(restarts=2), {}), tmp_path / "my runs" / f"x-{number}"
+    # The step of the last checkpoint at each end; a new one renews the restarts.
+    ends = [("", True), ("20", True), ("20", True), ("20", False), ("40", True), ("40", True), ("40", False)]
+    for saved, asked in ends:
+        if saved:
+            (run_dir / "logs" / "saved_step").write_text(f"{saved}\n")
+        done = run(script, tmp_path, "exit 138", **variables)
+        assert (done.returncode, done.stderr) == (138, "")
+        assert done.stdout == (f"scontrol requeue {number}\n" if asked else ""), saved
+        assert (run_dir / "exit_status").read_text() == "138\n"
     assert run(script, tmp_path, "exit 3").stdout == ""
 
 
