@@ -213,8 +213,9 @@ def table_of(setup: Setup, model: str, link: str, ways: Sequence[str], flags: An
         f" {', '.join(each.name for each in there)}. {others(kept)}"
     )
     found = table((f"`{model}`", *COLUMNS), rows)
-    servers = " ps" if WAYS[ways[0]].strategy else ""
-    put(f"networks {model} {flags.workers} {link}{servers}", head, found, before="networks more")
+    kind = " ps" if WAYS[ways[0]].strategy else ""
+    kind += " tls" if any(WAYS[name].encryption for name in ways) else ""
+    put(f"networks {model} {flags.workers} {link}{kind}", head, found, before="networks more")
 
 
 def flags_of() -> Any:
