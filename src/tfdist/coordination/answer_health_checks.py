@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import logging
 import socket
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 from tfdist.cluster.addresses import listen_on_all_interfaces
 from tfdist.coordination.health import HTTP2_SETTINGS
+from tfdist.coordination.thread_beside_block import running_beside
 
 __all__ = ["answering_health_checks"]
 
@@ -30,15 +32,8 @@ def answering_health_checks(address: str) -> Iterator[None]:
         yield
         return
     listener.settimeout(_SECONDS_BETWEEN_LOOKS)
-    is_over = threading.Event()
-    thread = threading.Thread(target=_answer, args=(listener, is_over), daemon=True)
-    thread.start()
-    try:
+    with listener, running_beside(functools.partial(_answer, listener)):
         yield
-    finally:
-        is_over.set()
-        thread.join()
-        listener.close()
 
 
 def _answer(listener: socket.socket, is_over: threading.Event) -> None:

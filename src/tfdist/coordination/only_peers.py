@@ -21,6 +21,7 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.break_connections import peers_at
 from tfdist.coordination.own_sockets import ESTABLISHED, LISTENING, Socket, own_sockets
+from tfdist.coordination.thread_beside_block import running_beside
 from tfdist.errors import ConfigError
 
 __all__ = ["ONLY_PEERS", "admitting_only_peers"]
@@ -62,14 +63,10 @@ def admitting_only_peers(cluster: ClusterConfig) -> Iterator[None]:
         yield
         return
     guard = _Guard(cluster, split_address(cluster.address(cluster.task))[1])
-    is_over = threading.Event()
-    thread = threading.Thread(target=guard.look_until, args=(is_over, _SECONDS_BETWEEN_LOOKS), daemon=True)
-    thread.start()
     try:
-        yield
+        with running_beside(guard.look_until):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         guard.look()
         guard.continue_alone()
 
@@ -98,7 +95,7 @@ class _Guard:
         _check(self._admitted)
         _log.info("port %d admits only %s", port, ", ".join(sorted(self._admitted)))
 
-    def look_until(self, is_over: threading.Event, pause: float) -> None:
+    def look_until(self, is_over: threading.Event, pause: float = _SECONDS_BETWEEN_LOOKS) -> None:
         """Look what listens, again and again."""
         while not is_over.wait(pause):
             self.look()

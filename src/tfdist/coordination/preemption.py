@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 
 from tfdist._utils.stop_signal_names import stop_signals
+from tfdist.coordination.thread_beside_block import running_beside
 from tfdist.errors import Preempted
 
 __all__ = ["Notice", "handling_stop_signals", "own_handler_restored"]
@@ -57,12 +59,10 @@ class Notice:
             return
         # Threads that start in the block inherit the blocked signal, and so leave it to the main thread.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-        is_over = threading.Event()
-        threading.Thread(target=_end_on_signal, args=(self.signals, is_over), daemon=True).start()
         try:
-            yield
+            with running_beside(functools.partial(_end_on_signal, self.signals)):
+                yield
         finally:
-            is_over.set()
             self.listen()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
