@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,12 @@ class Findings:
     genuine: int = 0
     kilobytes: int = 0
     left: int = 0
+
+
+def manifest_of(arrays: Sequence[np.ndarray], **changes: object) -> Manifest:
+    """Return the manifest of arrays that a server sends as they are, but for some changes."""
+    types, shapes = tuple(str(each.dtype) for each in arrays), tuple(each.shape for each in arrays)
+    return Manifest("down", 0, types, shapes, "float32", True, False, False, None)._replace(**changes)
 
 
 def mutated(chance: random.Random, recorded: bytes) -> bytes:
@@ -248,7 +254,7 @@ def _exchange(
     random_numbers = np.random.default_rng(0)
     while not is_over.is_set():
         arrays = [random_numbers.normal(size=700).astype("float32"), np.array(findings.genuine)]
-        form = _manifest(arrays).written()
+        form = manifest_of(arrays).written()
         ticket = worker.begin(addresses)
         server.send(form, ticket, *arrays)
         found = worker.receive(form, ticket)
@@ -258,15 +264,10 @@ def _exchange(
     worker.close()
 
 
-def _manifest(arrays: list[np.ndarray]) -> Manifest:
-    types, shapes = tuple(str(each.dtype) for each in arrays), tuple(each.shape for each in arrays)
-    return Manifest("down", 0, types, shapes, "float32", True, False, False, None)
-
-
 def attack_messages(count: int, chance: random.Random) -> Findings:
     """Alter the messages of proven connections between a worker and a parameter server."""
     findings, arrays = Findings(), [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]
-    form, recorded = _manifest(arrays), b""
+    form, recorded = manifest_of(arrays), b""
     with _watched(findings) as begin, socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
 
         def connected() -> tuple[socket.socket, socket.socket]:

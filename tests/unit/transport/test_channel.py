@@ -9,21 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from fuzzing import manifest_of, mutated
 
 from tfdist.transport.channel import _HEADER, _MARK, Channel, _Header
 from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.message import Manifest
 from tfdist.transport.ring_links import _MESSAGE, Neighbour, make_neighbour
 from tfdist.transport.shared_memory import share_memory
 from tfdist.transport.shared_messages import SharedBuffers
 
 ARRAYS = [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]
-
-
-def manifest(wire_type="float32", *, may_share=False):
-    shapes = tuple(each.shape for each in ARRAYS)
-    types = tuple(str(each.dtype) for each in ARRAYS)
-    return Manifest("down", 0, types, shapes, wire_type, True, False, may_share, None)
+MANIFEST = manifest_of(ARRAYS)
 
 
 def never_lost(seconds):
@@ -52,21 +47,16 @@ def buffers(pair):
 
 
 def altered(rng, data):
-    data = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(min(len(data), _HEADER.size if rng.random() < 0.8 else len(data)))
-        if rng.random() < 0.8:
-            data[at] = rng.choice([0, 1, 2, 3, 127, 255, rng.randrange(256)])
-        else:
-            del data[at : at + rng.randint(1, 9)]
-    return bytes(data)
+    """Alter the header of the first of the messages, or all of them."""
+    size = _HEADER.size if rng.random() < 0.8 else len(data)
+    return mutated(rng, data[:size]) + data[size:]
 
 
 @pytest.mark.parametrize("wire_type", ["float32", "int8", "bfloat16", "shared memory"])
 def test_altered_messages_are_a_broken_connection(wire_type, connected):
     rng, refused = random.Random(20170103), 0
     shares = wire_type == "shared memory"
-    form = manifest(may_share=True) if shares else manifest(wire_type)
+    form = MANIFEST._replace(may_share=shares, wire_type="float32" if shares else wire_type)
     for _ in range(50):
         (sender, reader), (line, altered_line) = connected(), connected()
         own, theirs = buffers((sender, reader)) if shares else (None, None)
@@ -91,7 +81,7 @@ def test_a_header_may_name_16_gib_and_no_memory_is_taken(connected):
     tracemalloc.start()
     try:
         with pytest.raises(ExchangeError, match="is gone"):
-            channel.receive(manifest(), 2, never_lost)
+            channel.receive(MANIFEST, 2, never_lost)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -100,18 +90,18 @@ def test_a_header_may_name_16_gib_and_no_memory_is_taken(connected):
 def test_a_message_of_a_step_that_nobody_waits_for_is_skipped(connected):
     near, far = connected()
     sending, receiving = Channel("worker:0", near), Channel("ps:0", far)
-    sending.send(manifest()._replace(name="another"), 1, ARRAYS, never_lost)
-    sending.send(manifest(), 2, ARRAYS, never_lost)
-    found = receiving.receive(manifest(), 2, never_lost)
+    sending.send(MANIFEST._replace(name="another"), 1, ARRAYS, never_lost)
+    sending.send(MANIFEST, 2, ARRAYS, never_lost)
+    found = receiving.receive(MANIFEST, 2, never_lost)
     assert all(np.array_equal(one, two) for one, two in zip(found, ARRAYS, strict=True))
 
 
 def test_more_messages_given_back_than_were_sent_are_a_broken_connection(connected):
     pair, (line, reader) = connected(), connected()
     channel = Channel("ps:0", reader, buffers(pair)[0])
-    line.sendall(_HEADER.pack(*_Header(_MARK, manifest().mark, 1, 0, 0, 0, 1)))
+    line.sendall(_HEADER.pack(*_Header(_MARK, MANIFEST.mark, 1, 0, 0, 0, 1)))
     with pytest.raises(ExchangeError, match="gave 1 messages back, of 0"):
-        channel.receive(manifest(), 1, never_lost)
+        channel.receive(MANIFEST, 1, never_lost)
 
 
 @pytest.mark.parametrize("count", [1 << 63, (1 << 23) + 1])

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
+from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport import ps_endpoints
 from tfdist.transport import shared_memory as shared
 from tfdist.transport.listen_and_call import ExchangeError, call
-from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
@@ -53,10 +53,8 @@ def ends(cluster, pool, encryption):  # which wait for nothing any more when the
         each.close()
 
 
-def manifest(*arrays, wire_type="float32", name="down 0", is_state=True, **others):
-    dtypes, shapes = tuple(str(each.dtype) for each in arrays), tuple(each.shape for each in arrays)
-    known = {"is_in_step": False, "may_share": False, "timeout": None, **others}
-    return Manifest(name, 0, dtypes, shapes, wire_type, is_state, **known).written()
+def manifest(*arrays, **changes):
+    return manifest_of(arrays, **changes).written()
 
 
 def arrays_of(seed, size=1000):
@@ -243,10 +241,7 @@ def test_one_broken_line_ends_the_step_on_all_of_them(cluster):
     servers = [ServerEndpoint(of_two.with_task("ps", index), SECRET) for index in range(2)]
     worker = WorkerEndpoint(of_two.with_task("worker", 0), SECRET)
     addresses = written_addresses({i: ("127.0.0.1", int(each.listen(b""))) for i, each in enumerate(servers)})
-    forms = [
-        Manifest("down", index, ("float32",), ((3,),), "float32", True, False, False, None).written()
-        for index in range(2)
-    ]
+    forms = [manifest(np.zeros(3, "float32"), name="down", server=index) for index in range(2)]
     ticket = worker.begin(addresses)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(worker.receive, form, ticket) for form in forms]
@@ -364,7 +359,7 @@ def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
     ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}))
     server.close()
     is_closed.set()
-    form = Manifest("down", 0, ("float32",), ((3,),), "float32", True, False, False, None).written()
+    form = manifest(np.zeros(3, "float32"))
     with pytest.raises(ExchangeError, match=r"ps:0 .* gone"):
         worker.receive(form, ticket)
     worker.close()
