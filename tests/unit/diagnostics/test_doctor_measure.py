@@ -15,6 +15,7 @@ from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.messages import Facts, Measured
+from tfdist.diagnostics.doctor.participant import Participant
 from tfdist.diagnostics.doctor.speed import check_links, expected_speed
 from tfdist.trainer.config import Config
 
@@ -42,14 +43,13 @@ def measured_by_all(cluster, measuring=(0, 1, 2)):
 
     def run(task):
         facts = Facts(task=str(task), cluster=fingerprint(cluster), measures=task.index in measuring)
-        measure = functools.partial(measure_to, cluster, secret=SECRET, facts=facts)
-        with Answering(
-            cluster, task, SECRET, facts, measure=measure if facts.measures else None
-        ) as answering:
-            meeting = Meeting(cluster, task, SECRET, facts)
+        own = Participant(cluster, task, SECRET, facts)
+        measure = functools.partial(measure_to, own) if facts.measures else None
+        with Answering(own, measure=measure) as answering:
+            meeting = Meeting(own)
             meeting.hold(answering, 20.0)
             if facts.measures:
-                results[task] = measure_links(cluster, task, meeting, answering, SECRET, facts)
+                results[task] = measure_links(own, meeting, answering)
 
     threads = [threading.Thread(target=run, args=(task,)) for task in cluster.tasks()]
     for thread in threads:
@@ -83,7 +83,8 @@ def test_a_task_that_does_not_measure_is_left_out(cluster):
 
 def test_a_link_to_a_task_that_is_gone_is_a_warning(cluster):
     facts = Facts(task="worker:0", cluster=fingerprint(cluster))
-    [finding] = check_links({(FIRST, SECOND): measure_to(cluster, SECOND, SECRET, facts)})
+    measured = measure_to(Participant(cluster, FIRST, SECRET, facts), SECOND)
+    [finding] = check_links({(FIRST, SECOND): measured})
 
     assert finding.state == "warning"
     assert "worker:0 to worker:1 was not measured" in finding.found

@@ -10,10 +10,11 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.diagnostics.doctor.answering import Answering, proofs_of, ranks_of
+from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
-from tfdist.diagnostics.doctor.meeting import Meeting, call_task, listen_on_any_port, round_trips
+from tfdist.diagnostics.doctor.meeting import Meeting, listen_on_any_port
 from tfdist.diagnostics.doctor.messages import MOST_BULK, Bulk, Facts, LinkError, Measure, Measured, Received
+from tfdist.diagnostics.doctor.participant import Participant, proofs_of, ranks_of, round_trips
 from tfdist.transport.listen_and_call import ConnectError, call
 
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
@@ -33,6 +34,10 @@ def facts_of(cluster, task, **values):
     return Facts(**{"task": str(task), "cluster": fingerprint(cluster), **versions, **values})
 
 
+def participant(cluster, task, secret=SECRET):
+    return Participant(cluster, task, secret, facts_of(cluster, task))
+
+
 class Doctor(threading.Thread):
     """One task's doctor, without the checks of its machine."""
 
@@ -43,8 +48,9 @@ class Doctor(threading.Thread):
         self.start()
 
     def run(self):
-        with Answering(self.cluster, self.task, self.secret, self.facts, clock=self.clock) as answering:
-            meeting = Meeting(self.cluster, self.task, self.secret, self.facts, clock=self.clock)
+        own = Participant(self.cluster, self.task, self.secret, self.facts, self.clock)
+        with Answering(own) as answering:
+            meeting = Meeting(own)
             meeting.hold(answering, self.seconds)
         self.meeting = meeting
         self.findings = list(compare_meeting(self.cluster, meeting, answering.finished, self.seconds))
@@ -175,7 +181,7 @@ def test_another_program_at_the_port_is_a_warning(cluster):
 
 def test_a_task_that_does_not_call_back_is_a_warning(cluster):
     # It answers, as behind a firewall that lets packets in and drops what it sends by itself.
-    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
+    with Answering(participant(cluster, SECOND)):
         first = Doctor(cluster, FIRST, seconds=1.5)
         found = first.found("worker:1")
 
@@ -197,8 +203,8 @@ def test_a_port_of_the_systems_choice_that_is_closed_is_a_warning(cluster):
 @pytest.fixture
 def link(cluster):
     """A connection to a doctor that answers."""
-    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
-        link, facts = call_task(cluster, SECOND, SECRET, facts_of(cluster, FIRST))
+    with Answering(participant(cluster, SECOND)):
+        link, facts = participant(cluster, FIRST).call(SECOND)
         with link:
             assert facts.task == "worker:1"
             yield link
@@ -230,17 +236,17 @@ def test_only_the_lead_has_a_task_measure(link):
     ],
 )
 def test_what_is_no_message_ends_only_its_connection(cluster, data):
-    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)):
+    with Answering(participant(cluster, SECOND)):
         address = ("127.0.0.1", int(cluster.worker[1].split(":")[1]))
         with call(address, ranks_of(cluster, SECOND), proofs_of(SECRET), 5.0) as connection:
             connection.sendall(data)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
-        link, _ = call_task(cluster, SECOND, SECRET, facts_of(cluster, FIRST))
+        link, _ = participant(cluster, FIRST).call(SECOND)
         with link:
             assert round_trips(link)[0] < 5.0
 
 
 def test_a_stranger_learns_nothing(cluster):
-    with Answering(cluster, SECOND, SECRET, facts_of(cluster, SECOND)), pytest.raises(ConnectError):
-        call_task(cluster, SECOND, OTHER, facts_of(cluster, FIRST))
+    with Answering(participant(cluster, SECOND)), pytest.raises(ConnectError):
+        participant(cluster, FIRST, OTHER).call(SECOND)

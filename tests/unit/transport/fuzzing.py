@@ -23,8 +23,9 @@ from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
 from tfdist.coordination.rendezvous.messages import Call
-from tfdist.diagnostics.doctor.answering import Answering, proofs_of, ranks_of
+from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.messages import Bulk, Clock, End, Facts, Link, Measure, Time
+from tfdist.diagnostics.doctor.participant import Participant, proofs_of, ranks_of
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.message import Manifest
@@ -314,7 +315,7 @@ def attack_doctor(count: int, chance: random.Random) -> Findings:
     address = split_address(cluster.address(task))
     with (
         _watched(findings) as begin,
-        Answering(cluster, task, SECRET, own),
+        Answering(Participant(cluster, task, SECRET, own)),
         _Caller(address, chance) as caller,
     ):
         for number in range(count):

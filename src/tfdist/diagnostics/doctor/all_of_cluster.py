@@ -21,6 +21,7 @@ from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting, listen_on_any_port
 from tfdist.diagnostics.doctor.messages import Facts
+from tfdist.diagnostics.doctor.participant import Participant
 from tfdist.diagnostics.doctor.run import config_digest
 from tfdist.diagnostics.doctor.software import Loaded
 from tfdist.diagnostics.doctor.speed import check_links, expected_speed
@@ -107,25 +108,24 @@ class _Gathering:
 
     def findings(self, seconds: float, *, needs_any_port: bool) -> Iterator[Finding]:
         """Meet the others, and yield what that shows."""
-        cluster, task, secret, facts = self.cluster, self.task, _secret(), self.facts
+        cluster, facts = self.cluster, self.facts
         with contextlib.ExitStack() as stack:
-            listener = listen_on_any_port(split_address(cluster.address(task))[0])
+            listener = listen_on_any_port(split_address(cluster.address(self.task))[0])
             if listener is not None:
                 stack.enter_context(listener)
                 facts = msgspec.structs.replace(facts, any_port=listener.getsockname()[1])
-            measure = functools.partial(measure_to, cluster, secret=secret, facts=facts)
-            answering = Answering(cluster, task, secret, facts, measure=measure if facts.measures else None)
+            own = Participant(cluster, self.task, _secret(), facts)
+            measure = functools.partial(measure_to, own) if facts.measures else None
+            answering = Answering(own, measure=measure)
             try:
                 stack.enter_context(answering)
             except ConfigError:  # the port was taken since it was found free
                 yield from reach_all(cluster)
                 return
             _log.info("waiting up to %g s for `tfdist doctor` on the hosts of the other tasks", seconds)
-            meeting = Meeting(cluster, task, secret, facts)
+            meeting = Meeting(own)
             meeting.hold(answering, seconds)
-            links = (
-                measure_links(cluster, task, meeting, answering, secret, facts) if facts.measures else None
-            )
+            links = measure_links(own, meeting, answering) if facts.measures else None
         yield from compare_meeting(cluster, meeting, answering.finished, seconds)
         yield from compare_hosts(facts, meeting.met, needs_any_port=needs_any_port)
         if links is not None:

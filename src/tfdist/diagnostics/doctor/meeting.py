@@ -4,24 +4,22 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tfdist.cluster.addresses import split_address
-from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.cluster.config import Task
 from tfdist.coordination.health import connected
-from tfdist.diagnostics.doctor.answering import Answering, proofs_of, ranks_of
-from tfdist.diagnostics.doctor.messages import Clock, Facts, Link, LinkError, Time
+from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.messages import Facts, Link, LinkError
 from tfdist.diagnostics.doctor.network import Reached
-from tfdist.transport.listen_and_call import ConnectError, call
+from tfdist.diagnostics.doctor.participant import Participant, round_trips
+from tfdist.transport.listen_and_call import ConnectError
 
-__all__ = ["Meeting", "Met", "call_task", "listen_on_any_port", "round_trips"]
+__all__ = ["Meeting", "Met", "listen_on_any_port"]
 
 _MOST_THREADS = 32
-_SECONDS_TO_CONNECT = 3.0
 _SECONDS_BETWEEN_CALLS = 0.5
 _SECONDS_BETWEEN_LOOKS = 0.05
-_ROUND_TRIPS = 8
 
 
 class Met(NamedTuple):
@@ -49,17 +47,9 @@ class Meeting:
         refusals: Of tasks that were once reached, why they are no doctor of this cluster's.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterConfig,
-        task: Task,
-        secret: bytes | None,
-        facts: Facts,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._cluster, self._secret, self._facts, self._clock = cluster, secret, facts, clock
-        self.others = tuple(other for other in cluster.tasks() if other != task)
+    def __init__(self, participant: Participant) -> None:
+        self._own = participant
+        self.others = tuple(other for other in participant.cluster.tasks() if other != participant.task)
         self.met: dict[Task, Met] = {}
         self.failures: dict[Task, Reached] = {}
         self.refusals: dict[Task, str] = {}
@@ -93,7 +83,7 @@ class Meeting:
     def _meet(self, other: Task) -> bool:
         """Call a task once; return whether it was met."""
         try:
-            link, facts = call_task(self._cluster, other, self._secret, self._facts)
+            link, facts = self._own.call(other)
         except ConnectError as error:
             self._note(other, error)
             return False
@@ -101,7 +91,7 @@ class Meeting:
             self.refusals[other] = f"breaks off: {error}"
             return False
         with link:
-            if facts.cluster != self._facts.cluster:
+            if facts.cluster != self._own.facts.cluster:
                 self.refusals[other] = "is a task of another cluster: the addresses in its config differ"
             elif facts.task != str(other):
                 self.refusals[other] = f"answers as {facts.task}"
@@ -111,11 +101,11 @@ class Meeting:
 
     def _ask(self, other: Task, link: Link, facts: Facts) -> bool:
         try:
-            round_trip, ahead = round_trips(link, self._clock)
+            round_trip, ahead = round_trips(link, self._own.clock)
         except LinkError as error:
             self.refusals[other] = f"breaks off: {error}"
             return False
-        host = split_address(self._cluster.address(other))[0]
+        host = split_address(self._own.cluster.address(other))[0]
         self.met[other] = Met(facts, round_trip, ahead, _reaches(host, facts.any_port))
         return True
 
@@ -129,36 +119,6 @@ class Meeting:
         else:
             self.failures[other] = Reached(is_open=True)
             self.refusals[other] = str(error).partition(" ")[2]
-
-
-def call_task(cluster: ClusterConfig, other: Task, secret: bytes | None, facts: Facts) -> tuple[Link, Facts]:
-    """Call the doctor of another task, exchange proofs and facts, and return the connection.
-
-    Raises:
-        ConnectError: It cannot be reached, or does not know the same secret.
-        LinkError: It sends something else.
-    """
-    address = split_address(cluster.address(other))
-    connection = call(address, ranks_of(cluster, other), proofs_of(secret), _SECONDS_TO_CONNECT)
-    link = Link(connection)
-    try:
-        link.send(facts)
-        return link, link.receive(Facts)
-    except LinkError:
-        connection.close()
-        raise
-
-
-def round_trips(link: Link, clock: Callable[[], float] = time.time) -> tuple[float, float]:
-    """Return the seconds of the fastest round trip, and by how much the other clock is ahead."""
-    results = []
-    for _ in range(_ROUND_TRIPS):
-        began, then = clock(), time.perf_counter()
-        link.send(Clock())
-        theirs = link.receive(Time).seconds
-        taken = time.perf_counter() - then
-        results.append((taken, theirs - (began + taken / 2)))
-    return min(results)
 
 
 def _reaches(host: str, port: int) -> bool | None:
