@@ -1,11 +1,11 @@
-"""Change the values of gradients, which are tensors or IndexedSlices."""
+"""Change the values of gradients, which are tensors or IndexedSlices, and list their tensors."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["divided", "scaled", "with_values"]
+__all__ = ["divided", "scaled", "tensors_of", "with_values"]
 
 
 def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
@@ -15,6 +15,12 @@ def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)
+
+
+def tensors_of(values: Any) -> list[tf.Tensor]:
+    """Return the tensors in a structure, such as gradients: those that IndexedSlices consist of, too."""
+    flat = tf.nest.flatten(values, expand_composites=True)
+    return [value for value in flat if value is not None and tf.is_tensor(value)]
 
 
 def scaled(gradient: Any, factor: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
-from tfdist.strategies.gradient_arithmetic import divided
+from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
 from tfdist.strategies.order_of_exchanges import count_exchanges, exchanges_before, note_exchange
 from tfdist.transport.exchange_thread import ExchangeThread
@@ -207,8 +207,7 @@ def _as_bytes(array: Any) -> Any:
 
 
 def _tensors(per_replica_values: Sequence[Any]) -> list[tf.Tensor]:
-    of_replicas = [part for value in per_replica_values for part in _of_replicas(value)]
-    return tf.nest.flatten(of_replicas, expand_composites=True)  # type: ignore[no-any-return]
+    return tensors_of([_of_replicas(value) for value in per_replica_values])
 
 
 def _effect(call: Callable[[], None]) -> list[tf.Operation]:

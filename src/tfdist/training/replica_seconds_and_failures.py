@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
+from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.worker_index_in_graph import worker_index
 
 __all__ = ["SECONDS", "STEPS", "Failure", "StepStats", "now", "only_after"]
@@ -59,7 +60,7 @@ class StepStats:
         The returned data are available only after the clock has been read. With few threads, TensorFlow would
         otherwise read it after some of the computation.
         """
-        tensors = _tensors(data)
+        tensors = tensors_of(data)
         begun = now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
         return begun, only_after(begun, data)
 
@@ -69,7 +70,7 @@ class StepStats:
         If the start of the step is unknown, the seconds and steps are 0.
         """
         zero = tf.zeros([], tf.float64)
-        seconds = zero if begun is None else now(begun, after=_tensors(results)) - begun
+        seconds = zero if begun is None else now(begun, after=tensors_of(results)) - begun
         seen = [
             seconds,
             zero if begun is None else tf.ones_like(zero),
@@ -117,8 +118,3 @@ def _clock() -> Any:
             return tf.timestamp()
 
     return tf.function(read, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float64))
-
-
-def _tensors(values: Any) -> list[tf.Tensor]:
-    flat = tf.nest.flatten(values, expand_composites=True)
-    return [value for value in flat if value is not None and tf.is_tensor(value)]

@@ -22,7 +22,7 @@ from tfdist._utils.keras_private import (
     overwrite_by_averages,
     step_counter,
 )
-from tfdist.strategies.gradient_arithmetic import divided
+from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.fused_optimizers import fuse
 from tfdist.training.keras.lazy_adam import LazyAdam
 
@@ -88,7 +88,7 @@ class Updating:
             deliver: A function that sends gradients to their variables; if None, TensorFlow does.
             note: A function to call, in the graph, as soon as the step is counted.
         """
-        self._deliver, self._note, self._arrived = deliver, note, _tensors_of(gradients)
+        self._deliver, self._note, self._arrived = deliver, note, tensors_of(gradients)
         if self._scaler is None:
             self._step(gradients, None)  # the optimizer divides by a constant factor itself
             return
@@ -162,7 +162,7 @@ class Updating:
         if self._note is not None:
             pairs = _when_all_are_there(pairs)  # and then no server needs anything of the worker
         if not (self._steps or self._optimizer.ema_overwrite_frequency):  # or it counts outside of a branch
-            self._arrived = _tensors_of([gradient for gradient, _ in pairs])
+            self._arrived = tensors_of([gradient for gradient, _ in pairs])
         return pairs
 
     def _count_exactly(self) -> None:
@@ -222,7 +222,7 @@ def _when_all_are_there(grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple
     A worker may be lost while it sends them. Then no server changes anything; otherwise all of them do.
     """
     there = [(_copied_to(gradient, variable), variable) for gradient, variable in grads_and_vars]
-    with tf.control_dependencies(_tensors_of([gradient for gradient, _ in there])):
+    with tf.control_dependencies(tensors_of([gradient for gradient, _ in there])):
         return [(_copied_to(gradient, variable), variable) for gradient, variable in there]
 
 
@@ -237,13 +237,8 @@ def _nothing(_: Any) -> None:
     """Return None, as the other branch does."""
 
 
-def _tensors_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    known = [gradient for gradient in gradients if gradient is not None]
-    return tf.nest.flatten(known, expand_composites=True)  # type: ignore[no-any-return]
-
-
 def _are_finite(gradients: list[Any]) -> tf.Tensor:
-    numbers = [tensor for tensor in _tensors_of(gradients) if tensor.dtype.is_floating]
+    numbers = [tensor for tensor in tensors_of(gradients) if tensor.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(number)) for number in numbers])
 
 
