@@ -19,16 +19,16 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh_plan import PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.chief_reports import (
+    Joined,
     Progress,
     Silence,
-    read_reports,
     report_event,
     report_joined,
     report_progress,
     report_silent,
 )
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.run_events import read_event
+from tfdist.launcher.run_events import read_line
 
 __all__ = ["main"]
 
@@ -70,10 +70,7 @@ def main() -> int:
 def _read_reports(stream: BinaryIO) -> None:
     """Pass the reports of a chief on to the launcher, and print what ssh itself says."""
     for line in stream:
-        if read_event(line) is not None:
-            report_event(line.rstrip(b"\n"))
-            continue
-        match next(read_reports(line), None):
+        match read_line(line):
             case None:
                 sys.stdout.write(line.decode(errors="backslashreplace"))
                 sys.stdout.flush()
@@ -81,8 +78,10 @@ def _read_reports(stream: BinaryIO) -> None:
                 report_silent(task, seconds)
             case Progress(step, steps, speed, loss):
                 report_progress(step, steps, examples_per_second=speed, loss=loss)
-            case _:
+            case Joined():
                 report_joined()
+            case _:
+                report_event(line.rstrip(b"\n"))
 
 
 class _Sender:

@@ -19,6 +19,7 @@ __all__ = [
     "VARIABLE",
     "Joined",
     "Progress",
+    "Report",
     "Silence",
     "address",
     "read_reports",
@@ -51,6 +52,9 @@ class Joined(NamedTuple):
     """A report that the chief takes part in the cluster through tfdist."""
 
     joined: bool
+
+
+Report = Progress | Silence | Joined
 
 
 def report_joined() -> None:
@@ -127,7 +131,7 @@ def address(pipe: int) -> str:
     return f"{pipe}:{os.fstat(pipe).st_ino}"
 
 
-def read_reports(data: bytes) -> Iterator[Progress | Silence | Joined]:
+def read_reports(data: bytes) -> Iterator[Report]:
     """Yield the valid reports in the data, and skip everything else.
 
     >>> list(read_reports(b'{"step": "two"}\\n{"silent": "ps:0", "seconds": 30}\\n'))
@@ -146,7 +150,7 @@ def read_reports(data: bytes) -> Iterator[Progress | Silence | Joined]:
 _TYPE_OF_KEY: dict[str, type[Silence | Joined]] = {"silent": Silence, "joined": Joined}
 
 
-def _is_valid(report: Progress | Silence | Joined) -> bool:
+def _is_valid(report: Report) -> bool:
     if isinstance(report, Joined):
         return report.joined is True
     if isinstance(report, Silence):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launcher.chief_reports import Joined, Silence, read_reports
+from tfdist.launcher.chief_reports import Joined, Progress, Silence
 from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
 from tfdist.launcher.environment import LAUNCH
@@ -32,7 +32,7 @@ from tfdist.launcher.run_events import (
     TaskKilled,
     TasksRestarting,
     TaskStarted,
-    read_event,
+    read_line,
     stamped,
 )
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
@@ -227,19 +227,21 @@ class Job:
                     poll.poll(_POLL_MS)
 
     def _read_reports(self, data: bytes) -> None:
+        progress: Progress | None = None
         for line in data.splitlines():
-            if (event := read_event(line)) is not None:  # the chief has recorded it
-                self._show(event)
-                if isinstance(event, CheckpointSaved) and self._checkpoints.is_new(event.step):
-                    self._send("renew")
-        progress = None
-        for report in read_reports(data):
-            if isinstance(report, Silence):
-                self._end_silent(report)
-            elif isinstance(report, Joined):
-                self._has_joined = True
-            else:
-                progress = report
+            match read_line(line):
+                case None:
+                    continue
+                case Silence() as report:
+                    self._end_silent(report)
+                case Joined():
+                    self._has_joined = True
+                case Progress() as report:
+                    progress = report
+                case event:  # the chief has recorded it
+                    self._show(event)
+                    if isinstance(event, CheckpointSaved) and self._checkpoints.is_new(event.step):
+                        self._send("renew")
         if progress is not None:
             self._screen.progress(progress)
             if self._metrics is not None:

@@ -53,6 +53,7 @@ __all__ = [
     "listening",
     "read_event",
     "read_events",
+    "read_line",
     "record",
     "record_progress",
     "stamped",
@@ -397,6 +398,11 @@ def read_event(line: bytes) -> AnyEvent | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return event
+
+
+def read_line(line: bytes) -> AnyEvent | chief_reports.Report | None:
+    """Return the event or the report in a line of the chief's; None if it is neither."""
+    return read_event(line) or next(chief_reports.read_reports(line), None)
 
 
 def read_events(path: Path) -> list[AnyEvent]:
