@@ -1,5 +1,6 @@
 """Write the sections of the page: what ran, how it went, and with which config. Each takes one run or two."""
 
+import inspect
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from tfdist.diagnostics.report.timeline import (
     phase_seconds,
     task_ends,
 )
+from tfdist.launcher.launch import launch
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -54,11 +56,7 @@ __all__ = [
 
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
 _LAUNCHED = ("-m", "tfdist.train")
-_DEFAULTS = {
-    "pin": False,
-    "network_isolation": "auto",
-    "restarts": 0,
-}  # of tfdist launch; the others' are none
+_DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(launch).parameters.items()}
 
 
 def title(facts: RunFacts) -> str:
