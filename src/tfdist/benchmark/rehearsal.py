@@ -80,7 +80,7 @@ def _strategy(config: Config, cluster: ClusterConfig, run_dir: str | None) -> Pa
     if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
         check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
     named_callbacks(config)  # raises if there is no such callback
-    check_address(find_run_folder(run_dir, lambda: Path("runs"), os.environ))
+    check_address(find_run_folder(run_dir, Path("runs"), os.environ))
     return Part(name="strategy", found=name)
 
 

@@ -53,7 +53,7 @@ def main(
 def _check(plan: Plan, wait: float) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
-    yield from check_machine(find_run_folder(plan.run_dir, lambda: Path("runs"), os.environ).root)
+    yield from check_machine(find_run_folder(plan.run_dir, Path("runs"), os.environ).root)
     settings: Settings | None = None
     try:
         settings = read_config(plan.config, plan.changes) if plan.config else None

@@ -86,14 +86,12 @@ def _main(
     # All tasks of a run share its folder, so without a launcher its name must not contain the time.
     is_whole = cluster.is_on_ports_of_ours or not cluster
     name = f"{Path(config).stem}{'-smoke' if smoke else ''}"
+    default = stamped_run_folder(name) if is_whole else Path("runs", name)
+    folder = find_run_folder(run_dir, default, os.environ)
     with contextlib.ExitStack() as stack:
-
-        def default() -> Path:
-            if not is_whole:
-                return Path("runs", name)
-            return stamped_run_folder(name) if dry_run else stack.enter_context(claimed_run_folder(name))
-
-        folder = find_run_folder(run_dir, default, os.environ)
+        if is_whole and not dry_run and folder.root == default.absolute():
+            claimed = stack.enter_context(claimed_run_folder(name))
+            folder = find_run_folder(run_dir, claimed, os.environ)
         if dry_run:
             _check(settings, cluster, folder)
         elif cluster.is_on_ports_of_ours:

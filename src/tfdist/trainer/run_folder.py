@@ -6,7 +6,7 @@ works. remote_run_folder.py keeps the two the same.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,16 +90,14 @@ class RunFolder:
         )
 
 
-def find_run_folder(
-    run_dir: str | None, default: Callable[[], Path], environ: Mapping[str, str]
-) -> RunFolder:
+def find_run_folder(run_dir: str | None, default: Path, environ: Mapping[str, str]) -> RunFolder:
     """Return the folders of a run.
 
     The user's --run_dir comes first, then the variables of Vertex AI or SageMaker, then the default.
 
     Args:
         run_dir: The value of --run_dir.
-        default: Returns the folder without it; called only where it is needed, so that it may make one.
+        default: The folder without it.
         environ: The environment variables.
 
     Raises:
@@ -108,17 +106,17 @@ def find_run_folder(
     if run_dir is not None:
         return RunFolder.at(_place(run_dir, "--run_dir"))
     found = _of_vertex(default, environ) or _of_sagemaker(environ)
-    return found or RunFolder.at(default().absolute())
+    return found or RunFolder.at(default.absolute())
 
 
-def _of_vertex(default: Callable[[], Path], environ: Mapping[str, str]) -> RunFolder | None:
+def _of_vertex(default: Path, environ: Mapping[str, str]) -> RunFolder | None:
     """Return the folders by the AIP_* variables, of which some may be missing."""
     names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
     places = {name: _place(environ[name], name) for name in names if environ.get(name)}
     if not places:
         return None
     if not (model := places.get("AIP_MODEL_DIR")):
-        folder = RunFolder.at(default().absolute())
+        folder = RunFolder.at(default.absolute())
     else:
         # Vertex AI's model registry expects the SavedModel there, and not in a folder of the step's number.
         folder = RunFolder.at(_parent(model, "AIP_MODEL_DIR"))
