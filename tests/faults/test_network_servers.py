@@ -1,16 +1,15 @@
 """Parameter servers on two hosts, joined by a wire that is slow, loses packets, or is cut."""
 
-import contextlib
 import json
 import subprocess
 import sys
 import time
 
 import pytest
+from hosts import begun
 from proofs import prove_exact, prove_nothing_left
 from setups import SILENCE, config
-from training import Training
-from wire import HOSTS, NAMES, Wire, why_no_wire
+from wire import HOSTS, NAMES, why_no_wire
 
 from curves import curve
 
@@ -54,51 +53,17 @@ CLUSTERS = {
 FAR_TASKS = {"parameter_server": ["worker:1"], "parameter_server_sync": ["ps:1", "worker:1"]}
 
 
-class Tasks(dict):
-    """The tasks of a cluster by name, each started by hand on its host."""
-
-    def start(self, *names):
-        for name in names or self:
-            self[name].start()
-
-    def ends(self, *names):
-        """Return the exit statuses of these tasks, or of all."""
-        return {name: self[name].end() for name in names or self}
-
-    def reach(self, step):
-        """Wait until the chief has a checkpoint of a step, or a later one."""
-        chief = self["chief:0"]
-
-        def is_there():
-            assert chief.status() is None, self.told()
-            return chief.newest() >= step
-
-        chief.until(is_there, f"step {step} is saved")
-
-    def told(self):
-        return "\n".join(task.said() for task in self.values())[-8000:]
-
-
-@contextlib.contextmanager
-def begun(folder, strategy, cache, *, steps=STEPS, cluster=None, **changes):
-    """Yield a wire, and the tasks at its ends, of which none is started."""
+def begun_with(strategy, folder, cache, *, steps=STEPS, cluster=None, **changes):
+    """Return a wire, and the tasks at its ends, as a context."""
     run = config(strategy, steps, cluster=cluster or CLUSTERS[strategy], launch={}, **changes)
     names = ["chief:0", "worker:0", "ps:0", *FAR_TASKS[strategy]]
-    with Wire() as wire, contextlib.ExitStack() as stack:
-        tasks = Tasks()
-        for name in names:
-            side = int(name in FAR_TASKS[strategy])
-            tasks[name] = stack.enter_context(
-                Training(folder, run, cache, task=name, prefix=wire.inside(side))
-            )
-            tasks[name].environ["TFDIST_SECRET"] = "what all of them know"
-        yield wire, tasks
+    return begun(folder, run, cache, {name: int(name in FAR_TASKS[strategy]) for name in names})
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, cache):
     """Return the chief of a synchronous run over a wire without faults."""
-    with begun(tmp_path_factory.mktemp("straight"), "parameter_server_sync", cache) as (_, tasks):
+    with begun_with("parameter_server_sync", tmp_path_factory.mktemp("straight"), cache) as (_, tasks):
         tasks.start()
         assert set(tasks.ends().values()) == {0}, tasks.told()
     return tasks["chief:0"]
@@ -106,7 +71,7 @@ def straight(tmp_path_factory, cache):
 
 def slow_and_lossy(folder, strategy, cache):
     """Return the chief of a run over a wire that is slow and loses packets."""
-    with begun(folder, strategy, cache) as (wire, tasks):
+    with begun_with(strategy, folder, cache) as (wire, tasks):
         wire.delay, wire.loss = 0.002, 0.02
         tasks.start()
         assert set(tasks.ends().values()) == {0}, tasks.told()
@@ -126,7 +91,7 @@ def test_over_such_a_wire_asynchronous_steps_count_once(tmp_path, cache):
 
 
 def test_synchronous_tasks_that_are_cut_off_continue_to_the_same_bits(straight, tmp_path, cache):
-    with begun(tmp_path, "parameter_server_sync", cache) as (wire, tasks):
+    with begun_with("parameter_server_sync", tmp_path, cache) as (wire, tasks):
         chief = tasks["chief:0"]
         tasks.start()
         tasks.reach(40)
@@ -142,7 +107,7 @@ def test_synchronous_tasks_that_are_cut_off_continue_to_the_same_bits(straight, 
 
 
 def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path, cache):
-    with begun(tmp_path, "parameter_server", cache) as (wire, tasks):
+    with begun_with("parameter_server", tmp_path, cache) as (wire, tasks):
         chief = tasks["chief:0"]
         tasks.start()
         tasks.reach(20)
@@ -159,7 +124,7 @@ def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path,
 @pytest.mark.again
 @pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
 def test_a_port_scan_of_a_stranger_finds_only_what_asks_for_the_secret(strategy, tmp_path, cache):
-    with begun(tmp_path, strategy, cache) as (wire, tasks):
+    with begun_with(strategy, tmp_path, cache) as (wire, tasks):
         wire.add(1, STRANGER)
         for task in tasks.values():
             task.environ["TFDIST_ONLY_PEERS"] = "1"
@@ -186,7 +151,7 @@ def open_ports(wire, caller):
 def test_a_wire_that_is_slow_for_a_while_and_cut_for_a_moment_is_waited_for(
     strategy, replicas, tmp_path, cache
 ):
-    with begun(tmp_path, strategy, cache, steps=600) as (wire, tasks):
+    with begun_with(strategy, tmp_path, cache, steps=600) as (wire, tasks):
         tasks.start()
         tasks.reach(20)
         wire.delay = 0.3
@@ -205,7 +170,7 @@ def test_an_asynchronous_worker_comes_back_at_another_address(tmp_path, cache):
     by_name = {"chief": [f"{NAMES[0]}:2222"], "ps": [f"{NAMES[0]}:2223"]}
     by_name["worker"] = [f"{name}:2224" for name in NAMES]
     changes = {"steps": 8000, "cluster": by_name, "checkpoint": {"every": 500, "background": True}}
-    with begun(tmp_path, "parameter_server", cache, **changes) as (wire, tasks):
+    with begun_with("parameter_server", tmp_path, cache, **changes) as (wire, tasks):
         chief, worker = tasks["chief:0"], tasks["worker:1"]
         tasks.start()
         tasks.reach(500)
