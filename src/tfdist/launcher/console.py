@@ -50,8 +50,6 @@ class LogTail:
 
     def __init__(self, name: str, path: Path, start: int) -> None:
         self.name = name
-        self._path = path
-        self._start = start
         self._file = open(path, "rb")  # noqa: SIM115  # closed by close()
         self._file.seek(start)
         self._rest = b""

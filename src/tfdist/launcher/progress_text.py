@@ -7,6 +7,8 @@ from tfdist.launcher.chief_reports import Progress
 
 __all__ = ["average_speed", "describe_progress", "draw_bar", "duration"]
 
+_BAR_WIDTH = 24
+
 
 def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
     """Return the progress as text.
@@ -54,8 +56,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
-def draw_bar(part: float, encoding: str, width: int = 24) -> str:
+def draw_bar(part: float, encoding: str) -> str:
     """Return a bar of which a part is full, and a blank after it."""
     full, empty = ("━", "─") if "utf" in encoding.lower() else ("#", "-")
-    done = round(max(0.0, min(part, 1.0)) * width)
-    return f"{full * done}{empty * (width - done)} "
+    done = round(max(0.0, min(part, 1.0)) * _BAR_WIDTH)
+    return f"{full * done}{empty * (_BAR_WIDTH - done)} "

@@ -26,7 +26,7 @@ tfdist.start()
 _processes: list[subprocess.Popen[bytes]] = []  # kept, or their standard input would be closed
 
 
-def start_servers(workers: int, ps: int, run_dir: Path, *, threads: int | None = None) -> ClusterConfig:
+def start_servers(workers: int, ps: int, run_dir: Path) -> ClusterConfig:
     """Start parameter servers and workers, and return their cluster, whose chief is this process.
 
     The tasks write their logs to `run_dir/logs`.
@@ -35,7 +35,7 @@ def start_servers(workers: int, ps: int, run_dir: Path, *, threads: int | None =
         StorageError: The logs cannot be written.
     """
     cluster = ClusterConfig.local(workers=workers, ps=ps)
-    shares = share_cores(cluster, threads=threads)
+    shares = share_cores(cluster)
     # The launcher sets a secret for its tasks. Here this process, which is the chief, needs it too.
     os.environ.setdefault(SECRET, os.urandom(32).hex())
     logs = run_dir / "logs"
@@ -50,7 +50,7 @@ def start_servers(workers: int, ps: int, run_dir: Path, *, threads: int | None =
             shares[task],
             {"TF_CPP_MIN_LOG_LEVEL": "2"},
             None,
-            is_width_forced=threads is not None,
+            is_width_forced=False,
         )
         log = logs / f"{task.type}-{task.index}.log"
         with storage_errors(log), log.open("ab") as output:

@@ -19,12 +19,12 @@ class Change(NamedTuple):
     forecast: Forecast
 
 
-def advise(setup: Setup, workers: int, *, steps: int = 25) -> list[Change]:
+def advise(setup: Setup, workers: int) -> list[Change]:
     """Simulate each change by itself; return those that help by 1 % or more, the best first."""
-    now = forecast(setup, workers, steps=steps).examples_per_second
+    now = forecast(setup, workers).examples_per_second
     changes = []
     for what, changed in _changes(setup):
-        then = forecast(changed, workers, steps=steps)
+        then = forecast(changed, workers)
         changes.append(Change(what, then.examples_per_second / now - 1, then))
     return sorted((change for change in changes if change.gain >= 0.01), key=lambda change: -change.gain)
 

@@ -115,9 +115,9 @@ class LinkError(Exception):
 class Link:
     """A proven connection between two doctors."""
 
-    def __init__(self, connection: Connection, *, seconds: float = _SECONDS) -> None:
-        self._connection, self._seconds = connection, seconds
-        connection.settimeout(seconds)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.settimeout(_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> "Link":
@@ -134,9 +134,9 @@ class Link:
         except OSError as error:
             raise LinkError(str(error)) from error
 
-    def receive(self, type_: type[_T], *, seconds: float | None = None) -> _T:
+    def receive(self, type_: type[_T], *, seconds: float = _SECONDS) -> _T:
         """Receive a message of this type; with a tagged union, of one of its types."""
-        deadline = time.monotonic() + (self._seconds if seconds is None else seconds)
+        deadline = time.monotonic() + seconds
         try:
             [length] = _LENGTH.unpack(read_exactly(self._connection, _LENGTH.size, deadline))
             if length > _MOST_BYTES:
@@ -156,7 +156,7 @@ class Link:
 
     def receive_bulk(self, count: int) -> None:
         """Receive so many bytes, and forget them."""
-        room, deadline = bytearray(_PIECE), time.monotonic() + self._seconds
+        room, deadline = bytearray(_PIECE), time.monotonic() + _SECONDS
         try:
             while count > 0:
                 if time.monotonic() > deadline:

@@ -31,7 +31,6 @@ print(json.dumps({
     "tensorflow": tf.__version__,
     "keras": tf.keras.__version__,
     "gpus": len(tf.config.list_physical_devices("GPU")),
-    "has_cuda": tf.test.is_built_with_cuda(),
 }))
 """
 _find = Findings(MACHINE)
@@ -43,7 +42,6 @@ class Loaded(msgspec.Struct, frozen=True):
     tensorflow: str = ""
     keras: str = ""
     gpus: int = 0
-    has_cuda: bool = False
 
 
 def check_software(
