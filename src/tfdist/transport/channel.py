@@ -69,7 +69,6 @@ class Channel:
         self.name, self.why_cut = name, ""
         self._connection, self._shared_buffers = connection, shared_buffers
         self._moved = [0, 0]
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel wakes a waiting thread when all bytes are there, not for each piece. That needs a
         # blocking socket, which a socket with a timeout of Python is not.
         connection.settimeout(None)

@@ -99,6 +99,7 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
         except OSError as error:
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return _proven_by_both(connection, where, ranks, proofs)
         except TimeoutError as error:
             connection.close()

@@ -2,7 +2,6 @@
 
 import errno
 import select
-import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +53,6 @@ class Neighbour:
     def __init__(self, name: str, connection: Connection) -> None:
         self.name, self.connection, self.moved = name, connection, 0
         self.has_room = select.POLLOUT
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
 
     def send(self, data: Array) -> int:

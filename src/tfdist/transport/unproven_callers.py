@@ -88,6 +88,7 @@ class UnprovenCallers:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT
         caller = _Caller(connection, str(address[0]), os.urandom(NONCE_BYTES), deadline)
         connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._callers.append(caller)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         try:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
+from tfdist.transport.tls import TlsConnection
 from tfdist.transport.unproven_callers import GREETING, NONCE_BYTES
 
 SECRET = b"the secret of a cluster"
@@ -212,21 +214,19 @@ def _wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def attack_ps(count: int, chance: random.Random) -> Findings:
+def attack_ps(count: int, chance: random.Random, encryption: bytes = b"") -> Findings:
     """Attack the listener of a parameter server, while a worker exchanges arrays with it."""
     findings, cluster = Findings(), ClusterConfig.local(workers=2, ps=1)
     with _watched(findings) as begin:
         server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
-        address = ("127.0.0.1", int(server.listen(b"")))
-        addresses = written_addresses({0: address})
+        address = ("127.0.0.1", int(server.listen(encryption)))
+        addresses = written_addresses({0: address}, is_encrypted=bool(encryption))
         is_over = threading.Event()
         work = threading.Thread(target=_exchange, args=(server, cluster, addresses, is_over, findings))
         work.start()
         _wait_until(lambda: findings.genuine)  # which loads TensorFlow
-        proof, hello = (
-            server._proofs(address[1], is_encrypted=False).prove(b"caller", chance.randbytes(68)),
-            chance.randbytes(12),
-        )
+        proofs = server._proofs(address[1], is_encrypted=bool(encryption))
+        proof, hello = proofs.prove(b"caller", chance.randbytes(68)), chance.randbytes(12)
         recorded = chance.randbytes(NONCE_BYTES) + proof + hello
         with _Caller(address, chance) as caller:
             for number in range(count):
@@ -270,19 +270,14 @@ def attack_messages(count: int, chance: random.Random) -> Findings:
     findings, arrays = Findings(), [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]
     form, recorded = manifest_of(arrays), b""
     with _watched(findings) as begin, socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
-
-        def connected() -> tuple[socket.socket, socket.socket]:
-            near = socket.create_connection(listener.getsockname())
-            return near, listener.accept()[0]
-
-        sender, reader = connected()
+        sender, reader = _connected(listener)
         sending = Channel("ps:0", sender)
         for step in (1, 2):
             sending.send(form, step, arrays, lambda seconds: "")
         recorded = reader.recv(1 << 20)
         reader.close()
         for number in range(count):
-            near, far = connected()
+            near, far = _connected(listener)
             channel = Channel("worker:0", far)
             with near:
                 near.sendall(mutated(chance, recorded))
@@ -299,6 +294,56 @@ def attack_messages(count: int, chance: random.Random) -> Findings:
             if number == _WARM_UP:
                 begin()
     return findings
+
+
+def attack_encrypted_messages(count: int, chance: random.Random) -> Findings:
+    """Alter encrypted messages: what comes is what was sent, or nothing."""
+    findings, arrays = Findings(), [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]
+    form = manifest_of(arrays)
+    with _watched(findings) as begin, socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
+        for number in range(count):
+            near, far = _connected(listener)
+            sender, reader = _encrypted(near, far, chance.randbytes(32))
+            for step in (1, 2):
+                sender.send(form, step, arrays, lambda seconds: "")
+            recorded = far.recv(1 << 20)
+            with near:
+                near.sendall(mutated(chance, recorded))
+            try:
+                for step in (1, 2):
+                    found = reader.receive(form, step, lambda seconds: "")
+                    is_same = all(np.array_equal(*each) for each in zip(found, arrays, strict=True))
+                    findings.let_in += not is_same
+                    findings.genuine += is_same
+            except ExchangeError:
+                pass
+            except Exception as error:  # noqa: BLE001  # any other is a finding
+                findings.errors.append(f"{type(error).__name__}: {error}")
+            del sender, reader
+            findings.sessions += 1
+            if number == _WARM_UP:
+                begin()
+    return findings
+
+
+def _connected(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    for each in ends:
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ends
+
+
+def _encrypted(near: socket.socket, far: socket.socket, seed: bytes) -> tuple[Channel, Channel]:
+    """Return channels at both ends of a connection, after TLS's handshake."""
+    near.settimeout(_SECONDS)
+    far.settimeout(_SECONDS)
+    caller, called = TlsConnection(near, seed, is_caller=True), TlsConnection(far, seed, is_caller=False)
+    greeting = threading.Thread(target=lambda: called.sendall(called.recv(1)))
+    greeting.start()
+    caller.sendall(b"x")
+    caller.recv(1)
+    greeting.join(_SECONDS)
+    return Channel("worker:0", caller), Channel("ps:0", called)
 
 
 def attack_doctor(count: int, chance: random.Random) -> Findings:
@@ -341,6 +386,8 @@ def attack_doctor(count: int, chance: random.Random) -> Findings:
 ATTACKS: dict[str, Callable[[int, random.Random], Findings]] = {
     "a task in the rendezvous": attack_rendezvous,
     "the listener of a parameter server": attack_ps,
+    "the listener of a parameter server, with TLS": partial(attack_ps, encryption=b"tls"),
     "messages of a proven connection": attack_messages,
+    "messages of a connection with TLS": attack_encrypted_messages,
     "a waiting doctor": attack_doctor,
 }

@@ -1,6 +1,5 @@
 """Send and receive the messages between the doctors of two tasks: short JSON of a fixed form, and bytes."""
 
-import socket
 import struct
 import time
 from typing import Annotated, TypeVar
@@ -118,7 +117,6 @@ class Link:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         connection.settimeout(_SECONDS)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> "Link":
         return self
