@@ -19,6 +19,7 @@ from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
 from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.new_checkpoints import NewCheckpoints
+from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.run_events import (
@@ -39,7 +40,7 @@ from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with
 
 __all__ = ["Job", "TaskLog"]
 
-_TAIL_LINES = 20
+_TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
 _POLL_MS = 100
@@ -86,6 +87,7 @@ class Job:
         self._heartbeat_timeout: float | None = plan["heartbeat_timeout"]
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
+        self._verbosity = options.verbosity
         self._screen = Screen(stream, self._tails, lead=str(cluster.lead), options=options)
         self._events, self._metrics = events, metrics
         self._began = time.monotonic()
@@ -191,11 +193,18 @@ class Job:
         seconds = time.monotonic() - self._began
         self._record(LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem))
 
+    def _last_lines(self, task: Task, log: Path) -> list[str]:
+        """Return what a task has said last, without the notes of TensorFlow."""
+        lines = last_lines(log, self._logs[task].start, _LINES_TO_SEARCH)
+        text = "".join(f"{line}\n" for line in lines)
+        notes = NotesForLogs(is_live=False, verbosity=self._verbosity)
+        return notes.without(text, str(task)).splitlines()[-_TAIL_LINES:]
+
     def _result(self) -> LaunchReport:
         failures = [end for end in self._exits if end.failed]
         tail: list[str] = []
         if failures:
-            tail = last_lines(failures[0].log, self._logs[failures[0].task].start, _TAIL_LINES)
+            tail = self._last_lines(failures[0].task, failures[0].log)
             self._show_rest()
             self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
         if lost := [f"{end.task} {end}" for end in self._exits if end.was_survived]:

@@ -17,7 +17,7 @@ _NO_GPU = r"E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: .*"
 # Lines of tfdist whose content the live view shows, or the launcher's first lines.
 _SHOWN_OTHERWISE = (
     r"tfdist: (?:read the cluster from .*|\S+ serves at grpc://.*|strategy \w+: .*"
-    r"|using the \w+ transport .*|the chief has ended, so .* ends too)"
+    r"|using the \w+ transport\b.*|the chief has ended, so .* ends too)"
 )
 
 

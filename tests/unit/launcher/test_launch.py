@@ -104,8 +104,9 @@ def test_a_task_is_alone_in_its_session_with_nothing_to_read_and_no_stray_descri
     ],
 )
 def test_the_first_failure_is_the_root_cause(tmp_path, ending, status, said):
+    note = "I0000 00:00:1795267459.73 299 port.cc:153] oneDNN custom operations are on."
     code = NAME + (
-        f"import signal, sys, time\nif me == 'worker:1':\n    print('last words', flush=True)\n    {ending}\ntime.sleep(600)"
+        f"import signal, sys, time\nif me == 'worker:1':\n    print('{note}\\nlast words', flush=True)\n    {ending}\ntime.sleep(600)"
     )
     with pytest.raises(LaunchError) as caught:
         run(code, tmp_path)
