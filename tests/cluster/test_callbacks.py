@@ -85,7 +85,7 @@ def started(folder: Path, shape: dict[str, int], order: dict[str, Any]) -> Itera
     "strategy",
     [
         "multi_worker_mirrored",
-        pytest.param("one_device", marks=pytest.mark.slow),
+        pytest.param("one_device", marks=[pytest.mark.slow, pytest.mark.again]),
         pytest.param("parameter_server", marks=pytest.mark.slow),
     ],
 )

@@ -125,7 +125,14 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("secret")
-@pytest.mark.parametrize("options", [{"communication": {"implementation": "tcp", "timeout": 4.0}}, {}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        # tests/unit/transport/test_bootstrap.py proves when this limit counts, and the case below what follows.
+        pytest.param({"communication": {"implementation": "tcp", "timeout": 4.0}}, marks=pytest.mark.again),
+        {},
+    ],
+)
 def test_a_worker_that_falls_silent_is_named(tmp_path, options):
     with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2, options=options) as (running, _):
         stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)

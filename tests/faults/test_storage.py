@@ -39,7 +39,10 @@ def fill(disk):
     return disk / "ballast"
 
 
-@pytest.mark.parametrize(("name", "replicas"), [("one_device", 1), ("multi_worker_mirrored", 2)])
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [pytest.param("one_device", 1, marks=pytest.mark.again), ("multi_worker_mirrored", 2)],
+)
 def test_a_disk_that_is_full_is_said_and_gone_on_from(name, replicas, disk, tmp_path, cache):
     with Training(tmp_path, config(name), cache) as training:
         training.start()
