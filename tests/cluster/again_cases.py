@@ -36,6 +36,9 @@ class Doubled(keras.Model):
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
+KINDS = [keras.Model] if keras.__version__ < "3" else [keras.Model, Doubled]
+
+
 def _made(kind: type) -> Any:
     keras.utils.set_random_seed(2)
     inputs = keras.Input((4,))
@@ -108,20 +111,24 @@ def _told(api: Any, strategy: tf.distribute.Strategy, kind: type) -> dict[str, A
 
 
 def repeated(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Repeat calls by Keras in one process, and by tfdist under the strategy, on a model of Keras's step and another."""
+    """Repeat calls by tfdist under the strategy, on a model of Keras's step and another."""
+    found: dict[str, Any] = {"ours": _repeated(_Ours, strategy)}
+    if keras.__version__ >= "3" and type(strategy) is not tf.distribute.OneDeviceStrategy:
+        found["batches"] = _on_batches(strategy)
+    return found
+
+
+def repeated_by_keras(strategy: tf.distribute.Strategy, folder: Path) -> list[dict[str, Any]]:
+    """Repeat the same calls by Keras, in one process."""
+    return _repeated(_Kerass, tf.distribute.get_strategy())
+
+
+def _repeated(api: Any, strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
     compute_in("float64")
-    kinds = [keras.Model] if keras.__version__ < "3" else [keras.Model, Doubled]
-    is_alone = type(strategy) is tf.distribute.OneDeviceStrategy
     try:
-        found: dict[str, Any] = {
-            "ours": [_told(_Ours, strategy, kind) for kind in kinds],
-            "kerass": [_told(_Kerass, tf.distribute.get_strategy(), kind) for kind in kinds if is_alone],
-        }
-        if keras.__version__ >= "3" and not is_alone:
-            found["batches"] = _on_batches(strategy)
+        return [_told(api, strategy, kind) for kind in KINDS]
     finally:
         compute_in("float32")
-    return found
 
 
 def _on_batches(strategy: tf.distribute.Strategy) -> list[int]:

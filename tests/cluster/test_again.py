@@ -5,13 +5,19 @@ import pytest
 from conftest import IN_STEP, SETUPS, on
 
 CASE = "again_cases.repeated"
-COMPARED_WITH = "one_device"
 CASES = [CASE]
 
 # After fit, evaluate and predict have been called once; class weights make other data.
 TRACES = {"fit", "evaluate", "predict", "weighted", "frozen"}
-# Traces are kept in one place for all; these two run the same graphs as the others, on devices or beside a ps.
-ALIKE = ["mirrored", "parameter_server_sync"]
+# Traces are kept in one place for all. Of one device, tests/unit/training/test_kept_traces.py proves the same; the
+# other two run the same graphs as the others, on devices or beside a ps.
+ALIKE = ["one_device", "mirrored", "parameter_server_sync"]
+
+
+@pytest.fixture(scope="session")
+def kerass(cluster_once):
+    name = "again_cases.repeated_by_keras"
+    return cluster_once("again_by_keras", "one_device", [name]).chief[name]
 
 
 @pytest.mark.parametrize("strategy", on(SETUPS, again=ALIKE))
@@ -30,8 +36,7 @@ def test_batches_of_any_size_share_a_trace(strategy, finished):
 
 
 @pytest.mark.parametrize("strategy", on(IN_STEP, again=ALIKE))
-def test_calls_in_a_row_give_the_numbers_of_keras(strategy, finished):
-    kerass = finished("one_device").chief[CASE]["kerass"]
+def test_calls_in_a_row_give_the_numbers_of_keras(strategy, finished, kerass):
     ours = finished(strategy).chief[CASE]["ours"]
     for found, expected in zip(ours, kerass, strict=True):
         for name, each in expected.items():

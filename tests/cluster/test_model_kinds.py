@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from conftest import IN_STEP, SETUPS, run_cluster
+from conftest import IN_STEP, SETUPS, on, run_cluster
 
-ALL = list(SETUPS)
+AGAIN = ["mirrored"]  # what replicas learn on devices of one process, mirrored workers learn over a network
 CASES = [
     f"model_cases.{name}"
     for name in (
@@ -39,7 +39,7 @@ def _check_training(found, alone):
     assert trained["evaluated"]["mean_mae"] == pytest.approx(alone["error"], rel=1e-9)
 
 
-@pytest.mark.parametrize("strategy", IN_STEP)
+@pytest.mark.parametrize("strategy", on(IN_STEP, again=AGAIN))
 def test_a_subclassed_model_learns_what_one_process_learns(strategy, finished, alone):
     _check_training(finished(strategy), alone)
 
@@ -52,7 +52,7 @@ def test_fit_works_again_after_a_batch_that_failed_on_a_worker(strategy, finishe
     assert np.isfinite(found["losses"]).all()
 
 
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("strategy", on(SETUPS, again=AGAIN))
 def test_shuffled_data_are_seen_whole(strategy, finished):
     found = finished(strategy).chief["model_cases.shuffled"]
 
@@ -62,7 +62,7 @@ def test_shuffled_data_are_seen_whole(strategy, finished):
     assert ("is shuffled without a seed" in found["refused"]) == is_shared
 
 
-@pytest.mark.parametrize("strategy", IN_STEP)
+@pytest.mark.parametrize("strategy", on(IN_STEP, again=AGAIN))
 def test_a_sum_over_replicas_counts_each_of_them(strategy, finished):
     found = finished(strategy)
 
