@@ -15,12 +15,6 @@ from tfdist.transport.authentication import SECRET
 WORKERS = 3
 
 
-@pytest.fixture
-def secret(monkeypatch):
-    monkeypatch.setenv(SECRET, "a secret of these tests alone")
-
-
-@pytest.mark.usefixtures("secret")
 def test_a_ring_adds_up_as_one_process_does_and_names_whom_it_loses(tmp_path, keras_itself):
     cases = ["exchange_cases.way", "exchange_cases.sums", "equivalent_clipped"]
     case = {"first": cases, "workers": WORKERS}
@@ -57,7 +51,6 @@ def _check_sums(found):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 @pytest.mark.parametrize(
     "communication",
     [{"encryption": "tls"}, {"implementation": "ring", "timeout": 60}],  # the latter is TensorFlow's
@@ -107,7 +100,6 @@ def test_workers_that_do_not_know_each_other_exchange_nothing_over_a_ring(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 def test_gradients_of_8_bits_train_all_alike(tmp_path):
     options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
     cases = ["exchange_cases.sums", "smoke"]
@@ -124,7 +116,6 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 @pytest.mark.parametrize(
     "options",
     [

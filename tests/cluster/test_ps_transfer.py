@@ -3,11 +3,10 @@
 import signal
 
 import pytest
-from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
 from conftest import LONGEST, Running, run_cluster, wait_for
-from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig
 from tfdist.transport.authentication import SECRET
 
 BY_LINE, BY_MEMORY = (
@@ -16,15 +15,9 @@ BY_LINE, BY_MEMORY = (
 STEPS, HEADER = 12, 45
 
 
-@pytest.fixture
-def secret(monkeypatch):
-    monkeypatch.setenv(SECRET, "a secret of these tests alone")
-
-
 @pytest.mark.parametrize(
     "options", [BY_MEMORY, pytest.param(BY_LINE, marks=[pytest.mark.slow, pytest.mark.again])]
 )
-@pytest.mark.usefixtures("secret")
 def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
     shape = {"workers": 1, "ps": 2}
     first = ["ps_transfer_cases.both_ways"]
@@ -49,7 +42,6 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 def test_updates_in_branches_are_the_same_too(tmp_path):
     options = {"communication": {"encryption": "tls"}}
     cases = ["ps_transfer_cases.in_branches"]
@@ -61,40 +53,6 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
-def test_workers_in_step_do_what_one_process_does_and_name_whom_they_lose(tmp_path, keras_itself):
-    cases = ["equivalent_sgd", "equivalent_clipped", "shared_cases.at_once"]
-    shape = {"first": cases, "workers": 2, "ps": 2}
-    with begun(tmp_path, "parameter_server_sync", "fitting", options=BY_MEMORY, **shape) as (running, _):
-        _, lost = lose(running, "worker:1")
-        finished = running.wait(40, failures_expected=True)
-
-    says(finished, "chief:0", "fit", lost)
-    for name in ("sgd", "clipped"):
-        ours, kerass = finished.results["chief:0"][f"equivalent_{name}"], keras_itself[name]
-        assert ours["losses"] == pytest.approx(kerass["losses"], **TOLERANCE)
-        pairs = zip(_flat(ours["weights"]), _flat(kerass["weights"]), strict=True)
-        assert all(mine == pytest.approx(its, **TOLERANCE) for mine, its in pairs)
-
-
-@pytest.mark.slow
-@pytest.mark.again
-@pytest.mark.usefixtures("secret")
-def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
-    shape = {"workers": 2, "ps": 1}
-    with begun(tmp_path, "parameter_server", "surviving", **shape) as (running, order):
-        lose(running, "worker:1")
-        (tmp_path / "killed").touch()
-        wait_for(tmp_path / "without")
-        running.start(Task("worker", 1), order)
-        finished = running.wait(LONGEST)
-
-    found = finished.results["chief:0"]["lost_cases.surviving"]
-    assert found["iterations"] == 50 * found["epochs"] >= 100  # one without the worker, and one with it
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 def test_a_ps_that_is_silent_is_named(tmp_path):
     options = {"communication": {"implementation": "tcp", "timeout": 4.0}}
     order = {"strategy": "parameter_server", "options": options, "cases": ["ps_transfer_cases.impatient"]}
@@ -114,7 +72,6 @@ def test_a_ps_that_is_silent_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("secret")
 def test_fewer_bits_lead_to_the_same_end(tmp_path):
     options = {"communication": {"implementation": "tcp", "dtype": "int8"}}
     cases = ["ps_transfer_cases.narrowed"]
