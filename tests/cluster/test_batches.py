@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from conftest import SETUPS, on
+from conftest import SETUPS
 
 CASE = "batch_cases.one_at_a_time"
 COMPARED_WITH = "one_device"
@@ -14,10 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# What replicas compute on devices of one process, mirrored workers compute over a network.
-@pytest.mark.parametrize(
-    "strategy", on([name for name in SETUPS if name != "one_device"], again=["mirrored"])
-)
+@pytest.mark.parametrize("strategy", [name for name in SETUPS if name != "one_device"])
 def test_one_batch_at_a_time_as_in_one_process(strategy, finished):
     ours, kerass = finished(strategy).chief[CASE], finished("one_device").chief[CASE]
 

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 from metric_cases import values
 
-from conftest import SETUPS, on
+from conftest import SETUPS
 
 CASES = ["metric_cases.counted"]
-# What replicas count on devices of one process, mirrored workers count over a network.
-STRATEGIES = on(SETUPS, again=["mirrored"])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", list(SETUPS))
 def test_metrics_are_those_of_all_examples(strategy, finished):
     found = finished(strategy).chief["metric_cases.counted"]
     if not found:
@@ -30,7 +28,7 @@ def test_metrics_are_those_of_all_examples(strategy, finished):
     assert found["stored"] == pytest.approx(y.sum(), rel=1e-5)  # metric.result() is what the logs say
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", list(SETUPS))
 def test_state_that_replicas_cannot_merge_is_refused_by_name(strategy, finished):
     found = finished(strategy).chief["metric_cases.counted"]
     if not found:
