@@ -106,7 +106,9 @@ def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     os.close(writer)
     data = os.read(reader, 10_000)
     os.close(reader)
-    assert [run_events.read_event(line).phase for line in data.splitlines()] == ["training"]
+    assert [run_events.read_line(line).phase for line in data.splitlines()] == ["training"]
+    assert run_events.read_line(b'{"step": 3}') == chief_reports.Progress(3)
+    assert run_events.read_line(b"neither") is None
     assert len(read_events(tmp_path / "events.jsonl")) == 2
     assert list(chief_reports.read_reports(data)) == []
 
