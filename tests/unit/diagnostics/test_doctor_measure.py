@@ -1,7 +1,6 @@
 """Check that doctors measure the links between them, and what they expect of the cluster."""
 
 import functools
-import socket
 import threading
 import time
 
@@ -9,6 +8,7 @@ import pytest
 
 from commands import tfdist
 from tfdist.benchmark.rehearsal_parts import Part
+from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
@@ -29,12 +29,10 @@ PARTS = {
 
 @pytest.fixture
 def cluster():
-    """A cluster of three tasks on free ports."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ClusterConfig(worker=[f"127.0.0.1:{port}" for port in ports])
+    """A cluster of three tasks on free ports, which no other process takes meanwhile."""
+    reserved = LocalPorts(3)
+    yield ClusterConfig(worker=[f"127.0.0.1:{port}" for port in reserved.ports])
+    del reserved  # until now it kept the ports
 
 
 def measured_by_all(cluster, measuring=(0, 1, 2)):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
@@ -23,10 +24,10 @@ FIRST, SECOND = Task("worker", 0), Task("worker", 1)
 
 @pytest.fixture
 def cluster():
-    """A cluster of two tasks on free ports."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        ports = [listener.getsockname()[1] for listener in (one, two)]
-    return ClusterConfig(worker=[f"127.0.0.1:{port}" for port in ports])
+    """A cluster of two tasks on free ports, which no other process takes meanwhile."""
+    reserved = LocalPorts(2)
+    yield ClusterConfig(worker=[f"127.0.0.1:{port}" for port in reserved.ports])
+    del reserved  # until now it kept the ports
 
 
 def facts_of(cluster, task, **values):
