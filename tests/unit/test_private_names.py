@@ -120,6 +120,7 @@ def samples_of_tensorflow():
         "distribute_utils": tf_private.distribute_utils,
         "values": tf_private.values,
         "mirrored_variable": tf_private.values.Mirrored,
+        "graph": tf.Graph(),
         "dataset": dataset,
         "shuffled_dataset": shuffle_op._ShuffleDataset,
         "batched_dataset": batch_op._BatchDataset,

@@ -50,6 +50,7 @@ __all__ = [
     "let_variables_be_numbers",
     "local_value",
     "mirrored",
+    "outside_scopes",
     "own_executor",
     "put_for_workers",
     "read_planes",
@@ -142,6 +143,18 @@ def register_function(token: str, function: Callable[..., Any]) -> None:
     Seen in 2.12 and 2.21.
     """
     script_ops._py_funcs._funcs[token] = function
+
+
+@contextlib.contextmanager
+def outside_scopes() -> Iterator[None]:
+    """Leave all scopes of strategies and creators of variables within the block. Seen in 2.12 and 2.21."""
+    graph = tf.compat.v1.get_default_graph()
+    strategies, creators = graph._distribution_strategy_stack, graph._variable_creator_stack
+    graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
+    try:
+        yield
+    finally:
+        graph._distribution_strategy_stack, graph._variable_creator_stack = strategies, creators
 
 
 @contextlib.contextmanager

@@ -8,9 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["replace_methods"]
+from tfdist._utils.tf_private import outside_scopes
+
+__all__ = ["replace_methods", "save_outside_scopes"]
 
 _METHODS = ("fit", "evaluate", "predict")
+_saving: list[Callable[..., Any]] = []  # the methods that `save_outside_scopes` has made
 
 
 def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
@@ -26,6 +29,28 @@ def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
     for name in _METHODS:
         if name not in vars(model):  # it is a method of a base class
             setattr(model, name, _by_strategy(name, getattr(model, name), kinds))
+    save_outside_scopes(model)
+
+
+def save_outside_scopes(model: Any) -> None:
+    """Make `save` of Keras 3's class of models leave the scope of mirrored workers while it runs.
+
+    Keras makes an optimizer whenever it saves a model, to learn the names of its attributes. In the scope,
+    the variables of this optimizer would wait for all workers, but a callback saves on the chief alone.
+    """
+    of_keras = model.save
+    if of_keras in _saving:
+        return
+
+    @functools.wraps(of_keras)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+            return of_keras(*args, **kwargs)
+        with outside_scopes():
+            return of_keras(*args, **kwargs)
+
+    _saving.append(save)
+    model.save = save
 
 
 def _by_strategy(name: str, of_keras: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:

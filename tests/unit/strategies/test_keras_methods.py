@@ -1,6 +1,7 @@
 """`model.fit` is tfdist's for models of a cluster's strategy, without `tfdist.start()`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,23 @@ def test_methods_that_are_replaced_stay() -> None:
     replace_methods((tf.distribute.MirroredStrategy,))
 
     assert {name: vars(keras.Model)[name] for name in METHODS} == before
+
+
+def test_a_worker_saves_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    monkeypatch.setattr(keras.Model, "save", vars(keras.Model)["save"])
+    replace_methods((tf.distribute.MultiWorkerMirroredStrategy,))
+    made: list[Any] = []
+
+    def noted(next_creator: Any, **kwargs: Any) -> Any:
+        made.append(kwargs["name"])
+        return next_creator(**kwargs)
+
+    with strategy.scope(), tf.variable_creator_scope(noted):
+        model = compiled()
+        count = len(made)
+        model.save(tmp_path / "model.keras")
+        assert tf.distribute.get_strategy() is strategy
+
+    assert len(made) == count > 0
+    assert keras.models.load_model(tmp_path / "model.keras").optimizer.iterations == 0
