@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from metric_cases import values
+from metric_cases import BATCH, values
 
 from conftest import SETUPS
 
@@ -18,9 +18,11 @@ def test_metrics_are_those_of_all_examples(strategy, finished):
     y = values()
     confusion = np.zeros((2, 2))
     np.add.at(confusion, ((y > 0).astype(int), (y > 1).astype(int)), 1)
+    averages = [y[begin : begin + BATCH].mean() for begin in range(0, len(y), BATCH)]
     evaluated = {name: [value] for name, value in found["evaluated"].items()}
     for results, count in ((found["history"], 2), (evaluated, 1)):
         np.testing.assert_allclose(results["total"], [y.sum()] * count, rtol=1e-5)
+        assert results["average"] == [pytest.approx(np.mean(averages), rel=1e-5)] * count  # of batches
         assert results["confusion"] == [confusion.tolist()] * count
         assert results["largest"] == [pytest.approx(y.max())] * count
         assert results["count"] == [7.0 + len(y)] * count

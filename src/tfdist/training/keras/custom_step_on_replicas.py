@@ -38,6 +38,7 @@ from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
 from tfdist.training.keras.step_base import KerasStep, value_of
 from tfdist.training.keras.temporary_patches import (
     gradients_taken_by,
+    means_counted_by,
     methods_replaced,
     methods_restored_of,
     optimizers_applied_by,
@@ -224,11 +225,10 @@ class SharedCustomStep(KerasStep):
     def _tracing(self) -> Iterator[None]:
         methods: list[tuple[Any, str, Callable[..., Any]]]
         methods = [(metric, "result", self._result) for metric in self._metrics.metrics]
-        means = (self._keras.metrics.Mean, self._keras.metrics.Sum)
         methods += [
             (metric, "update_state", self._update_state)
             for metric in self._metrics.metrics
-            if type(metric) in means
+            if type(metric) is self._keras.metrics.Sum
         ]
         with (
             losses_of_one_process(self._keras),
@@ -236,6 +236,7 @@ class SharedCustomStep(KerasStep):
             replicas_hideable(),
             optimizers_applied_by(self._keras, self._apply),
             methods_replaced(methods),
+            means_counted_by(self._keras, self._update_state),
             gradients_taken_by(self._gradients) if self._is_synchronized else contextlib.nullcontext(),
         ):
             yield

@@ -5,8 +5,9 @@ racing reads and writes (Keras 3's `assign_add` is a read, an add and a write), 
 results of the replicas before any variable changes.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
 from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.keras.temporary_patches import means_counted_by
 from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
@@ -78,6 +80,7 @@ class Keras3Step(KerasStep):
         super().__init__(model, strategy)
         self._metrics = MetricState(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
+        self._of_batches: set[int] = set()  # the ids of variables of metrics to which a batch adds one number
         self._loss_trackers = loss_trackers(model)
         has_own_loss = has_own(model, "compute_loss")
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
@@ -168,7 +171,7 @@ class Keras3Step(KerasStep):
         """Train on a batch, each replica on its part; return the totals after it."""
         scale, traced = self._updating.loss_scale(), _Traced()
         train_on_part = functools.partial(self._train_on_part, traced=traced)
-        with losses_of_one_process(self._keras), self._randomness.drawing():
+        with self._tracing():
             if self._ps_variables is not None:
                 self._ps_variables.settle(
                     lambda: self._strategy.run(self._gradients_alone, args=(batch, scale))
@@ -198,11 +201,18 @@ class Keras3Step(KerasStep):
         `came` are variables with values that were fetched before.
         """
         test_on_part = functools.partial(self._test_on_part, came=came)
-        with losses_of_one_process(self._keras), self._randomness.drawing():
+        with self._tracing():
             sums = self._strategy.run(test_on_part, args=(batch, totals))
         return self._after_batch(
             totals, [self._strategy.experimental_local_results(value)[0] for value in sums]
         )
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        is_shared = self._strategy.num_replicas_in_sync > 1
+        noting = means_counted_by(self._keras, self._noted) if is_shared else contextlib.nullcontext()
+        with losses_of_one_process(self._keras), self._randomness.drawing(), noting:
+            yield
 
     def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:
         *counted, stats = sums
@@ -385,6 +395,12 @@ class Keras3Step(KerasStep):
         weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
         return self._keras.StatelessScope([*metrics, *weights, *seeds, *came], collect_losses=True)
 
+    def _noted(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
+        """Count values, and note a metric that counts one number for a replica's part of a batch."""
+        if sample_weight is None and not self._keras.ops.ndim(values):
+            self._of_batches |= {id(metric.total), id(metric.count)}
+        return original(values, sample_weight=sample_weight)
+
     def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
         """Return the values to add up: the counts of the metrics, and the losses times their weights."""
         x, _, _ = unpacked(data)
@@ -400,8 +416,12 @@ class Keras3Step(KerasStep):
         if self._has_losses_of_examples:  # their mean is logged
             weight = batch_size(x)
         added = 0.0 if losses.added is None else losses.added
+        counted = [
+            weighted(value, batch_size(x)) if id(variable) in self._of_batches else value
+            for variable, value in zip(self._metrics.variables, self._metrics.counted(scope), strict=True)
+        ]
         return [
-            *self._metrics.counted(scope),
+            *counted,
             weighted(added, batch_size(x)),
             *(weighted(loss, weight) for loss in (mean_of(losses.compiled), *of_outputs)),
         ]
@@ -409,12 +429,16 @@ class Keras3Step(KerasStep):
     def _counted(self, shared: Shared) -> list[tf.Tensor]:
         """Return what a batch adds to the metrics.
 
+        A metric that counts one number for a batch gets the mean of the numbers that replicas have counted
+        for their parts.
         Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
         one, since a graph does not know its size in advance; by size without a graph or a reduction.
         """
         variables = self._metrics.variables
         added, *losses, seen = shared.sums[len(variables) :]
         counts = {id(variable): value for variable, value in zip(variables, shared.sums, strict=False)}
+        for key in self._of_batches & counts.keys():
+            counts[key] = tf.math.divide_no_nan(counts[key], shared.size)
         weight = shared.size if self._has_losses_of_examples else shared.weight
         is_by_size = self._model.run_eagerly or self._has_losses_of_examples
         of_outputs = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)

@@ -13,6 +13,7 @@ from tfdist._utils.keras_private import step_counter
 __all__ = [
     "ReplacedMethods",
     "gradients_taken_by",
+    "means_counted_by",
     "methods_kept",
     "methods_replaced",
     "methods_restored",
@@ -95,6 +96,23 @@ def optimizers_applied_by(keras: ModuleType, apply: Callable[..., Any]) -> Itera
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             stack.enter_context(_attribute_set(kind, "apply", replaced(kind.apply)))
+        yield
+
+
+@contextlib.contextmanager
+def means_counted_by(keras: ModuleType, count: Callable[..., Any]) -> Iterator[None]:
+    """Replace the `update_state` of Keras 3's Mean, and of metrics made from functions, within the block.
+
+    Args:
+        keras: The Keras of the model.
+        count: A function of the method, the metric, and the method's arguments.
+    """
+    original = keras.metrics.Mean.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        return count(functools.partial(original, metric), metric, values, sample_weight)
+
+    with _attribute_set(keras.metrics.Mean, "update_state", update_state):
         yield
 
 
