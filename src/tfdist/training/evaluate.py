@@ -21,7 +21,7 @@ from tfdist.training.early_stop import Stopping
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
-from tfdist.training.keras.datasets_from_inputs import made_data
+from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, run_batches
 from tfdist.training.same_call import in_call
@@ -68,6 +68,7 @@ def evaluate(
     steps = steps if steps is None else whole_number("steps", steps, 1)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     strategy = strategy_of(model, strategy)
+    hooks = epoch_hooks(model, x, "test")
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
     with (
@@ -77,7 +78,7 @@ def evaluate(
     ):
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
-        calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
+        calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
         leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
         position = DataPosition.of(x, model, strategy, steps)
         logs = run_tests(testing, model, steps, calls, expected=expected, leave=leave, position=position)

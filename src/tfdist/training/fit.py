@@ -93,6 +93,7 @@ def fit(
         x = made_data(model, strategy, x, y, sample_weight, **options)
         if validation_data is not None:
             parts = validation_parts(validation_data)
+            hooks += epoch_hooks(model, parts[0], "test")
             options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
             validation_data = made_data(model, strategy, *parts, **options)
         schedule = FitSchedule.of(

@@ -28,7 +28,7 @@ from tfdist.training.empty_replicas import if_any, with_an_example
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
-from tfdist.training.keras.datasets_from_inputs import length, made_data
+from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import has_own
 from tfdist.training.outputs import decoded, encoded, joined
@@ -74,7 +74,8 @@ def predict(
     data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     with in_call("predict", strategy), naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
-        calls = make_callbacks(callbacks, model, strategy, verbose=shown, steps=expected)
+        both = [*callbacks, *epoch_hooks(model, x, "predict")]
+        calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         batches = _predicted(model, data, Cluster(strategy), traces)
         stopping = Stopping(callbacks, model, strategy, "predicting")
         parts = _collected(batches, model, calls, stopping)

@@ -108,17 +108,37 @@ def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
         raise DataError("validation_split", _in_one_line(error)) from error
 
 
-def epoch_hooks(model: Any, x: Any) -> list[Any]:
-    """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data."""
-    if not has_hooks(model, x):
+def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
+    """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data.
+
+    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there.
+
+    Args:
+        model: The model.
+        x: The data.
+        phase: The use of the data: train, test or predict.
+    """
+    is_old = is_keras_2(model)
+    if not has_hooks(model, x) or (is_old and phase != "train"):
         return []
-    begin = getattr(x, "on_epoch_begin", lambda: None)  # Keras 2's Sequence has only on_epoch_end
-    return [
-        keras_of(model).callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs=None: begin(),
-            on_epoch_end=lambda epoch, logs=None: x.on_epoch_end(),
-        )
-    ]
+
+    def begin(*_: Any) -> None:
+        if hasattr(x, "on_epoch_begin"):  # Keras 2's Sequence has only on_epoch_end
+            x.on_epoch_begin()
+
+    def end(*_: Any) -> None:
+        x.on_epoch_end()
+
+    def end_and_begin(*_: Any) -> None:
+        end()
+        begin()
+
+    hooks: dict[str, dict[str, Any]] = {
+        "train": {"on_epoch_begin": begin, "on_epoch_end": end} | ({} if is_old else {"on_train_begin": end}),
+        "test": {"on_test_begin": end_and_begin, "on_test_end": end},
+        "predict": {"on_predict_begin": begin, "on_predict_end": end},
+    }
+    return [keras_of(model).callbacks.LambdaCallback(**hooks[phase])]
 
 
 def _is_of_python(model: Any, x: Any) -> bool:

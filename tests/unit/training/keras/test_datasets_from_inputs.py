@@ -41,11 +41,11 @@ def made():
 
 
 class Part(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
-    """Read a batch by its index, and count the epochs."""
+    """Read a batch by its index, and note the epochs."""
 
     def __init__(self):
         super().__init__()
-        self.epochs = 0
+        self.noted = ""
 
     def __len__(self):
         return COUNT // 10
@@ -53,8 +53,11 @@ class Part(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
     def __getitem__(self, index):
         return tuple(array[10 * index : 10 * index + 10] for array in points()[:2])
 
+    def on_epoch_begin(self):
+        self.noted += "("
+
     def on_epoch_end(self):
-        self.epochs += 1
+        self.noted += ")"
 
 
 def generated():
@@ -93,12 +96,20 @@ def test_fits_as_keras_does(strategy, case):
 def test_a_py_dataset_is_told_of_epochs(strategy):
     with strategy.scope():
         model = made()
-    ours, theirs = Part(), Part()
-    found = fit(model, ours, epochs=2, shuffle=False, verbose=0)
-    expected = made().fit(theirs, epochs=2, shuffle=False, verbose=0)
+    ours, theirs = [Part() for _ in range(4)], [Part() for _ in range(4)]
+    found = fit(model, ours[0], epochs=2, shuffle=False, validation_data=ours[1], verbose=0)
+    evaluate(model, ours[2], verbose=0)
+    predict(model, ours[3], verbose=0)
+    if IS_KERAS_2:
+        assert ours[0].noted == "))"
+        return
+    model = made()
+    expected = model.fit(theirs[0], epochs=2, shuffle=False, validation_data=theirs[1], verbose=0)
+    model.evaluate(theirs[2], verbose=0)
+    model.predict(theirs[3], verbose=0)
 
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
-    assert ours.epochs == 2
+    assert [part.noted for part in ours] == [part.noted for part in theirs]
 
 
 def test_evaluates_and_predicts_arrays(strategy):
