@@ -227,8 +227,22 @@ def by_rows(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             model.compile(kind(0.1), "mse")
         fit(model, x, y, batch_size=6, epochs=2, shuffle=False, strategy=strategy, verbose=0)
         found[kind.__name__] = [weights.tolist() for weights in model.get_weights()]
+    found["sparse"] = _on_sparse_inputs(strategy)
     compute_in("float32")
     return found
+
+
+def _on_sparse_inputs(strategy: tf.distribute.Strategy) -> list[Any]:
+    """Train on sparse inputs by an optimizer that squares the gradient; return the weights."""
+    chance = np.random.default_rng(1)
+    x = np.where(chance.uniform(size=(13, 9)) < 0.4, 1.0, 0.0)
+    inputs = keras.Input((9,), sparse=True)
+    with strategy.scope():
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+        model.compile(keras.optimizers.Adam(0.1, global_clipnorm=0.5), "mse")
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), chance.normal(size=(13, 1))))
+    fit(model, data.batch(6), epochs=2, strategy=strategy, verbose=0)
+    return [weights.tolist() for weights in model.get_weights()]
 
 
 def with_options(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from tfdist.strategies.gradient_arithmetic import scaled
 
-__all__ = ["Addend", "addends", "dense_where_rows_are_shared", "summed", "with_rows_summed"]
+__all__ = [
+    "Addend",
+    "addends",
+    "dense_where_rows_are_shared",
+    "dense_where_rows_are_unique",
+    "summed",
+    "with_rows_summed",
+]
 
 # They repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
@@ -88,6 +95,25 @@ def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
         else gradient
         for gradient in gradients
     ]
+
+
+def dense_where_rows_are_unique(gradients: list[Any]) -> list[Any]:
+    """Return gradients, as tensors if TensorFlow has left each row of the batch once, as in a sparse input.
+
+    One process has one slice for such a row, too, although several examples contain it.
+    """
+    return [
+        tf.convert_to_tensor(gradient)
+        if isinstance(gradient, tf.IndexedSlices) and _are_unique(gradient.indices)
+        else gradient
+        for gradient in gradients
+    ]
+
+
+def _are_unique(rows: tf.Tensor) -> bool:
+    if tf.executing_eagerly():  # nothing shows how they were computed
+        return False
+    return _before_reshapes(rows).op.type in ("Unique", "UniqueV2")
 
 
 def with_rows_summed(gradients: list[Any]) -> list[Any]:

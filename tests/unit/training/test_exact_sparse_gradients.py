@@ -8,6 +8,7 @@ from tfdist.training.exact_sparse_gradients import (  # noqa: E402
     Addend,
     addends,
     dense_where_rows_are_shared,
+    dense_where_rows_are_unique,
     summed,
     with_rows_summed,
 )
@@ -136,3 +137,23 @@ def test_each_row_gets_the_sum_of_its_slices():
 
     assert (summed_rows.indices.numpy().tolist(), same is dense, nothing) == ([7, 3], True, None)
     assert summed_rows.values.numpy().tolist() == [[101.0, 202.0], [10.0, 20.0]]
+
+
+@pytest.mark.parametrize("is_unique", [False, True])
+def test_gradients_of_sparse_inputs_are_dense(is_unique):
+    table, kinds = tf.Variable(tf.ones([5, 2])), []
+
+    @tf.function(autograph=False)
+    def step(x, rows):
+        with tf.GradientTape() as tape:
+            found = tf.nn.embedding_lookup_sparse(table, x, None, combiner="sum") if is_unique else None
+            loss = tf.reduce_sum(tf.gather(table, rows) if found is None else found)
+        [gradient] = dense_where_rows_are_unique([tape.gradient(loss, table)])
+        kinds.append(type(gradient))
+        return tf.convert_to_tensor(gradient)
+
+    rows = tf.constant([3, 3, 0])
+    x = tf.sparse.SparseTensor([[0, 0], [1, 0], [1, 1]], rows, [2, 2])
+
+    assert step(x, rows).numpy().tolist() == [[1, 1], [0, 0], [0, 0], [2, 2], [0, 0]]
+    assert issubclass(kinds[0], tf.IndexedSlices) is not is_unique

@@ -22,7 +22,11 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
-from tfdist.training.exact_sparse_gradients import dense_where_rows_are_shared, with_rows_summed
+from tfdist.training.exact_sparse_gradients import (
+    dense_where_rows_are_shared,
+    dense_where_rows_are_unique,
+    with_rows_summed,
+)
 from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
@@ -422,7 +426,8 @@ class SharedCustomStep(KerasStep):
         known = shaped([with_values(gradient, or_zero) for gradient in gradients], variables)
         if self._replicas > 1:
             known = dense_where_rows_are_shared(known)
-            known = with_rows_summed(known) if updating.adds_rows_up else known
+            one_slice = with_rows_summed if updating.adds_rows_up else dense_where_rows_are_unique
+            known = shaped(one_slice(known), variables)
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
             weight, _ = weight_of(replica.divisors, replica.size)

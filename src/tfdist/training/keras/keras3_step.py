@@ -19,7 +19,12 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
-from tfdist.training.exact_sparse_gradients import addends, dense_where_rows_are_shared, with_rows_summed
+from tfdist.training.exact_sparse_gradients import (
+    addends,
+    dense_where_rows_are_shared,
+    dense_where_rows_are_unique,
+    with_rows_summed,
+)
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
@@ -347,7 +352,9 @@ class Keras3Step(KerasStep):
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
         gradients = dense_where_rows_are_shared(gradients)
-        return with_rows_summed(gradients) if self._updating.adds_rows_up else gradients
+        if self._updating.adds_rows_up:
+            return with_rows_summed(gradients)
+        return shaped(dense_where_rows_are_unique(gradients), self._trainable)
 
     def _tested(
         self, data: Any, counted: Sequence[tf.Tensor], came: Sequence[tuple[Any, tf.Tensor]] = ()
