@@ -39,6 +39,7 @@ __all__ = [
     "epoch_to_resume_keras_2",
     "excludes_from_decay",
     "gradients_added_up_by",
+    "has_unseeded_generator",
     "is_adagrad_of_keras",
     "is_compiled",
     "is_sgd_of_keras",
@@ -409,6 +410,12 @@ def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, r
     """
     loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")
     return loss_module.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+
+
+def has_unseeded_generator(keras: ModuleType) -> bool:
+    """Return whether Keras 3 has made its generator of unseeded random numbers. Seen in 3.15."""
+    state_module: Any = importlib.import_module(f"{keras.__name__}.src.backend.common.global_state")
+    return state_module.get_global_attribute("global_seed_generator") is not None
 
 
 @contextlib.contextmanager

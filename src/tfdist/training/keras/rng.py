@@ -5,12 +5,14 @@ value, and would all draw the same mask. Asynchronous workers read and write it 
 """
 
 import contextlib
+import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import layers_of, seed_generators, unseeded_generator
+from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_generators, unseeded_generator
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.worker_index_in_graph import worker_index
 
@@ -18,6 +20,8 @@ __all__ = ["GraphSeed", "Randomness"]
 
 # The distance between replicas' seeds: 2^32 divided by the golden ratio, which avoids patterns.
 _APART = 2654435761
+_HIGHEST = int(1e9)  # of the seeds that Keras draws
+_made = itertools.count()
 
 
 class Randomness:
@@ -30,9 +34,16 @@ class Randomness:
         keras = keras_of(model)
         self._strategy = strategy
         self._keras = keras
+        # Keras draws the seed of its own generator when a layer first needs one.
+        self._is_seed_taken = has_unseeded_generator(keras)
+        state = random.getstate()
+        seed = _seed()
+        if self._is_seed_taken:
+            seed = random.Random(seed + next(_made)).randint(1, _HIGHEST)
+        random.setstate(state)
         with strategy.scope():
             # Keras's own generator belongs to no model, and may have been made in another scope.
-            self._unseeded = keras.random.SeedGenerator()
+            self._unseeded = keras.random.SeedGenerator(seed)
         generators = [generator for layer in layers_of(model) for generator in seed_generators(layer)]
         self._generators = list(
             {id(generator): generator for generator in [self._unseeded, *generators]}.values()
@@ -60,6 +71,15 @@ class Randomness:
         """Return each state with its value, read once: between two reads another worker may write it."""
         return [(generator.state, tf.identity(generator.state.value)) for generator in self._generators]
 
+    def _take_seed(self) -> None:
+        """Draw the seed from `random`, as Keras would, if this is the first draw without a seed.
+
+        Models that a script makes later have the first weights that they have in one process.
+        """
+        if not self._is_seed_taken:
+            self._is_seed_taken = True
+            _seed()
+
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
         """Make each replica draw numbers that no other replica draws.
@@ -68,7 +88,7 @@ class Randomness:
         in between.
         """
         for generator in self._generators:
-            generator.next = self._mixing(generator.next)
+            generator.next = self._mixing(generator.next, is_unseeded=generator is self._unseeded)
         try:
             yield
         finally:
@@ -79,8 +99,10 @@ class Randomness:
         """Return a context in which a replica uses a generator of its own where no seed is given."""
         return unseeded_generator(self._keras, self._unseeded)  # for this thread, and so for this replica
 
-    def _mixing(self, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def _mixing(self, draw: Callable[..., tf.Tensor], *, is_unseeded: bool) -> Callable[..., tf.Tensor]:
         def mixed(*args: Any, **kwargs: Any) -> tf.Tensor:
+            if is_unseeded:
+                self._take_seed()
             seed = draw(*args, **kwargs)
             return seed + tf.cast(tf.stack([self._replica() * _APART, 0]), seed.dtype)
 
@@ -125,6 +147,11 @@ class GraphSeed:
         """Set the shared seed again within the block, in which other replicas may run."""
         with _seeded(self._shared):
             yield
+
+
+def _seed() -> int:
+    """Draw a seed as Keras does."""
+    return random.randint(1, _HIGHEST)
 
 
 @contextlib.contextmanager

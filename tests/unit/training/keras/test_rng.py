@@ -47,3 +47,25 @@ def test_one_process_draws_what_keras_draws():
 
     for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 draws by the place of an operation in its graph")
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_the_next_model_begins_with_the_weights_that_it_has_without_tfdist(is_seeded):
+    class Noise(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs if is_seeded else inputs + keras.random.normal(tf.shape(inputs))
+
+    def begun(train):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        weights = []
+        for _ in range(3):
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), Noise()])
+            model.compile("sgd", "mse")
+            weights.append(model.get_weights()[0])
+            train(model, np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+        return weights
+
+    for mine, its in zip(begun(fit), begun(keras.Model.fit), strict=True):
+        np.testing.assert_array_equal(mine, its)
