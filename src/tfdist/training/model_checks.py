@@ -5,12 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import is_compiled
+from tfdist._utils.keras_private import is_compiled, layers_of
+from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 
-__all__ = ["check_model", "check_optimizer", "has_own", "reductions", "uses_xla"]
+__all__ = ["check_model", "check_optimizer", "check_states", "has_own", "reductions", "uses_xla"]
 
 _log = logging.getLogger("tfdist")
 
@@ -25,6 +26,7 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     if not is_compiled(model):
         raise ConfigError("model", "is not compiled", remedy="Call model.compile(optimizer, loss, …) first")
     _check_methods(model, strategy)
+    check_states(model, strategy)
     if strategy.num_replicas_in_sync > 1 or is_coordinated:
         _check_optimizer(model, is_coordinated=is_coordinated)
     if not has_own(model, "train_step"):
@@ -36,6 +38,19 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     if model.jit_compile and (reason := _why_without_xla(model, strategy)):
         _log.warning("jit_compile has no effect: %s", reason)
     _check_scope(model, strategy)
+
+
+def check_states(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Refuse a recurrent layer that continues from the batch before, which another replica may have had."""
+    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if strategy.num_replicas_in_sync == 1 and not (is_coordinated and worker_count(strategy) > 1):
+        return
+    for layer in layers_of(model):
+        if isinstance(layer, keras_of(model).layers.RNN) and layer.stateful:
+            problem = "is stateful: each sequence continues that of the batch before, and workers have others"
+            raise ConfigError(
+                f"layer {layer.name}", problem, remedy="Train on one_device, or leave stateful out"
+            )
 
 
 def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:

@@ -30,7 +30,7 @@ from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.model_checks import has_own
+from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
@@ -148,6 +148,7 @@ def _predicted(
 ) -> Generator[_Part, None, None]:
     """Yield the examples' numbers and outputs, in the order of arrival."""
     is_own = has_own(model, "predict_step")
+    check_states(model, cluster.strategy)
     dataset, spec = cluster.distribute(_numbered(data, whole=is_own))
     one = replica_spec(spec)
     if not is_keras_2(model):

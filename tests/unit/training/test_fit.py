@@ -1,6 +1,8 @@
 """The loop in one process: what it refuses, and that it is Keras's own fit to the last digit."""
 
+import contextlib
 import os
+from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -15,6 +17,7 @@ from training_helpers import batches, points  # noqa: E402
 
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.model_checks import check_states  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
@@ -212,6 +215,21 @@ class Own(keras.Model):
         # AutoGraph of TensorFlow 2.12 knows no strict.
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
         return {"mine": loss}
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_refuses_states_that_replicas_would_not_continue(is_stateful):
+    inputs = keras.Input((3, 1), batch_size=4)
+    layer = keras.layers.Bidirectional(keras.layers.GRU(2, stateful=is_stateful))
+    model = keras.Model(inputs, layer(inputs))
+    refused = (
+        pytest.raises(ConfigError, match="is stateful: each sequence")
+        if is_stateful
+        else contextlib.nullcontext()
+    )
+    with refused:
+        check_states(model, SimpleNamespace(num_replicas_in_sync=2))
+    check_states(model, SimpleNamespace(num_replicas_in_sync=1))
 
 
 class Nothing(keras.Model):
