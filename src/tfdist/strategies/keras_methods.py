@@ -33,24 +33,27 @@ def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
 
 
 def save_outside_scopes(model: Any) -> None:
-    """Make `save` of Keras 3's class of models leave the scope of mirrored workers while it runs.
+    """Make `save` and `save_weights` of Keras 3's class of models leave the scope of mirrored workers.
 
     Keras makes an optimizer whenever it saves a model, to learn the names of its attributes. In the scope,
     the variables of this optimizer would wait for all workers, but a callback saves on the chief alone.
     """
-    of_keras = model.save
-    if of_keras in _saving:
-        return
+    for name in ("save", "save_weights"):
+        method = getattr(model, name)
+        if method not in _saving:
+            _saving.append(_outside_scopes(method))
+            setattr(model, name, _saving[-1])
 
+
+def _outside_scopes(of_keras: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_keras)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
         if not isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
             return of_keras(*args, **kwargs)
         with outside_scopes():
             return of_keras(*args, **kwargs)
 
-    _saving.append(save)
-    model.save = save
+    return method
 
 
 def _by_strategy(name: str, of_keras: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:

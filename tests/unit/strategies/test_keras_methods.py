@@ -65,7 +65,8 @@ def test_methods_that_are_replaced_stay() -> None:
 
 def test_a_worker_saves_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    monkeypatch.setattr(keras.Model, "save", vars(keras.Model)["save"])
+    for name in ("save", "save_weights"):
+        monkeypatch.setattr(keras.Model, name, vars(keras.Model)[name])
     replace_methods((tf.distribute.MultiWorkerMirroredStrategy,))
     made: list[Any] = []
 
@@ -77,6 +78,7 @@ def test_a_worker_saves_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_p
         model = compiled()
         count = len(made)
         model.save(tmp_path / "model.keras")
+        model.save_weights(tmp_path / "model.weights.h5")
         assert tf.distribute.get_strategy() is strategy
 
     assert len(made) == count > 0
