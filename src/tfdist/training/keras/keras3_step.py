@@ -25,6 +25,7 @@ from tfdist.training.exact_sparse_gradients import (
     dense_where_rows_are_unique,
     with_rows_summed,
 )
+from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
@@ -33,7 +34,6 @@ from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
 from tfdist.training.keras.step_base import KerasStep, value_of
-from tfdist.training.keras.temporary_patches import means_counted_by
 from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
@@ -85,7 +85,7 @@ class Keras3Step(KerasStep):
         super().__init__(model, strategy)
         self._metrics = MetricState(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
-        self._of_batches: set[int] = set()  # the ids of variables of metrics to which a batch adds one number
+        self._batch_means = BatchMeans(self._keras)
         self._loss_trackers = loss_trackers(model)
         has_own_loss = has_own(model, "compute_loss")
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
@@ -215,7 +215,7 @@ class Keras3Step(KerasStep):
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         is_shared = self._strategy.num_replicas_in_sync > 1
-        noting = means_counted_by(self._keras, self._noted) if is_shared else contextlib.nullcontext()
+        noting = self._batch_means.noted() if is_shared else contextlib.nullcontext()
         with losses_of_one_process(self._keras), self._randomness.drawing(), noting:
             yield
 
@@ -402,12 +402,6 @@ class Keras3Step(KerasStep):
         weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
         return self._keras.StatelessScope([*metrics, *weights, *seeds, *came], collect_losses=True)
 
-    def _noted(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
-        """Count values, and note a metric that counts one number for a replica's part of a batch."""
-        if sample_weight is None and not self._keras.ops.ndim(values):
-            self._of_batches |= {id(metric.total), id(metric.count)}
-        return original(values, sample_weight=sample_weight)
-
     def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
         """Return the values to add up: the counts of the metrics, and the losses times their weights."""
         x, _, _ = unpacked(data)
@@ -423,12 +417,8 @@ class Keras3Step(KerasStep):
         if self._has_losses_of_examples:  # their mean is logged
             weight = batch_size(x)
         added = 0.0 if losses.added is None else losses.added
-        counted = [
-            weighted(value, batch_size(x)) if id(variable) in self._of_batches else value
-            for variable, value in zip(self._metrics.variables, self._metrics.counted(scope), strict=True)
-        ]
         return [
-            *counted,
+            *self._batch_means.weighted(self._metrics.variables, self._metrics.counted(scope), batch_size(x)),
             weighted(added, batch_size(x)),
             *(weighted(loss, weight) for loss in (mean_of(losses.compiled), *of_outputs)),
         ]
@@ -436,16 +426,13 @@ class Keras3Step(KerasStep):
     def _counted(self, shared: Shared) -> list[tf.Tensor]:
         """Return what a batch adds to the metrics.
 
-        A metric that counts one number for a batch gets the mean of the numbers that replicas have counted
-        for their parts.
         Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
         one, since a graph does not know its size in advance; by size without a graph or a reduction.
         """
         variables = self._metrics.variables
         added, *losses, seen = shared.sums[len(variables) :]
-        counts = {id(variable): value for variable, value in zip(variables, shared.sums, strict=False)}
-        for key in self._of_batches & counts.keys():
-            counts[key] = tf.math.divide_no_nan(counts[key], shared.size)
+        averaged = self._batch_means.averaged(variables, shared.sums[: len(variables)], shared.size)
+        counts = {id(variable): value for variable, value in zip(variables, averaged, strict=True)}
         weight = shared.size if self._has_losses_of_examples else shared.weight
         is_by_size = self._model.run_eagerly or self._has_losses_of_examples
         of_outputs = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)

@@ -1,0 +1,44 @@
+"""Count one number of a batch once, though several replicas each compute it on their part of the batch."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.keras.temporary_patches import means_counted_by
+
+__all__ = ["BatchMeans"]
+
+
+class BatchMeans:
+    """The metrics of a model that average one number for each batch, as a trace of its step shows."""
+
+    def __init__(self, keras: ModuleType) -> None:
+        self._keras = keras
+        self._variables: set[int] = set()  # ids
+
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which metrics that get one number for a batch are noted."""
+        return means_counted_by(self._keras, self._count)
+
+    def _count(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
+        if sample_weight is None and not self._keras.ops.ndim(values):
+            self._variables |= {id(metric.total), id(metric.count)}
+        return original(values, sample_weight=sample_weight)
+
+    def weighted(self, variables: Sequence[Any], counts: Sequence[tf.Tensor], size: Any) -> list[tf.Tensor]:
+        """Return what a replica adds to each variable; to those of these metrics, for each example."""
+        size = tf.cast(size, tf.float64)
+        return [
+            size * tf.cast(count, tf.float64) if id(variable) in self._variables else count
+            for variable, count in zip(variables, counts, strict=True)
+        ]
+
+    def averaged(self, variables: Sequence[Any], sums: Sequence[tf.Tensor], size: Any) -> list[tf.Tensor]:
+        """Return the sums over replicas, those of these metrics divided by the examples of the batch."""
+        return [
+            tf.math.divide_no_nan(total, size) if id(variable) in self._variables else total
+            for variable, total in zip(variables, sums, strict=True)
+        ]
