@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
 from tfdist.diagnostics.doctor.network import each_in_time, is_local, look_up
@@ -30,9 +31,9 @@ def taken():
 @pytest.fixture
 def free():
     """An address on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return f"127.0.0.1:{port}"
+    reserved = LocalPorts(1)
+    yield f"127.0.0.1:{reserved.ports[0]}"
+    del reserved  # until now it kept the port
 
 
 def tf_config(*workers, index=0):

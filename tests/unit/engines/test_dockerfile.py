@@ -2,11 +2,12 @@
 
 import platform
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 import tfdist
+from tfdist.engines import dockerfile
 from tfdist.engines.dockerfile import render_dockerfile
 from tfdist.errors import ConfigError
 from tfdist.trainer.engine_sections import DockerfileSection
@@ -30,6 +31,19 @@ def test_it_pins_every_package_and_is_not_root():
     assert "fsspec" in pinned  # of an extra that tensorflow-datasets asks for: etils[epath]
     assert "pytest" not in pinned  # of an extra that nobody asks for
     assert re.findall(r"^(USER|FROM) .*", text, re.MULTILINE) == ["FROM", "FROM", "USER"]
+
+
+def test_an_extra_that_the_tasks_need_is_installed(monkeypatch):
+    assert "cryptography" not in packages(render_dockerfile(DockerfileSection(), "x"))
+    assert packages(render_dockerfile(DockerfileSection(), "x", ["tls"]))["cryptography"]
+
+    def version_without(name):
+        if name == "cryptography":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(dockerfile, "version", version_without)
+    assert packages(render_dockerfile(DockerfileSection(), "x", ["tls"]))["cryptography"] == ""
 
 
 def test_packages_that_the_user_chooses_come_in_place_of_ours():
