@@ -23,7 +23,7 @@ __all__ = ["main"]
 def main(command: Sequence[str], output: str | None = None, **flags: Any) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
     if list(command) == ["dockerfile"]:
-        text = render_dockerfile(_dockerfile_section(**flags), made_by())
+        text = _dockerfile(**flags)
     else:
         engine, job, options = requested(command, **flags)
         text = engine.render(job, options)
@@ -33,9 +33,13 @@ def main(command: Sequence[str], output: str | None = None, **flags: Any) -> Non
         write_whole(local_path(output, "--output"), text.encode())
 
 
-def _dockerfile_section(config: str | None = None, set: Sequence[str] = (), **_: Any) -> DockerfileSection:
-    """Return the section of the config, if there is one; the other flags are for jobs."""
-    return read_config(config, set).config.engine.dockerfile if config else DockerfileSection()
+def _dockerfile(config: str | None = None, set: Sequence[str] = (), **_: Any) -> str:
+    """Return the Dockerfile for the config, if there is one; the other flags are for jobs."""
+    if config is None:
+        return render_dockerfile(DockerfileSection(), made_by())
+    run = read_config(config, set).config
+    extras = ["tls"] if run.communication.encryption else []
+    return render_dockerfile(run.engine.dockerfile, made_by(), extras)
 
 
 if __name__ == "__main__":

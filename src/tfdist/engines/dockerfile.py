@@ -1,10 +1,9 @@
 """Write a Dockerfile of an image for tasks: small, pinned, and without root."""
 
-import contextlib
 import json
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import PurePosixPath
 
@@ -35,13 +34,19 @@ CMD ["python", "-m", "tfdist", "--help"]
 """
 
 
-def render_dockerfile(section: DockerfileSection, made_by: str) -> str:
-    """Return the Dockerfile, with the versions of all packages that tfdist uses in this environment."""
+def render_dockerfile(section: DockerfileSection, made_by: str, extras: Collection[str] = ()) -> str:
+    """Return the Dockerfile, with the versions of all packages that tfdist uses in this environment.
+
+    Args:
+        section: What the user chooses.
+        made_by: The command.
+        extras: The extras of tfdist that the tasks need.
+    """
     python = f"python:{platform.python_version()}-slim-bookworm"
     source = section.tfdist or f"tfdist=={tfdist.__version__}"
     is_wheel = source.endswith(".whl")
     wanted = [f"/tmp/{PurePosixPath(source).name}" if is_wheel else source]  # noqa: S108  # in the first stage
-    packages = [*wanted, *section.packages, *_pins(section.packages)]
+    packages = [*wanted, *section.packages, *_pins(section.packages, frozenset(extras))]
     for word in (section.base or python, source, *packages, *section.copy):
         if not word.isprintable() or "'" in word:
             raise ConfigError("engine.dockerfile", expected="one line without quotes", received=shown(word))
@@ -60,20 +65,27 @@ def _words(*words: str) -> str:
     return json.dumps(words, ensure_ascii=False)
 
 
-def _pins(chosen: list[str]) -> list[str]:
-    """Return the versions of the packages that tfdist needs here, without those that the user chooses."""
+def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
+    """Return the versions of the packages that tfdist needs here, without those that the user chooses.
+
+    What only the extras need may not be installed here; then pip chooses the version.
+    """
     skipped = {_name_of(requirement) for requirement in chosen}
     versions: dict[str, str] = {}
+    unpinned: set[str] = set()
+    of_extras = set(_needs("tfdist", extras)) - set(_needs("tfdist", frozenset()))
     seen: set[tuple[str, frozenset[str]]] = set()
-    unseen = set(_needs("tfdist", frozenset()))
+    unseen = set(_needs("tfdist", extras))
     while unseen:
-        name, extras = package = unseen.pop()
+        name, of_package = package = unseen.pop()
         seen.add(package)
         if name not in skipped:
-            with contextlib.suppress(PackageNotFoundError):  # a requirement for another system
+            try:
                 versions[name] = version(name)
-                unseen |= set(_needs(name, extras)) - seen
-    return [f"{name}=={versions[name]}" for name in sorted(versions)]
+                unseen |= set(_needs(name, of_package)) - seen
+            except PackageNotFoundError:  # else a requirement for another system
+                unpinned |= {name} if package in of_extras else set()
+    return [*(f"{name}=={versions[name]}" for name in sorted(versions)), *sorted(unpinned)]
 
 
 def _needs(package: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:

@@ -83,7 +83,7 @@ class TlsConnection:
         If it raises BlockingIOError, some of them are encrypted already: call it again with the same bytes.
         """
         if not self._unsent:
-            with self._lock, _told_apart():
+            with self._lock, _as_connection_error():
                 self._accepted = self._tls.write(data[:_BYTES_AT_ONCE])
                 self._unsent = memoryview(self._outgoing.read())
         while self._unsent:
@@ -125,7 +125,7 @@ class TlsConnection:
         """Decrypt what has come, one record after the other; return the count of bytes."""
         filled = 0
         while filled < len(into):
-            with self._lock, _told_apart():
+            with self._lock, _as_connection_error():
                 try:
                     count = self._tls.read(len(into) - filled, into[filled:])
                 except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
@@ -135,7 +135,7 @@ class TlsConnection:
 
     def _shake_hands(self) -> None:
         while not self._is_ready:
-            with _told_apart():
+            with _as_connection_error():
                 try:
                     self._tls.do_handshake()
                     self._is_ready = True
@@ -151,8 +151,8 @@ class TlsConnection:
 
 
 @contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
-    """Raise what OpenSSL finds wrong as an error of the connection, in words of the user."""
+def _as_connection_error() -> Iterator[None]:
+    """Raise what OpenSSL finds wrong as an error of the connection."""
     try:
         yield
     except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
