@@ -72,6 +72,9 @@ def made_data(
             problem = "is not supported with a function that makes a data set"
             raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
         return weighted_by_class(model, x, class_weight)
+    if class_weight is not None and sample_weight is not None and not is_keras_2(model):
+        problem = "is given beside sample_weight, and Keras 3 takes one of them"
+        raise DataError("class_weight", problem, remedy="Multiply the weights into sample_weight")
     adapt = functools.partial(
         adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
     )

@@ -126,6 +126,12 @@ def test_evaluates_and_predicts_arrays(strategy):
         ((X, Y[:3]), {}, "same number"),
         ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), Y), {}, r"Yield \(x, y"),
         ((lambda context: None,), {"class_weight": {0: 1.0}}, "class_weight"),
+        pytest.param(
+            (X, Y),
+            {"class_weight": {0: 1.0}, "sample_weight": WEIGHTS},
+            "class_weight: is given beside sample_weight",
+            marks=pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 multiplies them"),
+        ),
         ((X, Y), {"validation_data": (X, Y, Y, Y)}, "received a tuple of 4"),
         ((3,), {}, "x: "),
     ],
