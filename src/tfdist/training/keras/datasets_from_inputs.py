@@ -114,20 +114,19 @@ def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
 def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
     """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data.
 
-    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there.
+    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there. Keras 2
+    has one hook only, in training.
 
     Args:
         model: The model.
         x: The data.
         phase: The use of the data: train, test or predict.
     """
-    is_old = is_keras_2(model)
-    if not has_hooks(model, x) or (is_old and phase != "train"):
+    if not has_hooks(model, x):
         return []
 
     def begin(*_: Any) -> None:
-        if hasattr(x, "on_epoch_begin"):  # Keras 2's Sequence has only on_epoch_end
-            x.on_epoch_begin()
+        x.on_epoch_begin()
 
     def end(*_: Any) -> None:
         x.on_epoch_end()
@@ -137,10 +136,12 @@ def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
         begin()
 
     hooks: dict[str, dict[str, Any]] = {
-        "train": {"on_epoch_begin": begin, "on_epoch_end": end} | ({} if is_old else {"on_train_begin": end}),
+        "train": {"on_train_begin": end, "on_epoch_begin": begin, "on_epoch_end": end},
         "test": {"on_test_begin": end_and_begin, "on_test_end": end},
         "predict": {"on_predict_begin": begin, "on_predict_end": end},
     }
+    if is_keras_2(model):
+        hooks = {"train": {"on_epoch_end": end}, "test": {}, "predict": {}}
     return [keras_of(model).callbacks.LambdaCallback(**hooks[phase])]
 
 
