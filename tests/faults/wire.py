@@ -6,6 +6,7 @@ no traffic control of the kernel's, and a cut is what it is between machines: si
 
 import contextlib
 import fcntl
+import functools
 import heapq
 import os
 import random
@@ -141,6 +142,7 @@ def _altered(packet: bytes) -> bytes:
     return packet[:even] + other + one + packet[even + 4 :]
 
 
+@functools.cache
 def why_no_wire() -> str:
     """Try to make one; give the reason why that cannot be, or nothing."""
     try:
