@@ -107,12 +107,10 @@ def _processor_levers(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
 
 def _exchange_levers(bench: Bench, is_on_gpus: bool) -> Iterator[Lever]:
     section = bench.settings.config.communication
-    if not _exchanges(bench) or section.dtype not in (None, "float32"):
-        return
+    if not _exchanges(bench) or section.dtype not in (None, "float32") or section.encryption:
+        return  # only tcp can send other types, and encrypt
     is_mirrored = bench.strategy == _MIRRORED
     default_implementations = ("ring", *(("nccl",) if is_on_gpus else ())) if is_mirrored else ("grpc",)
-    if section.encryption:
-        return  # only tcp can encrypt
     for implementation in ("tcp", *default_implementations):
         if section.implementation != implementation:
             yield _communication_lever(section, implementation=implementation)

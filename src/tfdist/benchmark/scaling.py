@@ -9,7 +9,7 @@ from tfdist.benchmark.breakdown import Parts, parts_of
 from tfdist.benchmark.records import Sample
 from tfdist.benchmark.run_scenario import Bench, Scenario, alone, of_workers, run, whole_machine
 from tfdist.launcher.resources import own_cores, own_gpus
-from tfdist.strategies.options import CommunicationOptions, is_gpu_used
+from tfdist.strategies.options import is_gpu_used
 
 __all__ = ["Row", "Scaling", "measure_scaling", "run_in_rounds"]
 
@@ -146,12 +146,7 @@ def _one_part(bench: Bench, scenario: Scenario) -> Scenario:
 
 def _measures_exchange(bench: Bench) -> bool:
     """Return whether the exchange measures its time: the ring does, TensorFlow's collectives do not."""
-    communication = bench.settings.config.communication
-    on_gpus = is_gpu_used(bench.settings.config.strategy.device, len(own_gpus()))
-    said = CommunicationOptions(
-        communication.implementation,
-        bytes_per_pack=communication.bytes_per_pack,
-        encryption=communication.encryption,
-    )
-    by_ring = said.may_use_tcp(on_gpus=on_gpus)
+    config = bench.settings.config
+    on_gpus = is_gpu_used(config.strategy.device, len(own_gpus()))
+    by_ring = config.communication.options.may_use_tcp(on_gpus=on_gpus)
     return bench.strategy == "multi_worker_mirrored" and by_ring

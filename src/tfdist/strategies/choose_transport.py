@@ -52,7 +52,8 @@ def shared_secret(cluster: ClusterConfig, name: str, options: CommunicationOptio
     if secret is None and options.needs_tcp:
         problem = "needs a secret by which the tasks recognize each other; the launcher makes one"
         remedy = f"Set {SECRET} or {SECRET_FILE} to the same secret for all tasks"
-        raise ConfigError(options.tcp_wish, problem, remedy=remedy + _or_set(options, name))
+        own = "ring" if name == "multi_worker_mirrored" else "grpc"
+        raise ConfigError(options.tcp_wish, problem, remedy=remedy + _or_set(options, own))
     if secret is None and cluster.is_chief:
         _log.warning(
             "the tasks share no secret, so tensors travel over TensorFlow's gRPC, which is slower than "
@@ -78,7 +79,7 @@ def exchange_over_ring(
         )
     except ConnectError as error:
         instead = "gradients use TensorFlow's own collectives, which are slower"
-        _leave_to_tensorflow(error, options, instead, "multi_worker_mirrored")
+        _leave_to_tensorflow(error, options, instead, "ring")
     else:
         tasks = len(cluster.training().tasks())
         _log.info("using the TCP transport%s: a ring of %d tasks", _by_tls(options), tasks)
@@ -96,7 +97,7 @@ def transfer_over_tcp(
         return
     if strategy.num_replicas_in_sync > 1 and isinstance(strategy, ParameterServer):
         problem = "is not supported with workers that compute on several devices"
-        remedy = "Set device cpu" + _or_set(communication, "parameter_server")
+        remedy = "Set device cpu" + _or_set(communication, "grpc")
         raise ConfigError(communication.tcp_wish, problem, remedy=remedy)
     try:
         strategy.ps_transfer = PsTransfer(
@@ -109,7 +110,7 @@ def transfer_over_tcp(
         )
     except ConnectError as error:
         instead = "variables and gradients use TensorFlow's gRPC, which is slower"
-        _leave_to_tensorflow(error, communication, instead, "parameter_server")
+        _leave_to_tensorflow(error, communication, instead, "grpc")
     else:
         _log.info("using the TCP transport%s for variables and gradients", _by_tls(communication))
 
@@ -128,7 +129,5 @@ def _leave_to_tensorflow(error: ConnectError, options: CommunicationOptions, ins
 
 
 def _or_set(options: CommunicationOptions, name: str) -> str:
-    """Return the end of a remedy: which of TensorFlow's exchanges to take instead, if one can do as asked."""
-    if options.is_encrypted:
-        return ""
-    return f", or set {'ring' if name == 'multi_worker_mirrored' else 'grpc'}"
+    """Return the end of a remedy, which names an exchange of TensorFlow's, unless it cannot do as asked."""
+    return "" if options.is_encrypted else f", or set {name}"

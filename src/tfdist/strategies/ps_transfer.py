@@ -45,7 +45,7 @@ class PsTransfer:
         is_in_step: bool,
         timeout: float | None,
         is_asked_for: bool,
-        is_encrypted: bool = False,
+        is_encrypted: bool,
     ) -> None:
         """Connect all workers to all servers.
 

@@ -20,6 +20,7 @@ from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 from tfdist.errors import ConfigError, shown
 from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import (
+    CommunicationOptions,
     Device,
     Encryption,
     Implementation,
@@ -113,6 +114,11 @@ class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
             " all tasks."
         ),
     ] = None
+
+    @property
+    def options(self) -> CommunicationOptions:
+        """Return what strategies read."""
+        return CommunicationOptions(**msgspec.structs.asdict(self))
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

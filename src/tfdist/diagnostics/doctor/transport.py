@@ -28,10 +28,7 @@ def check_transport(
         gpus: How many GPUs TensorFlow uses here.
         environ: The environment variables.
     """
-    section = config.communication
-    options = CommunicationOptions(
-        section.implementation, section.dtype, section.bytes_per_pack, section.timeout, section.encryption
-    )
+    options = config.communication.options
     try:
         name = strategy_name(config.strategy.name, cluster)
         secret = find_secret(environ)
