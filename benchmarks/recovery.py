@@ -27,6 +27,7 @@ from results import machine, put, spread, table
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher import onednn
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
 from training import Training

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +32,15 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(results, "RESULTS", path)
     return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["fuzz_listeners.py", "networks.py", "recovery.py", "soak.py"])
+def test_a_script_that_shares_code_with_the_tests_finds_it(script: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(BENCHMARKS / script), "--help"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
 
 
 def test_only_what_is_between_the_marks_is_replaced(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
