@@ -121,6 +121,7 @@ def samples_of_tensorflow():
         "values": tf_private.values,
         "mirrored_variable": tf_private.values.Mirrored,
         "graph": tf.Graph(),
+        "function": tf.function(lambda: 0),
         "dataset": dataset,
         "shuffled_dataset": shuffle_op._ShuffleDataset,
         "batched_dataset": batch_op._BatchDataset,

@@ -50,6 +50,7 @@ __all__ = [
     "let_variables_be_numbers",
     "local_value",
     "mirrored",
+    "only_trace",
     "outside_scopes",
     "own_executor",
     "put_for_workers",
@@ -58,6 +59,7 @@ __all__ = [
     "repetitions",
     "replace_cross_device_ops",
     "replica_specs",
+    "schedule_traced",
     "serialized",
     "set_cluster_resolver",
     "shuffle_seeds",
@@ -467,6 +469,26 @@ def replica_specs(distributed_spec: Any) -> list[Any]:
 
 
 # -- the coordinator of parameter servers --
+
+
+def only_trace(function: Any) -> Any:
+    """Return the concrete function of a tf.function that was traced once; None in other cases.
+
+    Seen in 2.12 and 2.21.
+    """
+    traces = list(function._list_all_concrete_functions())
+    return traces[0] if len(traces) == 1 else None
+
+
+def schedule_traced(coordinator: Any, trace: Any, args: Sequence[Any]) -> Any:
+    """Schedule a concrete function as `ClusterCoordinator.schedule` does, without the scope for tracing.
+
+    Seen in 2.12 and 2.21.
+    """
+    for each in args:
+        if isinstance(each, _AskedWhenSent):
+            each.is_traced = True
+    return coordinator._cluster.schedule(trace, args=args, kwargs=None)
 
 
 def has_failed(coordinator: Any) -> bool:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import own_executor
 
-__all__ = ["BEGUN_SPEC", "AppliedSteps", "Begun"]
+__all__ = ["AppliedSteps", "Begun"]
 
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
 _ROWS = 4096
@@ -36,9 +36,6 @@ class Begun(NamedTuple):
 
     number: Any
     done: Any
-
-
-BEGUN_SPEC = Begun(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
 
 
 class AppliedSteps:

@@ -12,16 +12,23 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import WAITING, span
-from tfdist._utils.tf_private import has_answered, has_failed, wait_for_answer
+from tfdist._utils.tf_private import (
+    has_answered,
+    has_failed,
+    only_trace,
+    schedule_traced,
+    wait_for_answer,
+)
 from tfdist.cluster.config import Task
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing, timeout_in_force
 from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
 from tfdist.errors import TaskLost
-from tfdist.training.applied_steps import AppliedSteps, Begun
+from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
-from tfdist.training.parts_of_data import Execution, PartsOfData
+from tfdist.training.packed_results import PackedResults
+from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
     are_lost,
@@ -66,15 +73,18 @@ class OnWorker:
             applied: Where its steps are noted; None if they update nothing.
         """
         self._execution, self.executions, self.applied = execution, WorkerExecutions(), applied
+        self._results = PackedResults()
 
     def new_execution(self, wanted: int) -> Execution:
         """Return a new execution of a number of steps."""
-        return Execution(wanted, 0 if self.applied is None else self.applied.new_number(), self.applied)
+        number = 0 if self.applied is None else self.applied.new_number()
+        return Execution(wanted, number, self.applied, unpacked=self._results.unpacked)
 
-    def execute(self, iterator: Any, steps: tf.Tensor, begun: Begun) -> Any:
-        """Execute steps, in a graph that the coordinator sends to a worker."""
+    def execute(self, iterator: Any, order: tf.Tensor) -> Any:
+        """Execute steps, in a graph that the coordinator sends to a worker with an order."""
+        steps, begun = opened_order(order)
         with tables_in_loops():
-            return self._execution(iterator, steps, begun)
+            return self._results.packed(self._execution(iterator, steps, begun))
 
 
 class WorkerGraph(OnWorker):
@@ -169,6 +179,7 @@ class CoordinatedRunner:
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
         self._done = 0  # steps of this epoch
+        self._last_call: tuple[Any, Any] = (None, None)
         self.is_at_rest = True
         self.waited = 0.0
 
@@ -208,9 +219,10 @@ class CoordinatedRunner:
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
         with contextlib.closing(self.parts(steps, steps_per_execution, repeats=repeats)) as parts:
+            # As arrays: TensorFlow never frees a NumPy scalar that is also a Python number.
+            totals = tf.nest.map_structure(np.asarray, totals)
             for ran, given in parts:
-                # As arrays: TensorFlow never frees a NumPy scalar that is also a Python number.
-                totals = self._merge(totals, tf.nest.map_structure(np.asarray, given))
+                totals = tf.nest.map_structure(np.asarray, self._merge(totals, given))
                 yield ran, totals
 
     def parts(
@@ -370,9 +382,18 @@ class CoordinatedRunner:
         execution = self._graph.new_execution(wanted)
         self._parts.schedule(
             execution,
-            lambda begun: self._coordinator.schedule(graph, args=(data, tf.constant(wanted), begun)),
+            lambda order: self._call_on_worker(graph, data, order),
         )
         self._scheduled.append(execution)
+
+    def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:
+        """Schedule a graph; TensorFlow looks for its trace only if the iterator is another than before."""
+        is_again = graph is self._last_call[0] and data is self._last_call[1]
+        trace = only_trace(graph) if is_again or graph.input_signature is not None else None
+        if trace is not None:
+            return schedule_traced(self._coordinator, trace, (data, order))
+        self._last_call = graph, data
+        return self._coordinator.schedule(graph, args=(data, order))
 
     def _first_ready(self) -> int | None:
         """Wait for an answer, and return its place in the queue; return None after a very long wait."""
@@ -433,7 +454,7 @@ class CoordinatedRunner:
         began = time.monotonic()
         while True:
             try:
-                ran, given, waited = execution.closure.fetch()
+                ran, given, waited = execution.fetch()
             except tf.errors.OpError as error:
                 # A result is lost if its worker dies before the fetch. TensorFlow lets another worker compute
                 # the result again, and a later fetch returns it.

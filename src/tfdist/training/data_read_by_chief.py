@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.training.applied_steps import BEGUN_SPEC, AppliedSteps, Begun
+from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.coordinated_runner import CoordinatedRunner, Epoch, OnWorker
 from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
 from tfdist.training.no_autotune import untuned
+from tfdist.training.parts_of_data import ORDER_SPEC, opened_order
 
 __all__ = ["ChiefData", "ChiefDataRunner", "GraphsOfBatches", "chief_must_read"]
 
@@ -68,16 +69,17 @@ class GraphsOfBatches(OnWorker):
     def _made(self, count: int, spec: Any) -> Any:
         parts = tf.nest.flatten(spec, expand_composites=True)
 
-        def execute_on(batches: Any, steps: tf.Tensor, begun: Begun) -> Any:
+        def execute_on(batches: Any, order: tf.Tensor) -> Any:
             data: list[Any] = [
                 tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
                 for batch in batches
             ]
             joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
+            _, begun = opened_order(order)
             joined = joined.skip(tf.cast(begun.done, tf.int64))
-            return self.execute(iter(joined), steps, begun)
+            return self.execute(iter(joined), order)
 
-        signature: list[Any] = [[parts] * count, tf.TensorSpec([], tf.int32), BEGUN_SPEC]
+        signature: list[Any] = [[parts] * count, ORDER_SPEC]
         return tf.function(execute_on, autograph=False, input_signature=signature)
 
 

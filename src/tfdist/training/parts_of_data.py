@@ -18,9 +18,17 @@ from tfdist._utils.tf_private import asked_when_sent, has_result
 from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.applied_steps import AppliedSteps, Begun
 
-__all__ = ["NO_PART", "Execution", "PartsOfData"]
+__all__ = ["NO_PART", "ORDER_SPEC", "Execution", "PartsOfData", "opened_order"]
 
 NO_PART = -1
+# What is sent with an execution, in one tensor: the steps, its number, and how many of the steps are done.
+ORDER_SPEC = tf.TensorSpec([3], tf.int64)
+
+
+def opened_order(order: tf.Tensor) -> tuple[tf.Tensor, Begun]:
+    """Return, in the graph of an execution, the number of steps to take, and what was begun of them."""
+    wanted, number, done = tf.unstack(order)
+    return tf.cast(wanted, tf.int32), Begun(number, tf.cast(done, tf.int32))
 
 
 @dataclass
@@ -50,6 +58,7 @@ class Execution:
         applied: Where its steps are noted; None if they update nothing, and are taken again.
         closure: What the coordinator returned when the execution was scheduled.
         sendings: The times that it was sent to a worker.
+        unpacked: A function that returns its result as its graph has computed it.
     """
 
     wanted: int
@@ -57,6 +66,14 @@ class Execution:
     applied: AppliedSteps | None = None
     closure: Any = None
     sendings: list[_Sending] = field(default_factory=list)
+    unpacked: Callable[[Any], Any] = lambda result: result
+    result: Any = None
+
+    def fetch(self) -> Any:
+        """Return its result; wait for it, or raise its error."""
+        if self.result is None:
+            self.result = self.unpacked(self.closure.fetch())
+        return self.result
 
     @property
     def worker(self) -> int:
@@ -73,7 +90,7 @@ class Execution:
         if sending.done_after is None:
             is_last = sending is self.sendings[-1]
             if is_last and has_result(self.closure):
-                sending.done_after = int(self.closure.fetch()[0])
+                sending.done_after = int(self.fetch()[0])
             else:
                 sending.done_after = 0 if self.applied is None else self.applied.applied(self.number)
         return sending.done_after
@@ -102,6 +119,7 @@ class PartsOfData:
         """
         self._lock, self._executions = threading.Lock(), executions
         self._workers = workers
+        self._example = tf.zeros(ORDER_SPEC.shape, ORDER_SPEC.dtype)
         self.begin()
 
     def begin(self, taken: Sequence[int] = ()) -> None:
@@ -140,20 +158,21 @@ class PartsOfData:
             self._read_by_worker = [given.get(worker, NO_PART) for worker in range(self._workers)]
             return list(given)
 
-    def schedule(self, execution: Execution, send: Callable[[Begun], Any]) -> None:
+    def schedule(self, execution: Execution, send: Callable[[Any], Any]) -> None:
         """Schedule an execution.
 
         Args:
             execution: The execution.
-            send: A function that passes it to the coordinator, with what its graph gets, and returns what the
+            send: A function that passes it to the coordinator, with its order, and returns what the
                 coordinator returns.
         """
-        done = asked_when_sent(
-            tf.constant(0), lambda worker: tf.constant(self.for_execution(execution, worker))
-        )
-        begun = Begun(tf.constant(execution.number, tf.int64), done)
+
+        def order(worker: int) -> tf.Tensor:
+            done = self.for_execution(execution, worker)
+            return tf.constant([execution.wanted, execution.number, done], tf.int64)
+
         with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
-            execution.closure = send(begun)
+            execution.closure = send(asked_when_sent(self._example, order))
 
     def for_execution(self, execution: Execution, worker: int) -> int:
         """Note that an execution is sent to a worker; return how many of its steps are done."""
