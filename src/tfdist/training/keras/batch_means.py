@@ -1,6 +1,7 @@
 """Count one number of a batch once, though several replicas each compute it on their part of the batch."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,13 @@ from tfdist.training.keras.temporary_patches import means_counted_by
 
 __all__ = ["BatchMeans"]
 
+_INEXACT = (
+    "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"
+    " and the mean of these is the number of the whole batch only if the function is a mean over examples."
+    " To have it exact, return a number for each example, or write a keras.metrics.Metric that adds up counts"
+)
+_log = logging.getLogger("tfdist")
+
 
 class BatchMeans:
     """The metrics of a model that average one number for each batch, as a trace of its step shows."""
@@ -18,6 +26,7 @@ class BatchMeans:
     def __init__(self, keras: ModuleType) -> None:
         self._keras = keras
         self._variables: set[int] = set()  # ids
+        self._warned: set[str] = set()
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which metrics that get one number for a batch are noted."""
@@ -26,6 +35,9 @@ class BatchMeans:
     def _count(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
         if sample_weight is None and not self._keras.ops.ndim(values):
             self._variables |= {id(metric.total), id(metric.count)}
+            if not (_is_mean_of_examples(values) or metric.name in self._warned):
+                self._warned.add(metric.name)
+                _log.warning(_INEXACT, metric.name)
         return original(values, sample_weight=sample_weight)
 
     def weighted(self, variables: Sequence[Any], counts: Sequence[tf.Tensor], size: Any) -> list[tf.Tensor]:
@@ -42,3 +54,13 @@ class BatchMeans:
             tf.math.divide_no_nan(total, size) if id(variable) in self._variables else total
             for variable, total in zip(variables, sums, strict=True)
         ]
+
+
+def _is_mean_of_examples(number: Any) -> bool:
+    """Return whether the graph computes a number as the mean over the examples of a batch of any size."""
+    if tf.executing_eagerly():  # there is no graph to look at
+        return False
+    while number.op.type in ("Cast", "Identity"):
+        number = number.op.inputs[0]
+    shape = number.op.inputs[0].shape if number.op.type == "Mean" else tf.TensorShape([])
+    return bool(shape.rank) and shape[0] is None
