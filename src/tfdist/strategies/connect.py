@@ -1,7 +1,7 @@
 """Connect a process to its cluster: wait for the other tasks, and report in one line what fails."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tfdist._utils.tf_private import connected_tasks
 from tfdist.cluster.addresses import is_free, port_taken, split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.only_peers import admitting_only_peers
-from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
+from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import TaskLost
 from tfdist.launcher.chief_reports import report_joined
@@ -19,14 +19,14 @@ __all__ = ["connecting", "is_connected"]
 
 @contextlib.contextmanager
 def connecting(
-    where: str, cluster: ClusterConfig, shared: Sequence[object] | None, *, timeout: float
+    where: str, cluster: ClusterConfig, shared: Mapping[str, object] | None, *, timeout: float
 ) -> Iterator[None]:
     """Wait for the whole cluster before the block connects TensorFlow; report a taken port in one line.
 
     Args:
         where: The function that connects, for error messages.
         cluster: The cluster, and this process's task.
-        shared: Settings that all tasks must share; None if the others serve this one.
+        shared: Settings that all tasks must share, by name; None if the others serve this one.
         timeout: Seconds that the other tasks may take to start.
     """
     report_joined()
@@ -46,13 +46,15 @@ def connecting(
         raise TaskLost(where, problem, remedy="Start the cluster again") from error
 
 
-def _await_all(where: str, training: ClusterConfig, shared: Sequence[object] | None, timeout: float) -> None:
+def _await_all(
+    where: str, training: ClusterConfig, shared: Mapping[str, object] | None, timeout: float
+) -> None:
     _check_port(training)
     if shared is None:
         others = [task for task in training.tasks() if task.type != "chief"]
         await_servers(where, training, others, timeout)
     else:
-        hold_rendezvous(training, fingerprint(training, *shared), timeout=timeout)
+        hold_rendezvous(training, marks_of(training, shared), timeout=timeout)
 
 
 def is_connected() -> bool:

@@ -50,6 +50,7 @@ from tfdist.strategies.options import (
 )
 from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
+from tfdist.transport.authentication import SECRET
 
 __all__ = ["check_strategy", "make_strategy"]
 
@@ -146,9 +147,13 @@ def _connected(
     """Make a strategy, and connect it to the cluster when all of its tasks have started."""
     secret = shared_secret(cluster, name, options.communication)
     # The tasks must agree on these, or they would wait for each other in different exchanges.
-    wanted, has_secret = options.communication, secret is not None
-    travel = wanted.implementation, wanted.dtype, wanted.bytes_per_pack, wanted.encryption
-    agreed = (name, *travel, options.precision, has_secret)
+    names = ("implementation", "dtype", "bytes_per_pack", "encryption")
+    agreed = {
+        "strategy": name,
+        **{f"communication.{each}": getattr(options.communication, each) for each in names},
+        "precision": options.precision,
+        f"{SECRET} (set or not)": secret is not None,
+    }
     shared = None if name in _OF_PS else agreed
     if name == "multi_worker_mirrored" and are_devices_fixed() and not is_connected():
         problem = "is called after TensorFlow was used, which can connect workers only before"

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import answers
-from tfdist.coordination.rendezvous import find_waiting, fingerprint, hold_rendezvous
+from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost
 from tfdist.trainer.config import Config, ElasticSection
@@ -47,7 +47,8 @@ class Elastic:
     def __init__(self, config: Config, section: ElasticSection, cluster: ClusterConfig) -> None:
         """Wait until enough of the tasks are present."""
         self._whole, self._restarts = cluster.training(), config.launch.restarts
-        self._mark = fingerprint(cluster, msgspec.json.encode(config).decode())
+        sections = msgspec.to_builtins(config)
+        self._marks = marks_of(cluster, {f"{name} section": value for name, value in sections.items()})
         present = self._gather(config.strategy.start_timeout or START_TIMEOUT, section)
         self.strategy = {
             **config.strategy_options(cluster),
@@ -75,7 +76,7 @@ class Elastic:
         """Wait until enough of the tasks are present, and return them."""
         least, wait = section.min_workers, section.join_timeout
         if not self._whole.ps:
-            return hold_rendezvous(self._whole, self._mark, timeout=timeout, least=least, wait=wait)
+            return hold_rendezvous(self._whole, self._marks, timeout=timeout, least=least, wait=wait)
         servers = [task for task in self._whole.tasks() if task.type != "chief"]
         there = await_servers("make_strategy", self._whole, servers, timeout, least=least, wait=wait)
         return (Task("chief", 0), *there)
@@ -83,7 +84,7 @@ class Elastic:
     def _find_joining(self) -> tuple[Task, ...]:
         """Return the absent tasks that are present now."""
         if not self._whole.ps:
-            return find_waiting(self._whole, self._absent, self._mark)
+            return find_waiting(self._whole, self._absent, self._marks)
         return tuple(task for task in self._absent if answers(self._whole.address(task)))
 
     def check_membership(self, strategy: tf.distribute.Strategy) -> None:

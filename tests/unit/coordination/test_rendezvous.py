@@ -7,11 +7,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from tfdist.cluster.addresses import is_free, split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.rendezvous import find_waiting, fingerprint, hold_rendezvous
+from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
+from tfdist.coordination.rendezvous.messages import CLUSTER, Call, difference
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import ConfigError, TaskLost
 
@@ -27,13 +29,13 @@ def cluster():
 def meeting():
     """Yield a function that starts a rendezvous of tasks, each in a thread that ends with the test."""
     with ThreadPoolExecutor() as pool:
-        yield lambda cluster, *indices, timeout=SECONDS, mark=None: [
-            pool.submit(_hold, cluster.with_task("worker", i), mark, timeout) for i in indices
+        yield lambda cluster, *indices, timeout=SECONDS, marks=None: [
+            pool.submit(_hold, cluster.with_task("worker", i), marks, timeout) for i in indices
         ]
 
 
-def _hold(cluster, mark, timeout):
-    return hold_rendezvous(cluster, mark or fingerprint(cluster), timeout=timeout)
+def _hold(cluster, marks, timeout):
+    return hold_rendezvous(cluster, marks or marks_of(cluster, {}), timeout=timeout)
 
 
 def port_of(cluster, index):
@@ -110,7 +112,7 @@ def test_why_somebody_cannot_be_reached_is_said(cluster, monkeypatch):
             waiting.connect_ex(full.getsockname())
         others = ClusterConfig(worker=(*cluster.worker, "no-such-host.invalid:2"), task=("worker", 0))
         for wait in (
-            lambda: hold_rendezvous(others, "", timeout=2),
+            lambda: hold_rendezvous(others, {}, timeout=2),
             lambda: await_servers("make_strategy", others, others.tasks()[1:], timeout=2),
         ):
             with pytest.raises(TaskLost) as found:
@@ -131,7 +133,7 @@ def test_strangers_are_in_nobodys_way(cluster, meeting):
             b"\x16\x03\x01\n",
             b"{}\n",
             b'{"type": "call"}\n',
-            b'{"type": "call", "cluster": "\xff"}\n',
+            b'{"type": "call", "marks": "\xff"}\n',
         ]:
             stranger = stack.enter_context(socket.create_connection(address, timeout=SECONDS))
             stranger.sendall(words)
@@ -145,12 +147,12 @@ def test_strangers_are_in_nobodys_way(cluster, meeting):
 def test_a_stranger_where_a_task_should_be_is_not_taken_for_it(cluster, meeting):
     with socket.create_server(("", port_of(cluster, 1))) as stranger, ThreadPoolExecutor() as pool:
         small = ClusterConfig(worker=cluster.worker[:2], task=("worker", 0))
-        lead = pool.submit(hold_rendezvous, small, "", timeout=2)
+        lead = pool.submit(hold_rendezvous, small, {}, timeout=2)
         for words in (
             b"SSH-2.0-OpenSSH_9.6\r\n",
             b"[" * 100_000,
-            b'{"type": "answer", "cluster": "\xff", "task": "x"}\n',
-            b'{"type": "answer", "cluster": "", "task": "x"}\n',
+            b'{"type": "answer", "marks": {"x": "\xff"}, "task": "x"}\n',
+            b'{"type": "answer", "marks": {}, "task": "x"}\n',
         ):
             line, _ = stranger.accept()
             with line, contextlib.suppress(OSError):
@@ -160,35 +162,58 @@ def test_a_stranger_where_a_task_should_be_is_not_taken_for_it(cluster, meeting)
         assert "worker:1" in problem(lead)
 
 
-def test_clusters_of_other_configurations_do_not_mix(cluster, meeting):
-    lead, *members = [*meeting(cluster, 0, timeout=1), *meeting(cluster, 1, 2, timeout=1.5, mark="another")]
-
-    assert "worker:1" in (said := problem(lead))
-    assert said.count("is a task of another cluster, or of another configuration of this one") == 2
-    for member in members:
-        assert (
-            "connection refused; a task of another cluster, or with another configuration, calls this task's address"
-            in problem(member)
-        )
-
-
-def test_the_fingerprint_tells_clusters_and_settings_apart(cluster):
-    marks = [
-        fingerprint(cluster),
-        fingerprint(cluster, "ring"),
-        fingerprint(cluster, "ring", 0),
-        fingerprint(ClusterConfig(worker=cluster.worker[:2])),
-        fingerprint(ClusterConfig(worker=cluster.worker[::-1])),
+def test_a_setting_that_differs_is_named_by_both_sides(cluster, meeting):
+    ours, theirs = (marks_of(cluster, {"strategy": 1, "precision": name}) for name in ("float32", "float16"))
+    lead, *members = [
+        *meeting(cluster, 0, timeout=1, marks=ours),
+        *meeting(cluster, 1, 2, timeout=1.5, marks=theirs),
     ]
-    assert len(set(marks)) == len(marks)
-    assert fingerprint(cluster.with_task("worker", 1)) == fingerprint(cluster.with_task("worker", 0))
+
+    assert problem(lead).count("is a task of this cluster, but with another precision") == 2
+    for member in members:
+        why = "connection refused; a task of this cluster, but with another precision, calls this task's address"
+        assert why in problem(member)
+
+
+def test_two_clusters_that_reach_each_other_do_not_mix(cluster, meeting):
+    others = marks_of(ClusterConfig.local(workers=2), {"strategy": 1})
+    lead, *members = [
+        *meeting(cluster, 0, timeout=1),
+        *meeting(cluster, 1, 2, timeout=1.5, marks=others),
+    ]
+
+    assert problem(lead).count("is a task of another cluster") == 2
+    for member in members:
+        assert "connection refused; a task of another cluster, calls this task's address" in problem(member)
+
+
+def test_a_name_from_the_network_is_not_printed():
+    assert difference({CLUSTER: "a"}, {CLUSTER: "a", "\x1b[31m": "b"}) == (
+        "this cluster, but with another configuration"
+    )
+    assert difference({CLUSTER: "a", "x": "b", "y": "c"}, {CLUSTER: "a"}) == (
+        "this cluster, but with another x and another y"
+    )
+
+
+def test_the_marks_tell_clusters_and_settings_apart(cluster):
+    marks = [
+        marks_of(cluster, {}),
+        marks_of(cluster, {"exchange": "ring"}),
+        marks_of(cluster, {"exchange": "ring", "restarts": 0}),
+        marks_of(cluster, {"exchange": "tcp", "restarts": 0}),
+        marks_of(ClusterConfig(worker=cluster.worker[:2]), {}),
+        marks_of(ClusterConfig(worker=cluster.worker[::-1]), {}),
+    ]
+    assert all(one != other for place, one in enumerate(marks) for other in marks[:place])
+    assert marks_of(cluster.with_task("worker", 1), {}) == marks_of(cluster.with_task("worker", 0), {})
 
 
 def test_a_task_that_comes_and_goes_is_awaited_again(cluster, meeting):
     code = (
         "from tfdist.cluster.config import ClusterConfig; from tfdist.coordination.rendezvous import *\n"
         f"cluster = ClusterConfig(worker={cluster.worker!r}, task=('worker', 2))\n"
-        f"hold_rendezvous(cluster, fingerprint(cluster), timeout={SECONDS})\n"
+        f"hold_rendezvous(cluster, marks_of(cluster, {{}}), timeout={SECONDS})\n"
     )
     lead = meeting(cluster, 0)
     for _ in range(2):
@@ -208,37 +233,35 @@ def test_a_taken_port_is_the_users_to_free(cluster):
         socket.create_server(("", port_of(cluster, 1))),
         pytest.raises(ConfigError, match="cannot be listened on"),
     ):
-        hold_rendezvous(cluster.with_task("worker", 1), "", timeout=1)
+        hold_rendezvous(cluster.with_task("worker", 1), {}, timeout=1)
 
 
 def test_a_lead_that_falls_silent_is_lost(cluster, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.rendezvous.answer_lead._LEAD_TIMEOUT", 0.5)
-    mark = fingerprint(cluster)
+    marks = marks_of(cluster, {})
     with ThreadPoolExecutor() as pool:
-        member = pool.submit(_hold, cluster.with_task("worker", 1), mark, 1.5)
+        member = pool.submit(_hold, cluster.with_task("worker", 1), marks, 1.5)
         wait_until_taken(port_of(cluster, 1))
         with socket.create_connection(("127.0.0.1", port_of(cluster, 1)), timeout=SECONDS) as lead:
-            lead.sendall(
-                f'{{"type":"call","cluster":"{mark}","task":"worker:1","missing":{{}},"start":[]}}\n'.encode()
-            )
+            lead.sendall(msgspec.json.encode(Call(marks, "worker:1", {}, [])) + b"\n")
             assert b'"worker:1"' in lead.recv(4096)
             assert lead.recv(4096) == b""
         assert f"worker:0 at {cluster.address(('worker', 0))}: connection refused" in problem(member)
 
 
 def test_enough_begin_without_those_who_do_not_come(cluster, meeting):
-    mark, last = fingerprint(cluster), cluster.tasks()[2:]
+    marks, last = marks_of(cluster, {}), cluster.tasks()[2:]
     member = meeting(cluster, 1)[0]
     with ThreadPoolExecutor() as pool:
         lead = pool.submit(
-            hold_rendezvous, cluster.with_task("worker", 0), mark, timeout=SECONDS, least=2, wait=1.0
+            hold_rendezvous, cluster.with_task("worker", 0), marks, timeout=SECONDS, least=2, wait=1.0
         )
         assert lead.result(SECONDS) == member.result(SECONDS) == cluster.tasks()[:2]
 
-    assert find_waiting(cluster, last, mark) == ()
+    assert find_waiting(cluster, last, marks) == ()
     late = meeting(cluster, 2, timeout=2)[0]
     wait_until_taken(port_of(cluster, 2))
-    assert find_waiting(cluster, last, mark) == last
+    assert find_waiting(cluster, last, marks) == last
     assert find_waiting(cluster, last, "another") == ()
     assert "worker:0" in problem(late)
 
@@ -246,5 +269,5 @@ def test_enough_begin_without_those_who_do_not_come(cluster, meeting):
 def test_too_few_do_not_begin(cluster, meeting):
     member = meeting(cluster, 1, timeout=2)[0]
     with pytest.raises(TaskLost, match="worker:2"):
-        hold_rendezvous(cluster.with_task("worker", 0), fingerprint(cluster), timeout=1.5, least=3, wait=0.5)
+        hold_rendezvous(cluster.with_task("worker", 0), marks_of(cluster, {}), timeout=1.5, least=3, wait=0.5)
     assert "make_strategy: waited 2 s for worker:" in problem(member)

@@ -22,7 +22,7 @@ import numpy as np
 
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous
+from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import Call
 from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.messages import Bulk, Clock, End, Facts, Link, Measure, Time
@@ -173,9 +173,9 @@ def _descriptors_and_threads() -> int:
 def attack_rendezvous(count: int, chance: random.Random) -> Findings:
     """Attack a task that waits in the rendezvous; the lead comes in the end."""
     findings, cluster = Findings(), ClusterConfig.local(workers=2)
-    member, mark = Task("worker", 1), fingerprint(cluster)
-    # Of another cluster: whoever knows this one's fingerprint could act as its lead.
-    other = fingerprint(ClusterConfig.local(workers=2, ps=1))
+    member, marks = Task("worker", 1), marks_of(cluster, {})
+    # Of another cluster: whoever knows this one's marks could act as its lead.
+    other = marks_of(ClusterConfig.local(workers=2, ps=1), {"strategy": "multi_worker_mirrored"})
     recorded = [
         msgspec.json.encode(message) + b"\n"
         for message in (
@@ -184,7 +184,7 @@ def attack_rendezvous(count: int, chance: random.Random) -> Findings:
         )
     ]
     with _watched(findings) as begin, ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(hold_rendezvous, cluster.with_task(*member), mark, timeout=10**6)
+        waiting = pool.submit(hold_rendezvous, cluster.with_task(*member), marks, timeout=10**6)
         with _Caller(split_address(cluster.address(member)), chance) as caller:
             _wait_until(lambda: _listens(cluster.address(member)))
             for number in range(count):
@@ -195,7 +195,7 @@ def attack_rendezvous(count: int, chance: random.Random) -> Findings:
                     break
                 if number == _WARM_UP:
                     begin()
-        hold_rendezvous(cluster.with_task("worker", 0), mark, timeout=_SECONDS)
+        hold_rendezvous(cluster.with_task("worker", 0), marks, timeout=_SECONDS)
         findings.genuine += len(waiting.result(_SECONDS)) == 2
     return findings
 

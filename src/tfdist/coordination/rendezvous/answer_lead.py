@@ -10,7 +10,15 @@ import msgspec
 from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SILENCE_LIMIT, why_silent
-from tfdist.coordination.rendezvous.messages import MALFORMED, MOST_BYTES, SECONDS_TO_SPEAK, Answer, Call
+from tfdist.coordination.rendezvous.messages import (
+    MALFORMED,
+    MOST_BYTES,
+    SECONDS_TO_SPEAK,
+    Answer,
+    Call,
+    Marks,
+    difference,
+)
 from tfdist.coordination.waiting import Awaiting
 
 __all__ = ["Member"]
@@ -23,16 +31,16 @@ _SECONDS_BETWEEN_POLLS = 0.1
 class Member:
     """A task that listens for the lead; unknown callers do not disturb it."""
 
-    def __init__(self, cluster: ClusterConfig, mark: str, awaiting: Awaiting) -> None:
+    def __init__(self, cluster: ClusterConfig, marks: Marks, awaiting: Awaiting) -> None:
         self._cluster, self._awaiting = cluster, awaiting
         self._task = cluster.task or Task("worker", 0)
         self._lead = cluster.lead
-        self._answer = Answer(mark, str(self._task))
+        self._answer = Answer(marks, str(self._task))
         self._selector = selectors.DefaultSelector()
         self._received: dict[socket.socket, bytes] = {}
         self._deadlines: dict[socket.socket, float] = {}  # in the order of arrival
         self._lead_connection: socket.socket | None = None  # None until the lead has called
-        self._call = Call("", "", {}, [])
+        self._call = Call({}, "", {}, [])
         self._wrong_caller = ""
 
     def answer(self) -> tuple[Task, ...]:
@@ -97,12 +105,13 @@ class Member:
         except (*MALFORMED, OSError):
             self._disconnect(connection)
             return
-        if (call.cluster, call.task) == (self._answer.cluster, self._answer.task):
+        if (call.marks, call.task) == (self._answer.marks, self._answer.task):
             self._accept_call(connection, call)
         else:
-            self._wrong_caller = (
-                "; a task of another cluster, or with another configuration, calls this task's address"
-            )
+            whose = "this cluster, which takes this one for another"
+            if call.marks != self._answer.marks:
+                whose = difference(self._answer.marks, call.marks)
+            self._wrong_caller = f"; a task of {whose}, calls this task's address"
             self._disconnect(connection)
 
     def _accept_call(self, connection: socket.socket, call: Call) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import connected, reason_of
-from tfdist.coordination.rendezvous.messages import SECONDS_TO_SPEAK, Call, Refused, exchange
+from tfdist.coordination.rendezvous.messages import SECONDS_TO_SPEAK, Call, Marks, Refused, exchange
 from tfdist.coordination.waiting import Awaiting
 from tfdist.errors import TaskLost
 
@@ -20,9 +20,9 @@ class Lead:
     """The task that calls all others, each from one thread, until all answer at the same time."""
 
     def __init__(
-        self, cluster: ClusterConfig, mark: str, awaiting: Awaiting, least: int | None, wait: float
+        self, cluster: ClusterConfig, marks: Marks, awaiting: Awaiting, least: int | None, wait: float
     ) -> None:
-        self._cluster, self._mark, self._awaiting = cluster, mark, awaiting
+        self._cluster, self._marks, self._awaiting = cluster, marks, awaiting
         self._least, self._wait = least, wait
         others = [task for task in cluster.tasks() if task != cluster.lead]
         self._changed = threading.Condition()
@@ -107,7 +107,7 @@ class Lead:
                 if self._is_over or (start and str(task) not in start):
                     return
                 missing = {str(other): why[:200] for other, why in self._missing.items() if other != task}
-            exchange(connection, Call(self._mark, str(task), missing, start))
+            exchange(connection, Call(self._marks, str(task), missing, start))
             with self._changed:
                 self._missing.pop(task, None)
                 self._answered[task] = current_round

@@ -7,7 +7,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["MALFORMED", "MOST_BYTES", "SECONDS_TO_SPEAK", "Answer", "Call", "Refused", "exchange"]
+__all__ = [
+    "CLUSTER",
+    "MALFORMED",
+    "MOST_BYTES",
+    "SECONDS_TO_SPEAK",
+    "Answer",
+    "Call",
+    "Marks",
+    "Refused",
+    "difference",
+    "exchange",
+]
+
+CLUSTER = "the cluster"  # the name of its mark
 
 MOST_BYTES = 1 << 16  # the longest line
 SECONDS_TO_SPEAK = 5.0
@@ -15,21 +28,22 @@ SECONDS_TO_SPEAK = 5.0
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _Name = Annotated[str, Meta(max_length=64)]
+Marks = Annotated[dict[_Name, _Name], Meta(max_length=64)]  # a hash for each name
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call"):
-    """What the lead sends: its cluster, the task it calls, who is missing and why, and who takes part."""
+    """What the lead sends: its marks, the task it calls, who is missing and why, and who takes part."""
 
-    cluster: _Name
+    marks: Marks
     task: _Name
     missing: dict[_Name, Annotated[str, Meta(max_length=200)]]
     start: list[_Name]
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="answer"):
-    """What the other tasks send: their cluster and their name."""
+    """What the other tasks send: their marks and their name."""
 
-    cluster: _Name
+    marks: Marks
     task: _Name
 
 
@@ -52,10 +66,18 @@ def exchange(connection: socket.socket, call: Call) -> None:
             "still runs TensorFlow's server of an earlier start" if is_grpc else "is not a task of tfdist"
         )
         raise Refused(problem) from None
-    if answer.cluster != call.cluster:
-        raise Refused("is a task of another cluster, or of another configuration of this one")
+    if answer.marks != call.marks:
+        raise Refused(f"is a task of {difference(call.marks, answer.marks)}")
     if answer.task != call.task:
         raise Refused("is another task of this cluster")
+
+
+def difference(mine: Marks, theirs: Marks) -> str:
+    """Return how the cluster of another task differs from this task's, given that their marks do."""
+    if mine.get(CLUSTER) != theirs.get(CLUSTER):
+        return "another cluster"
+    names = [name for name in mine if mine[name] != theirs.get(name)]
+    return f"this cluster, but with another {' and another '.join(names) or 'configuration'}"
 
 
 def _read_line(connection: socket.socket) -> bytes:
