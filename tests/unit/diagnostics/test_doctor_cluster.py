@@ -221,6 +221,17 @@ def test_the_transport_and_its_secret_are_told(tmp_path, text, gpus, environ, st
     assert all(finding.remedy for finding in findings if finding.state != "ok")
 
 
+@pytest.mark.parametrize(("environ", "secret"), [(SECRET, "ok"), ({}, "failed")])
+def test_without_encryption_there_is_no_transport_and_the_secret_is_told_all_the_same(
+    tmp_path, monkeypatch, environ, secret
+):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    cluster = ClusterConfig(worker=["a:1", "b:1"], task=("worker", 0))
+    encrypted = config(tmp_path, "communication: {encryption: tls}")
+    findings = check_transport(cluster, encrypted, gpus=0, environ=environ)
+    assert [(each.check, each.state) for each in findings] == [("encryption", "failed"), ("secret", secret)]
+
+
 def test_the_transport_beside_a_ps_and_of_one_process_is_told():
     beside = ClusterConfig(chief=["c:1"], worker=["a:1"], ps=["b:1"])
     local = ClusterConfig.local(workers=2)

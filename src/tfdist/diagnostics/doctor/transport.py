@@ -39,18 +39,21 @@ def check_transport(
         yield _find.ok("transport", f"none: with {name}, tensors stay in one process")
         return
     on_gpus = gpus > 0 and config.strategy.device != "cpu"
+    if not options.may_use_tcp(on_gpus=on_gpus):
+        yield _find.ok("transport", _of_tensorflow(name, options))
+        return
+    if cluster.is_on_ports_of_ours:
+        by_tcp = [_find.ok("secret", "the launcher makes one at each start")]
+        by_tcp.append(_find.ok("transport", _of_ours(name, options)))
+    else:
+        by_tcp = list(_with_secret(secret, name, options))
     if options.is_encrypted:
         try:
             check_tls()
         except ConfigError as error:
             yield failure_of(CLUSTER, "encryption", error)
-    if not options.may_use_tcp(on_gpus=on_gpus):
-        yield _find.ok("transport", _of_tensorflow(name, options))
-    elif cluster.is_on_ports_of_ours:
-        yield _find.ok("secret", "the launcher makes one at each start")
-        yield _find.ok("transport", _of_ours(name, options))
-    else:
-        yield from _with_secret(secret, name, options)
+            by_tcp = [finding for finding in by_tcp if finding.check != "transport"]  # there is none
+    yield from by_tcp
 
 
 def _with_secret(
