@@ -8,7 +8,7 @@ for the sums when all buckets are handed over, so no thread of TensorFlow waits 
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +61,19 @@ class GradientBuckets:
         self._numbers = itertools.count()
         # Each bucket has a layout of its own: int8 adds what it rounds away to the same gradients again.
         self._fusion = functools.lru_cache(maxsize=256)(lambda bucket, dtype, shapes: Fusion(dtype, shapes))
-        self._narrowing = functools.lru_cache(maxsize=256)(lambda fusion: Narrowing(wire_type))
+        self._narrowings: dict[str, Narrowing] = {}  # by the name of the bucket
+        self._restored: dict[str, Any] = {}  # rounding errors of buckets that have not been exchanged yet
+
+    @property
+    def rounding_errors(self) -> dict[str, Any]:
+        """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
+        kept = {name: each.residual for name, each in self._narrowings.items()}
+        return self._restored | {name: error for name, error in kept.items() if error is not None}
+
+    @rounding_errors.setter
+    def rounding_errors(self, errors: Mapping[str, Any]) -> None:
+        self._narrowings.clear()
+        self._restored = dict(errors)
 
     def sums(
         self, gradients: Sequence[tf.Tensor], weight: tf.Tensor | None, factor: tf.Tensor, place: int
@@ -137,15 +149,23 @@ class GradientBuckets:
         begun = time.monotonic()
         if step.share is None:
             step.share = factor if weight is None else self._divided_by_sum(factor, weight)
-        fusion = self._fusion(bucket, arrays[0].dtype, tuple(array.shape for array in arrays))
+        shapes = tuple(array.shape for array in arrays)
+        fusion = self._fusion(bucket, arrays[0].dtype, shapes)
         with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
             whole = fusion.fused(arrays, step.share)
             is_narrowed = self._wire_type != "float32" and whole.dtype == np.float32
-            payload = self._narrowing(fusion).loaded(whole) if is_narrowed else Whole(whole)
+            payload = self._narrowing(bucket, shapes).loaded(whole) if is_narrowed else Whole(whole)
             self._ring.add_up(payload)
         ended, computed_at = time.monotonic(), step.computed_at
         self._ring.taken[payload.name].hidden += max(0.0, min(ended, computed_at or ended) - begun)
         return fusion.parts(whole)
+
+    def _narrowing(self, bucket: tuple[int, int], shapes: tuple[tuple[int, ...], ...]) -> Narrowing:
+        name = f"{bucket} {shapes}"
+        if name not in self._narrowings:
+            self._narrowings[name] = Narrowing(self._wire_type)
+            self._narrowings[name].residual = self._restored.pop(name, None)
+        return self._narrowings[name]
 
     def _divided_by_sum(self, factor: float, weight: float) -> float:
         total = np.array([weight])

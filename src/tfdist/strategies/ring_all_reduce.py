@@ -5,7 +5,7 @@ A time limit ends TensorFlow's collectives that take too long.
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,16 +83,36 @@ class LimitedAllReduce(CollectiveAllReduce):
 
 
 class RingAllReduce(LimitedAllReduce):
-    """An all-reduce over a ring, of tensors and of rows of them."""
+    """An all-reduce over a ring, of tensors and of rows of them.
+
+    Attributes:
+        ring: The ring.
+        keeps_rounding_errors: Whether a step adds what the step before has rounded away.
+    """
 
     def __init__(
         self, replaced: Any, ring: Ring, wire_type: str = "float32", limit: TimeLimit | None = None
     ) -> None:
         """Replace TensorFlow's cross-device operations; 32-bit gradients travel as `wire_type`."""
         super().__init__(replaced, limit)
-        self._ring, self._thread = ring, ExchangeThread()
+        self.ring, self._thread = ring, ExchangeThread()
+        self.keeps_rounding_errors = wire_type == "int8"
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
         self._buckets = GradientBuckets(ring, self._thread, wire_type)
+
+    @property
+    def rounding_errors(self) -> dict[str, Any]:
+        """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
+        return self._buckets.rounding_errors
+
+    @rounding_errors.setter
+    def rounding_errors(self, errors: Mapping[str, Any]) -> None:
+        self._buckets.rounding_errors = dict(errors)
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all tasks, by rank; all tasks call this between two steps."""
+        arrays = self._thread.run(lambda: self.ring.gather(np.frombuffer(data, np.uint8)))
+        return [array.tobytes() for array in arrays]
 
     def weighted_sums(self, gradients: Sequence[Any], weight: Any, *, is_mean: bool) -> list[Any]:
         """Return the sums of dense gradients, each replica's times its weight, a float64 scalar.
@@ -179,7 +199,7 @@ class RingAllReduce(LimitedAllReduce):
         fusion = self._fused(arrays)
         whole = fusion.fused(arrays)
         with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
-            self._ring.add_up(Whole(whole))
+            self.ring.add_up(Whole(whole))
         return fusion.parts(whole)
 
     def _exchange_rows(self, values: Any, indices: Any) -> list[Any]:
@@ -188,7 +208,7 @@ class RingAllReduce(LimitedAllReduce):
     def _all_rows(self, values: Any, indices: Any) -> list[Any]:
         shape = values.shape[1:]
         row_bytes = int(np.prod(shape)) * values.itemsize
-        arrays = self._ring.gather(np.concatenate([_as_bytes(values), _as_bytes(indices)]))
+        arrays = self.ring.gather(np.concatenate([_as_bytes(values), _as_bytes(indices)]))
         counts = [len(array) // (row_bytes + indices.itemsize) for array in arrays]
         parts = [np.split(array, [count * row_bytes]) for array, count in zip(arrays, counts, strict=True)]
         all_values, all_indices = (np.concatenate(kind) for kind in zip(*parts, strict=True))

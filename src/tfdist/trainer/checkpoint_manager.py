@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError, shown
 from tfdist.trainer.run_context import RunContext
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_writer import CheckpointWriter
+from tfdist.training.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.variables import State, take_from_chief
 
 __all__ = ["CheckpointManager", "Start"]
@@ -125,6 +126,8 @@ class CheckpointManager:
             checkpoint.check_variables(self._found, mine)
             values, self._best = self._found.read(), self._found.facts["best"]
         state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
+        folder = None if self._found is None else self._found.folder
+        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
         _log.info("resuming at step %d of %d, from %s", self.kept, total, self._place)
 
     def note(self, step: int, results: Mapping[str, float]) -> None:
@@ -180,7 +183,7 @@ class CheckpointManager:
         *,
         is_stopped: bool = False,
     ) -> None:
-        """Write what the run needs to resume, if this is the chief; remove old checkpoints.
+        """Write what the run needs to resume on the chief, and remove old checkpoints; all tasks call this.
 
         Args:
             step: The number of steps done.
@@ -189,6 +192,7 @@ class CheckpointManager:
             is_stopped: Whether a callback has ended the training at this step.
         """
         self.kept = step
+        files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
         if not self._is_chief:
             return
         facts = {
@@ -205,7 +209,7 @@ class CheckpointManager:
             if self._remote is not None:
                 self._remote.put_checkpoint(step, keep, also)
 
-        self.writer.save(self._folder, step, values, facts, keep=keep, also=also, then=upload)
+        self.writer.save(self._folder, step, values, facts, keep=keep, also=also, files=files, then=upload)
 
     def _agreed(self, numbers: list[int]) -> list[int]:
         """Return the chief's numbers; all tasks must call this with the same count of numbers."""

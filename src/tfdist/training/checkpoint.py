@@ -2,6 +2,7 @@
 
     RUN/checkpoints/<step>/
         variables.index, variables.data-…    read by tf.train.load_checkpoint too
+        rounding_errors.npz                  with int8 gradients: see rounding_errors.py
         about.json                           the step, facts of the run, and the SHA-256 of each file
 
 A folder gets its name when all of its files are on the disk. A checkpoint that is damaged later is skipped.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json
+from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json, write_whole
 from tfdist._utils.glob_free_path import glob_free_path
 from tfdist._utils.read_files import opened_regular, read_json_file
 from tfdist.coordination.stall_limit import Activity
@@ -81,7 +82,13 @@ def snapshot(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 @doing(Activity("saving a checkpoint"))
-def save(folder: Path, step: int, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Checkpoint:
+def save(
+    folder: Path,
+    step: int,
+    values: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    files: Mapping[str, bytes] | None = None,
+) -> Checkpoint:
     """Write a checkpoint atomically.
 
     Args:
@@ -89,6 +96,7 @@ def save(folder: Path, step: int, values: Mapping[str, Any], facts: Mapping[str,
         step: How many steps are done; the name of the checkpoint.
         values: The values of all variables by name.
         facts: Further facts that a resumed run needs; plain values.
+        files: Further files, by name.
     """
     final = folder / str(step)
     tensors = [tf.convert_to_tensor(value) for value in values.values()]
@@ -104,6 +112,8 @@ def save(folder: Path, step: int, values: Mapping[str, Any], facts: Mapping[str,
                 shape_and_slices=[""] * len(tensors),
                 tensors=tensors,
             )
+        for name, data in (files or {}).items():
+            write_whole(partial / name, data)
         sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
         about = {"format": _FORMAT, "step": step, "facts": facts, "variables": described, "sha256": sums}
         write_json(partial / "about.json", about)

@@ -41,6 +41,7 @@ class CheckpointWriter:
         *,
         keep: int,
         also: Sequence[int] = (),
+        files: Mapping[str, bytes] | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
         """Write a checkpoint, record that, and remove old ones.
@@ -52,6 +53,7 @@ class CheckpointWriter:
             facts: Further facts that a resumed run needs.
             keep: How many of the newest checkpoints to keep.
             also: Steps whose checkpoints are kept too.
+            files: Further files of the checkpoint, by name.
             then: Called after that.
 
         Raises:
@@ -60,7 +62,7 @@ class CheckpointWriter:
         began, kept = time.monotonic(), checkpoint.snapshot(values)
 
         def write() -> None:
-            checkpoint.save(folder, step, kept, facts)
+            checkpoint.save(folder, step, kept, facts, files)
             record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
             write_saved_step(step)
             checkpoint.prune(folder, keep, also)

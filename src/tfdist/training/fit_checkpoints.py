@@ -40,6 +40,7 @@ from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
 from tfdist.training.resumed_variables import learning_rate, other_optimizers, set_learning_rate
+from tfdist.training.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
@@ -209,6 +210,8 @@ class FitCheckpoints(NoCheckpoints):
         self._metrics = [value for name, value in named.items() if name.startswith(_EPOCH)]
         self._weights = {name: value for name, value in named.items() if name.startswith(_CALLBACK)}
         self._values = values[: len(names) - len(self._metrics) - len(self._weights)]
+        folder = None if self._found is None else self._found.folder
+        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
         self._assign(facts)
 
     def _assign(self, facts: Facts) -> None:
@@ -345,6 +348,7 @@ class FitCheckpoints(NoCheckpoints):
     ) -> None:
         """Write a checkpoint on the chief; `metrics` are None at the end of an epoch."""
         self._saved_at = self.step
+        files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
         if not self._is_chief:
             return
         values = self._state.values()
@@ -363,7 +367,7 @@ class FitCheckpoints(NoCheckpoints):
             is_stopped=is_stopped,
         )
         option = self._option
-        self._writer.save(option.folder, self.step, values, facts.as_dict(), keep=option.keep)
+        self._writer.save(option.folder, self.step, values, facts.as_dict(), keep=option.keep, files=files)
 
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()

@@ -77,21 +77,25 @@ _FORMATS: dict[str, _Format] = {"bfloat16": _BFloat16(), "float16": _Float16(), 
 
 
 class Narrowing:
-    """Compress the exchanges of one array, step after step."""
+    """Compress the exchanges of one array, step after step.
+
+    Attributes:
+        residual: What 8 bits have rounded away and the next exchange adds; None before the first one.
+    """
 
     def __init__(self, wire_type: str) -> None:
         self._name, self._format = wire_type, _FORMATS[wire_type]
-        self._residual: Array | None = None
+        self.residual: Array | None = None
 
     def loaded(self, values: Array, *, keeps: bool = True) -> "Narrow":
         """Return the payload for a 32-bit array; `keeps` adds what 8 bits round away to the next one."""
         if not keeps:
             return Narrow(self._name, self._format, values, None)
         if self._format.block > 1 and (
-            self._residual is None or len(self._residual) != _padded(values, self._format)
+            self.residual is None or len(self.residual) != _padded(values, self._format)
         ):
-            self._residual = np.zeros(_padded(values, self._format), np.float32)
-        return Narrow(self._name, self._format, values, self._residual)
+            self.residual = np.zeros(_padded(values, self._format), np.float32)
+        return Narrow(self._name, self._format, values, self.residual)
 
 
 class Narrow:

@@ -105,3 +105,25 @@ def test_steps_that_failed_leave_no_sums_behind_for_ever():
         buckets._hand_over((0, 0), False, False, np.int64(-1), 1.0, 1.0, np.ones(4, np.float32))
 
     assert len(buckets._steps) <= 16
+
+
+def test_rounding_errors_that_are_put_back_give_the_sums_of_a_run_that_went_on():
+    chance = np.random.default_rng(0)
+    gradients = [
+        tf.constant(chance.normal(size=300), tf.float32),
+        tf.constant(chance.normal(size=5), tf.float32),
+    ]
+    one = tf.constant(1.0, tf.float64)
+
+    def made():
+        return GradientBuckets(_Alone(), ExchangeThread(), "int8")
+
+    straight, before, after = made(), made(), made()
+    expected = _run(straight, lambda: gradients, None, one, steps=4)
+    _run(before, lambda: gradients, None, one, steps=2)
+    after.rounding_errors = {name: error.copy() for name, error in before.rounding_errors.items()}
+    found = _run(after, lambda: gradients, None, one, steps=2)
+    assert before.rounding_errors
+    np.testing.assert_array_equal(np.concatenate(found[-1]), np.concatenate(expected[-1]))
+    fresh = _run(made(), lambda: gradients, None, one, steps=2)
+    assert not np.array_equal(np.concatenate(fresh[-1]), np.concatenate(expected[-1]))
