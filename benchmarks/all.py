@@ -40,6 +40,7 @@ QUICK: dict[str, Sequence[str]] = {
     "scaling": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "servers": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "simulated_machine": ["--rounds", "1", "--workers", "2"],
+    "simulated_networks": [],
     "single": ["--rounds", "1", "--steps", "40", "--others", "1"],
     "soak": ["--seconds", "10"],
     "startup": ["--pairs", "1"],
