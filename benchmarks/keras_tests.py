@@ -77,16 +77,26 @@ def pytest_runtest_logstart(location: tuple[str, int | None, str]) -> None:
     _record(test=named(location), outcome=None)
 
 
+def pytest_collectreport(report: Any) -> None:
+    """Record a file that cannot be imported as a test that fails."""
+    if report.outcome == "failed":
+        _record(test=f"{Path(report.nodeid).stem} as a whole", outcome=_reason(report))
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Record the outcome of a test's setup, call or teardown."""
     if report.outcome == "failed":
-        crash = getattr(report.longrepr, "reprcrash", None)
-        text = crash.message if crash is not None else str(report.longrepr)
-        _record(test=named(report.location), outcome=" ".join(text.split())[:LONGEST])
+        _record(test=named(report.location), outcome=_reason(report))
     elif report.outcome == SKIPPED:
         _record(test=named(report.location), outcome=SKIPPED)
     elif report.when == "call":
         _record(test=named(report.location), outcome=PASSED)
+
+
+def _reason(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return " ".join(text.split())[:LONGEST]
 
 
 def pytest_sessionfinish(session: Any) -> None:
@@ -147,6 +157,7 @@ def _run_once(
         "-c",
         os.devnull,
         f"--rootdir={folder}",
+        "--continue-on-collection-errors",
         *(["-k", wanted] if wanted else []),
     ]
     for test in tests:
