@@ -77,7 +77,9 @@ def is_compiled(model: Any) -> bool:
 
 def build_model(model: Any, batch_spec: Any) -> None:
     """Build a model, its metrics and its optimizer for a batch as it comes from the data. Seen in 3.15."""
-    model._symbolic_build(data_batch=batch_spec)
+    # An optional input may be None, for which tf.data has a spec without a shape.
+    batch = tf.nest.map_structure(lambda spec: spec if hasattr(spec, "shape") else None, batch_spec)
+    model._symbolic_build(data_batch=batch)
 
 
 def call_model(model: Any, x: Any, *, training: bool) -> Any:

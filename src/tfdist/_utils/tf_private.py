@@ -41,6 +41,7 @@ __all__ = [
     "dataset_tensors",
     "device_datasets_made_by",
     "dispatched_worker_index",
+    "eager_context",
     "has_answered",
     "has_failed",
     "has_result",
@@ -469,6 +470,14 @@ def replica_specs(distributed_spec: Any) -> list[Any]:
 
 
 # -- the coordinator of parameter servers --
+
+
+def eager_context() -> Any:
+    """Return what knows all functions of this process; a script may replace it, to set devices anew.
+
+    Seen in 2.12 and 2.21.
+    """
+    return context.context()
 
 
 def only_trace(function: Any) -> Any:

@@ -98,7 +98,9 @@ def copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(copied)
 
 
-def _copied(part: tf.Tensor) -> tf.Tensor:
+def _copied(part: tf.Tensor | None) -> tf.Tensor | None:
+    if part is None:  # an optional input
+        return None
     is_number = part.dtype.is_floating or part.dtype.is_integer
     return tf.ensure_shape(tf.raw_ops.DeepCopy(x=part), part.shape) if is_number else part
 

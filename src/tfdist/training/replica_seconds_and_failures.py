@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.tf_private import worker_count
+from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.worker_index_in_graph import worker_index
 
@@ -99,13 +99,13 @@ def now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:
         number = tf.identity(number)
     if tf.executing_eagerly():
         return tf.timestamp()
-    [read] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock())
+    [read] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock(eager_context()))
     return read
 
 
-@functools.cache
-def _clock() -> Any:
-    """Return the function that reads the clock.
+@functools.lru_cache(maxsize=1)
+def _clock(_: Any) -> Any:
+    """Return the function that reads the clock, for the context that knows all functions of this process.
 
     In a graph of several replicas, TensorFlow runs operations with side effects one after the other, and
     counts a clock among them. It would read the second replica's clock after the first replica has ended.

@@ -86,9 +86,20 @@ def made_data(
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
             return _shuffled(whole, size, seed)
-        return adapt(batch_size=batch_size, shuffle=shuffle)
+        return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
+
+
+def _with_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set with None for an optional input without a value, which Keras's adapters mark."""
+    if not any(isinstance(spec, tf.OptionalSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+        return dataset
+
+    def unmarked(part: Any) -> Any:
+        return None if isinstance(part, tf.experimental.Optional) else part
+
+    return dataset.map(lambda *parts: tf.nest.map_structure(unmarked, parts))
 
 
 def validation_parts(validation_data: Any) -> tuple[Any, ...]:
