@@ -300,7 +300,7 @@ class Run:
                 counted = totals
             self._throughput.report(self.step, self.total)
             self._checkpoint_manager.reached(self.step)
-            is_stopped = callbacks is not None and callbacks.after_steps(self.step, step.results(totals))
+            is_stopped = callbacks is not None and callbacks.after_steps(self.step, step.batch_logs(totals))
             if self._leaves() or is_stopped:
                 training.runner.wind_up()
             elif callbacks is not None and self.step < goal:

@@ -23,7 +23,7 @@ from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
-from tfdist.training.run_batches import DataPosition, run_batches
+from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks
@@ -105,22 +105,21 @@ def run_tests(
     """
     # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
     testing.runner.rewind()
-    results: dict[str, Any] = {}
-    done = 0
+    part = EpochPart()
     reset_batch_count(model, "test")
     model.stop_evaluating = False
     if calls is not None:
         calls.on_test_begin()
     batches = run_batches(
-        "test", testing, model, steps=steps, expected=expected, calls=calls, position=position
+        "test", testing, model, steps=steps, expected=expected, calls=calls, position=position, part=part
     )
     with contextlib.closing(batches):
-        for done, results in batches:  # noqa: B007  # the last ones are those of all batches
+        for _ in batches:
             if leave is not None and leave():
                 break
-    if not done:
+    if not part.done:
         raise DataError("the validation data", "contain no batch")
-    logs = as_logs(results)
+    logs = as_logs(part.logs)
     if calls is not None:
         calls.on_test_end(logs)
     return logs

@@ -101,7 +101,7 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
                 pass
         if is_training:
             step.end_epoch()
-        results = as_logs(step.results(totals))
+        results = as_logs(step.batch_logs(totals))
         step.store(totals)
         runner.rewind(())  # so that the batch is not kept
     return results

@@ -13,7 +13,7 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
-from tfdist.training.session import Phase
+from tfdist.training.session import Phase, Step
 from tfdist.training.step_spans import name_steps
 
 __all__ = ["RAN_OUT", "DataPosition", "EpochPart", "last_index", "run_batches", "steps_per_execution"]
@@ -67,7 +67,7 @@ class EpochPart:
         done: The number of batches.
         index: The index of the next batch, as callbacks get it.
         totals: The totals of the metrics; None before the first batch.
-        logs: The metrics' results.
+        logs: The logs of the last batch; at the end of the epoch the metrics' results.
         is_leaving: Whether the epoch is left, without a word to the callbacks, once all executions that are
             under way have ended.
     """
@@ -92,7 +92,9 @@ def run_batches(
     part: EpochPart | None = None,
     before: int = 0,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
-    """Run an epoch; yield after each execution how many batches are done, and the metrics' results.
+    """Run an epoch; yield after each execution how many batches are done, and the logs of its last batch.
+
+    At the end, the logs of `part` are the metrics' results.
 
     Args:
         name: train or test.
@@ -135,7 +137,7 @@ def run_batches(
                 if calls is not None and steps is not None and 0 < part.done < steps:
                     warnings.warn(RAN_OUT, stacklevel=3)
                 break
-            part.logs = step.results(part.totals)
+            part.logs = step.batch_logs(part.totals)
             part.done += ran
             count(model, name, ran)
             last = last_index(model, part.index, ran)
@@ -145,8 +147,15 @@ def run_batches(
             try:
                 yield part.done, part.logs
             except GeneratorExit:  # the caller ends the epoch here
-                step.store(part.totals)
+                _end(part, step)
                 raise
+    _end(part, step)
+
+
+def _end(part: EpochPart, step: Step) -> None:
+    """Write the metrics' results to the logs, and the totals to the metrics."""
+    if part.done:
+        part.logs = step.results(part.totals)
     step.store(part.totals)
 
 

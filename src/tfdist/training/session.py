@@ -89,6 +89,9 @@ class Step(Protocol):
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
 
+    def batch_logs(self, totals: Totals) -> dict[str, Any]:
+        """Return the logs of a batch: those of the model's own step as they are, or the metrics' results."""
+
     def end_epoch(self) -> None:
         """Synchronize the variables that each replica may have written for itself."""
 

@@ -232,6 +232,43 @@ def test_refuses_states_that_replicas_would_not_continue(is_stateful):
     check_states(model, SimpleNamespace(num_replicas_in_sync=1))
 
 
+class LossesOfBatches(keras.callbacks.Callback):
+    """Note the loss that callbacks get at the end of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+class Untracked(keras.Model):
+    """Return the loss without counting it in the metric of the same name."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        # AutoGraph of TensorFlow 2.12 knows no strict.
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no metric for the loss of such a step")
+def test_callbacks_of_batches_get_the_logs_of_the_step_itself(strategy):
+    expected, found = LossesOfBatches(), LossesOfBatches()
+    with strategy.scope():
+        kerass, ours = (of_its_own(Untracked) for _ in range(2))
+    history = kerass.fit(batches(), epochs=2, shuffle=False, verbose=0, callbacks=[expected])
+    own = fit(ours, batches(), strategy=strategy, epochs=2, verbose=0, callbacks=[found])
+
+    assert min(expected.losses) > 0
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert own.history == history.history  # Keras takes the results of the metrics there
+
+
 class Nothing(keras.Model):
     def train_step(self, data):
         return None

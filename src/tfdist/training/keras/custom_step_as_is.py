@@ -121,8 +121,10 @@ class OwnStep:
                 metrics = {metric.name: metric.result() for metric in self._model.metrics}
             else:
                 metrics = self._model.get_metrics_result()
-        if set(metrics) == set(self._logs):
-            return metrics
+        return metrics if set(metrics) == set(self._logs) else self.batch_logs(totals)
+
+    def batch_logs(self, totals: Totals) -> dict[str, Any]:
+        """Return the logs as the model's own step returns them."""
         return flat_logs(tf.nest.pack_sequence_as(self._logs, totals.metrics))
 
     def end_epoch(self) -> None:

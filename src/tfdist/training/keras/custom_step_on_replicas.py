@@ -132,12 +132,15 @@ class SharedCustomStep(KerasStep):
         self._metrics.store(self._split(totals)[0])
 
     def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the metrics' results if the logs name exactly the metrics; otherwise the logs."""
+        with self._keras.StatelessScope(self._metrics.values(self._split(totals)[0])):
+            metrics = tf.nest.map_structure(value_of, self._model.get_metrics_result())
+        return metrics if set(metrics) == set(self._logs) else self.batch_logs(totals)
+
+    def batch_logs(self, totals: Totals) -> dict[str, Any]:
         """Return the logs, with the results of metrics over all examples."""
         counted, logs = self._split(totals)
         with self._keras.StatelessScope(self._metrics.values(counted)):
-            metrics = tf.nest.map_structure(value_of, self._model.get_metrics_result())
-            if set(metrics) == set(self._logs):
-                return metrics  # type: ignore[no-any-return]
             values, places = [], iter(logs)
             for log in self._flat_logs:
                 result = None if log.metric is None else tf.nest.flatten(log.metric.result())[log.place]

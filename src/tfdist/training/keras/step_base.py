@@ -49,6 +49,14 @@ class KerasStep:
         applied = self._applied
         return applied.note_step if applied is not None and applied.are_noted_by_update else None
 
+    def results(self, totals: Totals) -> dict[str, Any]:
+        """Return the metrics' results."""
+        raise NotImplementedError
+
+    def batch_logs(self, totals: Totals) -> dict[str, Any]:
+        """Return the logs of a batch, which callbacks get: the metrics' results."""
+        return self.results(totals)
+
     def end_epoch(self) -> None:
         """Do nothing: no replica writes anything for itself."""
 
