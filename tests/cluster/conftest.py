@@ -196,11 +196,12 @@ ONLY_ON = {
     "multi_worker_mirrored": ["callback_cases.stopping", "order_cases.drawn", "call_cases.apart"],
     "parameter_server": [
         "model_cases.recovered",
+        "model_cases.written",
         "own_cases.refused",
         "traffic_cases.evaluated",
         "custom_step_cases.refused",
     ],
-    "parameter_server_sync": ["own_cases.refused", "shard_cases.trained"],
+    "parameter_server_sync": ["own_cases.refused", "shard_cases.trained", "model_cases.written"],
 }
 
 

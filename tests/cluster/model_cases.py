@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from cases import compute_in
 
-from tfdist.errors import DataError
+from tfdist.errors import ConfigError, DataError
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.keras.lazy_adam import LazyAdam
@@ -256,4 +256,44 @@ def with_options(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, An
             model.compile("sgd", "mse", **({option: True} if option else {}))
         history = fit(model, x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0, strategy=strategy)
         found[option] = {"losses": history.history["loss"], "steps": int(model.optimizer.iterations)}
+    return found
+
+
+class _Counts(keras.layers.Layer):
+    """Count the calls, also those that do not train, and multiply by the count."""
+
+    def build(self, shape: Any) -> None:
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return inputs * self.calls
+
+
+def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Evaluate with a layer that writes its variable, and train with one that writes a variable of no layer."""
+    if keras.__version__ < "3":  # it updates variables within its graph
+        return {}
+    x = np.ones((6, 1), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(2)
+    with strategy.scope():
+        counts, outside = _Counts(), keras.Variable(0.0, trainable=False, name="outside")
+        model = keras.Sequential([keras.Input((1,)), counts])
+        model.compile("sgd", "mse")
+
+        class Hides(keras.layers.Dense):
+            def call(self, inputs: Any) -> Any:
+                outside.assign_add(1.0)
+                return super().call(inputs)
+
+        hiding = keras.Sequential([keras.Input((1,)), Hides(1)])
+        hiding.compile("sgd", "mse")
+    found: dict[str, Any] = {
+        "losses": [evaluate(model, data, strategy=strategy, verbose=0) for _ in range(2)]
+    }
+    found["calls"] = float(counts.calls)
+    try:
+        fit(hiding, data, strategy=strategy, verbose=0)
+    except ConfigError as error:
+        found["refused"] = str(error)
     return found

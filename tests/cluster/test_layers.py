@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from conftest import IN_STEP, SETUPS, on
 
 COMPARED_WITH = "one_device"
-CASES = [f"model_cases.{name}" for name in ("on_sequences", "looked_up", "by_rows", "with_options")]
+CASES = [
+    f"model_cases.{name}" for name in ("on_sequences", "looked_up", "by_rows", "with_options", "written")
+]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
 # What they compute on several devices of one process, mirrored workers compute over a network; and workers at their
 # own pace run the graphs of those in step, whose numbers can be compared.
@@ -58,3 +61,17 @@ def test_how_a_step_is_compiled_changes_no_result(strategy, finished):
         assert result["steps"] == 6
         if strategy in IN_STEP:
             assert result["losses"] == pytest.approx(found[""]["losses"], rel=1e-5)
+
+
+@pytest.mark.skipif(tf.keras.__version__ < "3", reason="Keras 2 updates variables within its graph")
+@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+def test_evaluation_writes_what_layers_write(strategy, finished):
+    found = finished(strategy).chief["model_cases.written"]
+
+    assert (
+        "writes outside while it is called, a variable that belongs to none of its layers" in found["refused"]
+    )
+    if strategy in IN_STEP:  # workers at their own pace write over each other
+        assert found["calls"] == 6
+        assert found["losses"] == pytest.approx([(1 + 4 + 9) / 3, (16 + 25 + 36) / 3])
+    assert found["losses"][0] < found["losses"][1]

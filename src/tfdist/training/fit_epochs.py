@@ -46,9 +46,13 @@ class FitEpochs:
         self._leave: Callable[[], bool] | None = None
         if testing is not None:
             stops = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
-            # A test_step of the model's own may change what a resumed run needs.
-            is_left = not has_own(model, "test_step")
-            self._leave = (lambda: stops() or checkpoints.leaves()) if is_left else stops
+
+            def leaves() -> bool:
+                # A resumed run needs what a test_step of the model's own, or a layer, may have changed here.
+                writes = has_own(model, "test_step") or testing.step.writes_in_tests
+                return stops() or (not writes and checkpoints.leaves())
+
+            self._leave = leaves
 
     def run(self, begun: int) -> dict[str, Any]:
         """Train, and evaluate when due, until the last epoch or until a callback stops training."""

@@ -11,7 +11,7 @@ from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 
-__all__ = ["check_model", "check_optimizer", "check_states", "has_own", "reductions", "uses_xla"]
+__all__ = ["check_model", "check_optimizer", "check_states", "has_own", "is_alone", "reductions", "uses_xla"]
 
 _log = logging.getLogger("tfdist")
 
@@ -40,10 +40,15 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     _check_scope(model, strategy)
 
 
+def is_alone(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether one replica computes all batches, one after the other."""
+    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    return strategy.num_replicas_in_sync == 1 and not (is_coordinated and worker_count(strategy) > 1)
+
+
 def check_states(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse a recurrent layer that continues from the batch before, which another replica may have had."""
-    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if strategy.num_replicas_in_sync == 1 and not (is_coordinated and worker_count(strategy) > 1):
+    if is_alone(strategy):
         return
     for layer in layers_of(model):
         if isinstance(layer, keras_of(model).layers.RNN) and layer.stateful:

@@ -69,7 +69,13 @@ class Runner(Protocol):
 
 
 class Step(Protocol):
-    """A step that counts in totals, which pass from one step to the next."""
+    """A step that counts in totals, which pass from one step to the next.
+
+    Attributes:
+        writes_in_tests: Whether a test, once traced, writes to variables besides those of metrics.
+    """
+
+    writes_in_tests: bool
 
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""

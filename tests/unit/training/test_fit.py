@@ -68,6 +68,71 @@ def test_a_layer_that_writes_its_weights_learns_as_in_keras(strategy):
         np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
+if keras.__version__ >= "3":
+
+    class Counts(keras.layers.Layer):
+        """Count calls, also those that do not train, in a variable of the layer."""
+
+        def build(self, shape):
+            self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, inputs):
+            self.calls.assign_add(1.0)
+            return inputs * self.calls
+
+    class Samples(keras.layers.Layer):
+        """Add noise, also where nothing trains."""
+
+        def __init__(self):
+            super().__init__()
+            self.seed_generator = keras.random.SeedGenerator(3)
+
+        def call(self, inputs):
+            return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seed_generator)
+
+    class Hides(keras.layers.Layer):
+        """Write a variable that is no attribute of the layer, and draw from such a generator."""
+
+        def __init__(self):
+            super().__init__()
+            calls, generator = keras.Variable(0.0, trainable=False), keras.random.SeedGenerator(3)
+
+            def changed(inputs):
+                calls.assign_add(1.0)
+                return inputs * calls + keras.random.normal(keras.ops.shape(inputs), seed=generator)
+
+            self.changed = changed
+
+        def call(self, inputs):
+            return self.changed(inputs)
+
+    def recurrent():
+        return keras.Sequential(
+            [keras.layers.Reshape((3, 1)), keras.layers.LSTM(3, stateful=True)], name="recurrent"
+        )
+
+    WRITING = [Counts, Samples, Hides, recurrent]
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 updates variables within its graph")
+@pytest.mark.parametrize("made", WRITING if keras.__version__ >= "3" else [], ids=lambda made: made.__name__)
+def test_layers_write_variables_in_training_and_evaluation_as_in_keras(strategy, made):
+    def trained(fit, evaluate, **where):
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.Input((3,), batch_size=4), made(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=2, jit_compile=False)
+        data = batches(4)
+        options = {"epochs": 2, "validation_data": data, "shuffle": False, "verbose": 0, **where}
+        history = fit(model, data, **options).history
+        return [*history["loss"], *history["val_loss"], evaluate(model, data, verbose=0, **where)]
+
+    expected = trained(keras.Model.fit, keras.Model.evaluate)
+    with strategy.scope():
+        found = trained(fit, evaluate, strategy=strategy)
+
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 class Seen(keras.callbacks.Callback):
     """Note the index that callbacks get at the end of each execution."""
 

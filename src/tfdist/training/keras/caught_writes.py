@@ -10,10 +10,26 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
 
-__all__ = ["CaughtScope", "caught_scope", "variables_made_in"]
+__all__ = ["CaughtScope", "NotedScope", "caught_scope", "noted_scope", "variables_made_in"]
 
 
-class CaughtScope(Protocol):
+class NotedScope(Protocol):
+    """A stateless scope of Keras 3 that tells which variables were written to in it."""
+
+    def __enter__(self) -> "NotedScope":
+        """Enter the scope."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the scope."""
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Return the value that a variable has in the scope."""
+
+    def written(self) -> list[tuple[Any, tf.Tensor]]:
+        """Return the variables that were written to, with their values."""
+
+
+class CaughtScope(NotedScope, Protocol):
     """A scope of Keras 3 that keeps the values that are assigned to variables.
 
     Attributes:
@@ -25,17 +41,14 @@ class CaughtScope(Protocol):
     def __enter__(self) -> "CaughtScope":
         """Enter the scope."""
 
-    def __exit__(self, *error: Any) -> None:
-        """Leave the scope."""
-
-    def get_current_value(self, variable: Any) -> Any:
-        """Return the value that a variable has in the scope."""
-
     def begun(self, variable: Any) -> tf.Tensor:
         """Return the value that a variable was given at the beginning."""
 
-    def written(self) -> list[tuple[Any, tf.Tensor]]:
-        """Return the variables that were written to, with their values."""
+
+def noted_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> NotedScope:
+    """Return a stateless scope in which some variables start from given values, also weights."""
+    scope: NotedScope = _noted_kind(keras)(state, collect_losses=True)
+    return scope
 
 
 def caught_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> CaughtScope:
@@ -57,12 +70,32 @@ def variables_made_in(strategy: tf.distribute.Strategy, keras: ModuleType) -> It
 
 
 @functools.cache
-def _kind(keras: ModuleType) -> Any:
+def _noted_kind(keras: ModuleType) -> Any:
     class Scope(keras.StatelessScope):  # type: ignore[misc, name-defined]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._written: dict[int, Any] = {}
+
+        def add_update(self, update: tuple[Any, Any]) -> None:
+            variable, _ = update
+            self._written[id(variable)] = variable
+            super().add_update(update)
+
+        def written(self) -> list[tuple[Any, tf.Tensor]]:
+            return [
+                (variable, tf.convert_to_tensor(self.state_mapping[key]))
+                for key, variable in self._written.items()
+            ]
+
+    return Scope
+
+
+@functools.cache
+def _kind(keras: ModuleType) -> Any:
+    class Scope(_noted_kind(keras)):  # type: ignore[misc]
         def __init__(self, state: Sequence[tuple[Any, tf.Tensor]]) -> None:
             super().__init__(state, collect_losses=True)
             self._begun = {id(variable): value for variable, value in state}
-            self._written: dict[int, Any] = {}
             self.is_paused = False
 
         def add_update(self, update: tuple[Any, Any]) -> None:
@@ -71,7 +104,6 @@ def _kind(keras: ModuleType) -> Any:
             if self.is_paused or variable.trainable:
                 assign_at_once(variable, value)
                 return
-            self._written[id(variable)] = variable
             super().add_update(update)
 
         def get_current_value(self, variable: Any) -> Any:
@@ -81,11 +113,5 @@ def _kind(keras: ModuleType) -> Any:
 
         def begun(self, variable: Any) -> tf.Tensor:
             return self._begun[id(variable)]
-
-        def written(self) -> list[tuple[Any, tf.Tensor]]:
-            return [
-                (variable, tf.convert_to_tensor(self.state_mapping[key]))
-                for key, variable in self._written.items()
-            ]
 
     return Scope

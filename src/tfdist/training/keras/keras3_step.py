@@ -27,6 +27,7 @@ from tfdist.training.exact_sparse_gradients import (
 )
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
+from tfdist.training.keras.caught_writes import NotedScope, noted_scope
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metrics import MetricState, are_sums
@@ -34,7 +35,7 @@ from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
 from tfdist.training.keras.step_base import KerasStep, value_of
-from tfdist.training.model_checks import has_own, reductions
+from tfdist.training.model_checks import has_own, is_alone, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.ps_test_cache import PsCache, read_whole
@@ -92,7 +93,7 @@ class Keras3Step(KerasStep):
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = Randomness(model, strategy)
         read_by_rows(model.variables)
-        self._written_by_layers = [*model.variables, *self._randomness.unseeded]
+        self._is_alone = is_alone(strategy)
         if model.optimizer is not None:
             self._trainable = parts_of(model.trainable_variables)
             self._updating = Updating(strategy, model.optimizer, self._trainable)
@@ -205,12 +206,16 @@ class Keras3Step(KerasStep):
 
         `came` are variables with values that were fetched before.
         """
-        test_on_part = functools.partial(self._test_on_part, came=came)
+        traced = _Traced()
+        test_on_part = functools.partial(self._test_on_part, came=came, traced=traced)
         with self._tracing():
-            sums = self._strategy.run(test_on_part, args=(batch, totals))
-        return self._after_batch(
-            totals, [self._strategy.experimental_local_results(value)[0] for value in sums]
+            parts = self._strategy.run(test_on_part, args=(batch, totals))
+        state, sums = (
+            [self._strategy.experimental_local_results(value)[0] for value in part] for part in parts
         )
+        self.writes_in_tests = bool(traced.written)
+        self._write(list(zip(traced.written, state, strict=True)))
+        return self._after_batch(totals, sums)
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -237,8 +242,13 @@ class Keras3Step(KerasStep):
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
         with losses_of_one_process(self._keras), self._randomness.drawing():
             zeros = self._metrics.zeros()
-            tested = functools.partial(self._strategy.run, lambda batch: self._tested(batch, zeros).sums)
-            return PsCache(read_whole(variables, lambda batch: tested(args=(batch,)), spec))
+            traced = _Traced()
+            tested = functools.partial(
+                self._strategy.run, lambda batch: self._tested(batch, zeros, traced).sums
+            )
+            read = read_whole(variables, lambda batch: tested(args=(batch,)), spec)
+        written = set(map(id, traced.written))
+        return PsCache([variable for variable in read if id(variable) not in written])
 
     # -- in replica context --
 
@@ -258,11 +268,12 @@ class Keras3Step(KerasStep):
         return self._gradients(data, scale, self._metrics.zeros(), _Traced()).gradients
 
     def _test_on_part(
-        self, data: Any, totals: Totals, came: Sequence[tuple[Any, tf.Tensor]]
-    ) -> list[tf.Tensor]:
-        return self._counted(
-            self._shared(lambda batch: self._tested(batch, totals.metrics, came), data, totals.metrics)
+        self, data: Any, totals: Totals, *, came: Sequence[tuple[Any, tf.Tensor]], traced: _Traced
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        shared = self._shared(
+            lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics
         )
+        return shared.state, self._counted(shared)
 
     def _shared(
         self,
@@ -309,12 +320,11 @@ class Keras3Step(KerasStep):
             self._scope(seeds, metrics, [] if fetched is None else fetched.watched(tape)) as scope,
             self._randomness.unseeded_from_here(),
         ):
-            begun = {id(variable): scope.get_current_value(variable) for variable in self._written_by_layers}
             losses = self._forward(data, training=True)
             scaled = [weighed(loss, scale) for loss in (losses.compiled, losses.added)]
             weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._is_synchronized else [None, None]
             scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weighs, strict=True)]
-        new = self._written(scope, begun, traced)
+        new = self._written(scope, traced)
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
         weights = [
             new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
@@ -324,27 +334,32 @@ class Keras3Step(KerasStep):
             [] if loss is None else unweighed(self._gradients_of(tape, loss, weights), weight)
             for loss, weight in zip(scaled, weighs, strict=True)
         )
-        drawn = {id(variable): value for variable, value in seeds}
-        state = [
-            tf.convert_to_tensor(value - drawn[key] if key in drawn else value) for key, value in new.items()
-        ]
         gradients, added = addends(gradients, added)
+        state = _state(new, seeds)
         return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
-    def _written(self, scope: Any, begun: Mapping[int, Any], traced: _Traced) -> dict[int, Any]:
+    def _written(self, scope: NotedScope, traced: _Traced) -> dict[int, Any]:
         """Return the values that layers have written, by their variables' ids; note these variables.
 
         Raises:
-            ConfigError: A layer writes a weight in shards. The new value has no gradient for each shard.
+            ConfigError: A layer writes a weight in shards, whose new value has no gradient for each shard; or
+                several replicas or workers write a variable that belongs to no layer, as the states of a
+                recurrent layer do.
         """
-        values = [(variable, scope.get_current_value(variable)) for variable in self._written_by_layers]
-        new = [(variable, value) for variable, value in values if value is not begun[id(variable)]]
+        counted = {id(variable) for variable in self._metrics.variables}
+        new = [(variable, value) for variable, value in scope.written() if id(variable) not in counted]
         traced.written = [variable for variable, _ in new]
+        where = f"model {self._model.name}"
         for variable in traced.written:
             if variable.trainable and len(parts_of([variable])) > 1:
                 problem = f"writes {variable.path} while it is called, and that weight is in shards"
-                remedy = "Leave out min_shard_bytes and max_shards"
-                raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
+                raise ConfigError(where, problem, remedy="Leave out min_shard_bytes and max_shards")
+        own = {id(variable) for variable in (*self._model.variables, *self.unseeded)}
+        hidden = [variable.path for variable in traced.written if id(variable) not in own]
+        if hidden and not self._is_alone:
+            problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
+            remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
+            raise ConfigError(where, problem, remedy=remedy)
         return {id(variable): value for variable, value in new}
 
     def _gradients_of(self, tape: tf.GradientTape, loss: tf.Tensor, weights: list[Any]) -> list[Any]:
@@ -357,13 +372,18 @@ class Keras3Step(KerasStep):
         return shaped(dense_where_rows_are_unique(gradients), self._trainable)
 
     def _tested(
-        self, data: Any, counted: Sequence[tf.Tensor], came: Sequence[tuple[Any, tf.Tensor]] = ()
+        self,
+        data: Any,
+        counted: Sequence[tf.Tensor],
+        traced: _Traced,
+        came: Sequence[tuple[Any, tf.Tensor]] = (),
     ) -> _Part:
         seeds = self._randomness.snapshot()
         metrics = self._metrics.before_batch(counted)
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
             losses = self._forward(data, training=False)
-            return _Part([], [], losses.weight, [], self._sums(scope, losses, data))
+        state = _state(self._written(scope, traced), seeds)
+        return _Part([], [], losses.weight, state, self._sums(scope, losses, data))
 
     def _forward(self, data: Any, *, training: bool) -> _Losses:
         model = self._model
@@ -391,7 +411,7 @@ class Keras3Step(KerasStep):
         seeds: list[tuple[Any, tf.Tensor]],
         metrics: list[tuple[Any, tf.Tensor]],
         came: Sequence[tuple[Any, tf.Tensor]] = (),
-    ) -> Any:
+    ) -> NotedScope:
         # Regularizers get the weights from the scope only.
         here = {id(variable) for variable, _ in came}
         penalized = [
@@ -400,7 +420,7 @@ class Keras3Step(KerasStep):
             if variable.regularizer is not None and id(variable) not in here
         ]
         weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
-        return self._keras.StatelessScope([*metrics, *weights, *seeds, *came], collect_losses=True)
+        return noted_scope(self._keras, [*metrics, *weights, *seeds, *came])
 
     def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
         """Return the values to add up: the counts of the metrics, and the losses times their weights."""
@@ -442,3 +462,9 @@ class Keras3Step(KerasStep):
             counts[id(tracker.count)] = size
         counts[id(self._loss_trackers[0].total)] += added
         return [*(counts[id(variable)] for variable in variables), seen]
+
+
+def _state(new: Mapping[int, Any], seeds: Sequence[tuple[Any, tf.Tensor]]) -> list[tf.Tensor]:
+    """Return new values of variables; of random generators, how far they have moved on."""
+    drawn = {id(variable): value for variable, value in seeds}
+    return [tf.convert_to_tensor(value - drawn[key] if key in drawn else value) for key, value in new.items()]

@@ -20,7 +20,13 @@ _Result = TypeVar("_Result")
 
 
 class KerasStep:
-    """The common part of steps: the model, the strategy, and the table of step statistics in totals."""
+    """The common part of steps: the model, the strategy, and the table of step statistics in totals.
+
+    Attributes:
+        writes_in_tests: Whether a test, once traced, writes to variables besides those of metrics.
+    """
+
+    writes_in_tests = False
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
