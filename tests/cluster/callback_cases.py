@@ -15,6 +15,7 @@ keras = tf.keras
 IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"  # tf_keras does not say
 WEIGHTS = ".h5" if IS_KERAS_2 else ".weights.h5"
 EPOCHS, KILLED_IN = 4, 2
+MANY = 3
 
 
 def folder_of_this_task(strategy: tf.distribute.Strategy, folder: Path) -> Path:
@@ -69,6 +70,33 @@ class StopAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == self.batch:
             self.model.stop_training = True
+
+
+class _Sets(keras.callbacks.Callback):
+    """Set all weights to the number of batches so far, and note the loss of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+        value = np.float32(len(self.losses))
+        self.model.set_weights([np.full(weights.shape, value) for weights in self.model.get_weights()])
+
+
+def setting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Set all weights after each batch; nothing else changes them."""
+    with strategy.scope():
+        inputs = keras.Input((1,))
+        layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros") for _ in range(MANY)]
+        model = keras.Model(inputs, keras.layers.Average()([layer(inputs) for layer in layers]))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = np.ones((2, 1), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(2).repeat(60)
+    sets = _Sets()
+    fit(model, data, strategy=strategy, callbacks=[sets], verbose=0)
+    return {"losses": sets.losses}
 
 
 def stopping(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:

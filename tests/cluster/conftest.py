@@ -201,7 +201,12 @@ ONLY_ON = {
         "traffic_cases.evaluated",
         "custom_step_cases.refused",
     ],
-    "parameter_server_sync": ["own_cases.refused", "shard_cases.trained", "model_cases.written"],
+    "parameter_server_sync": [
+        "own_cases.refused",
+        "shard_cases.trained",
+        "model_cases.written",
+        "callback_cases.setting",
+    ],
 }
 
 

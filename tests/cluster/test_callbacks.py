@@ -15,7 +15,8 @@ from conftest import LONGEST, SETUPS, Finished, Running, on
 from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
-CASES = [WRITING, STOPPING]
+SETTING = "callback_cases.setting"
+CASES = [WRITING, STOPPING, SETTING]
 EPOCHS, STEPS_PER_EPOCH = 4, 9
 # What calls the callbacks is the same for mirrored workers, and for workers at their own pace.
 STRATEGIES = on(SETUPS, again=["mirrored", "parameter_server_sync"])
@@ -45,6 +46,14 @@ def test_workers_decide_alike_and_do_not_write(strategy, finished):
         assert {**mine, "csv": [], "written": []} == {**chiefs, "csv": [], "written": []}
         if result is not found.chief:
             assert mine["written"] == []
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server_sync"])
+def test_a_step_reads_what_a_callback_has_set_before(strategy, finished):
+    losses = finished(strategy).chief[SETTING]["losses"]
+
+    means = [sum(value**2 for value in range(step + 1)) / (step + 1) for step in range(len(losses))]
+    assert losses == pytest.approx(means)
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])

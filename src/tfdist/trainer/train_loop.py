@@ -305,6 +305,7 @@ class Run:
                 training.runner.wind_up()
             elif callbacks is not None and self.step < goal:
                 callbacks.before_steps(self.step)
+                training.runner.settle_writes()
         if callbacks is not None:
             self._epoch_totals = totals if self.step % self._per_epoch else None
         if self._summaries is not None:

@@ -38,6 +38,7 @@ from tfdist.training.task_errors import (
     refusing_tasks,
     silent_tasks,
 )
+from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["CoordinatedRunner", "Epoch", "OnWorker", "WorkerGraph"]
 
@@ -210,6 +211,10 @@ class CoordinatedRunner:
         self._dataset = self._dataset if dataset is None else dataset
         self._iterator = None
 
+    def settle_writes(self) -> None:
+        """Wait until executions that are scheduled from now on read what this process has written."""
+        settle_writes(self._strategy)
+
     def wind_up(self) -> None:
         """End the running epoch when the workers have finished the executions that they were given."""
         self._is_winding_up = True
@@ -238,6 +243,7 @@ class CoordinatedRunner:
         these read the rest of its part. The runner takes back the executions of a worker that is only silent,
         if the other workers can do them.
         """
+        self.settle_writes()
         if steps is None or self._iterator is None:
             self._begin_data()
         self._is_winding_up, self._done = False, 0

@@ -29,6 +29,9 @@ class Stopping:
     A worker that stops alone makes the others wait in the next exchange. So workers agree at the end of each
     epoch. To agree after each execution costs an exchange (2 ms between processes of a small machine).
     Workers do so only if a callback of any worker could stop the phase within an epoch.
+
+    Attributes:
+        is_within_epochs: Whether a callback of the user's own is called within epochs.
     """
 
     def __init__(
@@ -37,13 +40,13 @@ class Stopping:
         self._model, self._attribute = model, f"stop_{phase}"
         self._is_shared = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         self._any = _make_any_worker(strategy) if self._is_shared else bool
-        self._within_epochs = self._any(
+        self.is_within_epochs = self._any(
             any(_may_stop_within(callback, model, phase) for callback in callbacks)
         )
 
     def after_execution(self) -> bool:
         """Return whether to stop now, in the middle of an epoch."""
-        if self._is_shared and not self._within_epochs:
+        if self._is_shared and not self.is_within_epochs:
             return False
         return self._agreed()
 

@@ -37,6 +37,7 @@ from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, replica_spec
 from tfdist.training.task_errors import naming_lost_tasks
+from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["predict", "predict_on_batch"]
 
@@ -158,6 +159,7 @@ def _predicted(
     outputs = functools.partial(_outputs, model, cluster.strategy)
     key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
     if cluster.coordinator is None:
+        settle_writes(cluster.strategy)
         run = traces.get(key, lambda: _in_step(cluster.strategy, outputs, spec, eagerly=model.run_eagerly))
         return _predicted_in_step(run, dataset)
     execute = traces.get(key, lambda: graph_on_workers(_execution(cluster.strategy, outputs), dataset))

@@ -91,6 +91,7 @@ def run_batches(
     position: DataPosition | None = None,
     part: EpochPart | None = None,
     before: int = 0,
+    callbacks_write: bool = False,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Run an epoch; yield after each execution how many batches are done, and the logs of its last batch.
 
@@ -107,6 +108,7 @@ def run_batches(
         position: The position in the data, which epochs of a number of steps share; None if none ends early.
         part: The part of the epoch that is done already.
         before: How many steps earlier epochs have taken, for the profiler's recordings.
+        callbacks_write: Whether callbacks may write variables between two executions.
     """
     part, step = EpochPart() if part is None else part, phase.step
     together = steps_per_execution(model)
@@ -126,6 +128,8 @@ def run_batches(
             is_expected = not (is_over or part.is_leaving) and (expected is None or part.done < expected)
             if calls is not None and is_expected:
                 getattr(calls, f"on_{name}_batch_begin")(part.index)
+            if callbacks_write and part.done:
+                phase.runner.settle_writes()
             ran, part.totals = (0, part.totals) if is_over else next(running, (0, part.totals))
             if part.is_leaving and not ran:
                 break

@@ -1,5 +1,6 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from tfdist.training.model_checks import check_model, has_own
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.replica_seconds_and_failures import Failure
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
+from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "graph_on_workers", "replica_spec"]
 
@@ -63,6 +65,9 @@ class Runner(Protocol):
         self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+
+    def settle_writes(self) -> None:
+        """Wait until the next execution reads what this process has written; an epoch begins with this."""
 
     def wind_up(self) -> None:
         """End the running epoch after the executions that have started."""
@@ -243,7 +248,8 @@ class Session:
         if not is_own:
             self._keras_step = self._keras_step or step
         if self._cluster.coordinator is None:
-            return Phase(step, SynchronousRunner(execute, dataset, step=_STEPS[name]))
+            settle = functools.partial(settle_writes, self.strategy)
+            return Phase(step, SynchronousRunner(execute, dataset, step=_STEPS[name], settle_writes=settle))
         return Phase(step, self._cluster.coordinated_runner(execute, dataset, step.merged))
 
     def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:

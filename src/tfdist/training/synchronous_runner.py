@@ -23,9 +23,17 @@ class SynchronousRunner:
 
     Attributes:
         waited: The seconds that this process's steps have waited for data.
+        settle_writes: Waits until the next execution reads what this process has written.
     """
 
-    def __init__(self, execute: Callable[..., Any], dataset: Any, *, step: str = "a step") -> None:
+    def __init__(
+        self,
+        execute: Callable[..., Any],
+        dataset: Any,
+        *,
+        step: str = "a step",
+        settle_writes: Callable[[], None] = lambda: None,
+    ) -> None:
         """Prepare to run an execution over distributed data.
 
         Args:
@@ -33,7 +41,9 @@ class SynchronousRunner:
                 them. It returns the steps taken, the totals, and the seconds that it waited for data.
             dataset: The distributed data set.
             step: What to call a step when one does not end.
+            settle_writes: A function that waits until an execution reads what this process has written.
         """
+        self.settle_writes = settle_writes
         self._activity = Activity(f"in {step} (reading its data, or computing)", "step")
         self._execute = execute
         self._dataset = dataset
@@ -95,6 +105,7 @@ class SynchronousRunner:
         first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
         epoch is the data set.
         """
+        self.settle_writes()
         if self._iterator is None or (steps is None and not self._is_resumed):
             self._begin_data()
         self._is_resumed = False

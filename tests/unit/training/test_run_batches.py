@@ -10,6 +10,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.training import session  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.run_batches import steps_per_execution  # noqa: E402  # after the check that TensorFlow is there
 
@@ -95,3 +96,17 @@ def test_epochs_of_some_steps_call_what_keras_calls(steps, together, is_known):
         seen.append((indices.seen, np.round(history.history["loss"], 5).tolist()))
 
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("has_callback", [False, True])
+def test_a_step_waits_for_what_callbacks_write_before_it(has_callback, monkeypatch):
+    indices = Indices()
+    monkeypatch.setattr(session, "settle_writes", lambda strategy: indices.seen.append("settled"))
+    arrays = np.ones((3, 2), "float32"), np.ones((3, 1), "float32")
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = tf.data.Dataset.from_tensor_slices(arrays).batch(1)
+    fit(model, dataset, verbose=0, callbacks=[indices] if has_callback else [])
+
+    calls = [call if call == "settled" else call[0] for call in indices.seen]
+    assert calls[:9] == (["begin", "settled", "end"] * 3 if has_callback else ["settled"])
