@@ -473,7 +473,7 @@ def replica_specs(distributed_spec: Any) -> list[Any]:
 
 
 def eager_context() -> Any:
-    """Return what knows all functions of this process; a script may replace it, to set devices anew.
+    """Return what knows all functions of this process; a script may replace it, to set its devices again.
 
     Seen in 2.12 and 2.21.
     """

@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -46,6 +49,71 @@ def test_is_keras_fit(strategy, together):
     assert set(ours.history) == set(alone.history)
     for name, values in alone.history.items():
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no optional inputs")
+@pytest.mark.parametrize("kind", ["arrays", "generator"])
+@pytest.mark.parametrize("has_other", [True, False])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:`shuffle=True` was passed")
+def test_an_optional_input_may_be_none_as_in_keras_without_a_strategy(strategy, kind, has_other):
+    class Added(keras.layers.Layer):
+        def call(self, x, other=None):
+            return x if other is None else x + other
+
+    def made():
+        keras.utils.set_random_seed(2)
+        x, other = keras.Input((3,), name="x"), keras.Input((3,), name="other", optional=True)
+        model = keras.Model({"x": x, "other": other}, keras.layers.Dense(1)(Added()(x, other)))
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = points()
+    inputs = {"x": x, "other": 2 * x if has_other else None}
+
+    def data(*targets):
+        def generated():
+            for _ in range(3):
+                yield (inputs, *targets)
+
+        return (generated(),) if kind == "generator" else (inputs, *targets)
+
+    alone, ours, options = made(), made(), {"shuffle": False, "verbose": 0}
+    expected = alone.fit(*data(y), **options).history["loss"]
+    assert fit(ours, *data(y), **options).history["loss"] == pytest.approx(expected)
+    loss = alone.evaluate(*data(y), verbose=0)
+    assert evaluate(ours, *data(y), verbose=0) == pytest.approx(loss)
+    outputs = alone.predict(*data(), verbose=0)
+    np.testing.assert_allclose(predict(ours, *data(), verbose=0), outputs, rtol=1e-5)
+    if not has_other:
+        with strategy.scope():
+            distributed = made()
+        for call in (fit, evaluate):
+            with pytest.raises(DataError, match="x: has None for an optional input"):
+                call(distributed, *data(y), strategy=strategy, verbose=0)
+        with pytest.raises(DataError, match="x: has None for an optional input"):
+            predict(distributed, *data(), strategy=strategy, verbose=0)
+
+
+_WITH_NEW_CONTEXT = """
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from training_helpers import batches
+from tfdist.training.fit import fit
+
+for _ in range(2):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    fit(model, batches(), strategy=tf.distribute.get_strategy(), verbose=0)
+    context._reset_context()
+"""
+
+
+def test_trains_after_a_script_has_replaced_tensorflows_context():
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITH_NEW_CONTEXT], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="the layer is in Keras 3")
