@@ -212,8 +212,7 @@ class CoordinatedRunner:
         self._iterator = None
 
     def settle_writes(self) -> None:
-        """Wait until executions that are scheduled from now on read what this process has written."""
-        settle_writes(self._strategy)
+        """Do nothing: workers are some executions ahead, and read later what is written between two."""
 
     def wind_up(self) -> None:
         """End the running epoch when the workers have finished the executions that they were given."""
@@ -243,7 +242,7 @@ class CoordinatedRunner:
         these read the rest of its part. The runner takes back the executions of a worker that is only silent,
         if the other workers can do them.
         """
-        self.settle_writes()
+        settle_writes(self._strategy)
         if steps is None or self._iterator is None:
             self._begin_data()
         self._is_winding_up, self._done = False, 0

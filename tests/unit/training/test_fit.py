@@ -102,7 +102,7 @@ from training_helpers import batches
 from tfdist.training.fit import fit
 
 for _ in range(2):
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     fit(model, batches(), strategy=tf.distribute.get_strategy(), verbose=0)
     context._reset_context()
