@@ -94,7 +94,7 @@ def main() -> None:
             f" {flags.runs} seeds; {machine()}."
         )
         columns = ("gradients as", "test accuracy", "less that of float32, percentage points")
-        put("accuracy of types", head, table(columns, of_types(flags.runs)))
+        put("accuracy of types", head, table(columns, of_types(flags.runs)), before="simulated networks")
         return
     rows = [row(each, flags.runs) for each in flags.configs]
     head = f"Median and range of {flags.runs} runs with seeds of their own; {machine()}."
