@@ -12,8 +12,10 @@ from tfdist.errors import ConfigError
 from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.leave_loop_together import Agreement
 from tfdist.training.predict import predict
 from tfdist.training.saving import save
+from tfdist.training.steps_per_call import StepsPerCall
 
 keras = tf.keras
 BUSY_SECONDS = 40
@@ -52,6 +54,20 @@ def apart(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"refused": {name: _refused(*pair, is_chief) for name, pair in pairs.items()}}
     found["loss"] = evaluated()
     return found | {"written": sorted(path.name for path in folder.glob("model*"))}
+
+
+def agreed(strategy: tf.distribute.Strategy, folder: Path) -> list[int]:
+    """Return the steps of each call, where the workers measure times of their own."""
+    del folder
+    is_chief = strategy.extended.should_checkpoint
+    calls = StepsPerCall(None)
+    agreement, numbers = Agreement(strategy, is_chief=is_chief, steps_per_call=calls), []
+    for count in range(200):
+        if count == 20:
+            calls.wanted = 7 if is_chief else 90  # after many calls without an exchange
+        numbers.append(calls.number)
+        agreement.after_execution(False)
+    return numbers
 
 
 def _refused(chiefs: Callable[[], Any], others: Callable[[], Any], is_chief: bool) -> str:

@@ -193,7 +193,12 @@ IN_STEP_ONLY = [
 
 ONLY_ON = {
     "mirrored": ["own_cases.steps", "own_cases.steps_by_keras", "custom_step_cases.refused"],
-    "multi_worker_mirrored": ["callback_cases.stopping", "order_cases.drawn", "call_cases.apart"],
+    "multi_worker_mirrored": [
+        "callback_cases.stopping",
+        "order_cases.drawn",
+        "call_cases.apart",
+        "call_cases.agreed",
+    ],
     "parameter_server": [
         "model_cases.recovered",
         "model_cases.written",

@@ -8,7 +8,8 @@ from conftest import LONGEST, Running, run_cluster
 from tfdist.cluster.config import ClusterConfig
 
 APART = "call_cases.apart"
-CASES = [APART]
+AGREED = "call_cases.agreed"
+CASES = [APART, AGREED]
 LINE = re.compile(r"(?:ConfigError|tfdist): the workers are out of step: (.*?)\. Make the same calls")
 OWN = {}  # over connections of tfdist's own
 COLLECTIVES = {
@@ -36,6 +37,14 @@ def test_different_calls_are_refused_before_they_exchange_anything(strategy, fin
             line,
         ), line
     assert found[0]["written"] == []
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_workers_in_step_take_as_many_steps_in_a_call_as_the_chief_wants(strategy, finished):
+    chiefs, others = (result[AGREED] for result in finished(strategy).results.values())
+
+    assert chiefs == others
+    assert (chiefs[0], chiefs[20], chiefs[-1]) == (1, 1, 7)
 
 
 def ended(folder, case, options):

@@ -22,12 +22,12 @@ from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
+from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_call, train_batches
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.throughput import computing_seconds
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
-from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.session import Session
+from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["measure", "processor_seconds"]
@@ -61,8 +61,9 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
         session = Session(
             model, strategy, lambda context: train_batches(context, data, config, one_hot=one_hot)
         )
-        per_call = config.train.steps_per_execution or steps_per_execution(model)
-        loop = _Loop(session, strategy, config, cluster, per_call)
+        is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        workers = cluster.size("worker") if is_apart else 0
+        loop = _Loop(session, strategy, config, cluster, steps_per_call(config, data, model, workers=workers))
         loop.run(warmup)
         wait_for_all(strategy)
         with Traffic(strategy) as traffic:
@@ -84,25 +85,27 @@ class _Loop:
         strategy: tf.distribute.Strategy,
         config: Config,
         cluster: ClusterConfig,
-        steps_per_call: int,
+        calls: StepsPerCall,
     ) -> None:
         self.strategy, self.cluster, self.config = strategy, cluster, config
-        self._steps_per_call = steps_per_call
+        self._calls = calls
         self._training = session.training(stops_at_failure=True)
-        self._agreement = Agreement(strategy, is_chief=cluster.is_chief)
+        self._agreement = Agreement(strategy, is_chief=cluster.is_chief, steps_per_call=calls)
         self.is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         self.workers = cluster.size("worker") if self.is_apart else 1
 
     def run(self, steps: int) -> Any:
         """Run this many steps of each worker; return the seconds and steps that each replica computed."""
-        step, steps_per_call = self._training.step, self._steps_per_call
+        step, calls = self._training.step, self._calls
         totals = first_totals = step.begin()
-        for _, totals in self._training.runner.epoch(steps * self.workers, steps_per_call, first_totals):
+        calls.pause()
+        executions = self._training.runner.epoch(steps * self.workers, lambda: calls.number, first_totals)
+        for ran, totals in executions:
             failure = step.failure(totals)
             if failure is not None:
                 problem = f"became {failure.kind} within the measured steps"
                 raise NotFinite("the loss", problem, remedy="Look at train.learning_rate; see tfdist train")
-            self._agreement.after_execution(False)
+            self._agreement.after_execution(False, ran)
         return step.times(totals)
 
     def state(self) -> "_State":

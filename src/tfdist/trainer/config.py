@@ -232,7 +232,10 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     steps_per_execution: Annotated[
         Positive | None,
-        Meta(description="Steps in one call of the graph; by default the compiled model's, or 1."),
+        Meta(
+            description="Steps in one call of the graph. By default the number that the model is compiled"
+            " with, if that is more than 1; 1 with callbacks; otherwise as many as take about 0.2 seconds."
+        ),
     ] = None
     jit_compile: Annotated[
         bool | None,

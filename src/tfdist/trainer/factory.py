@@ -12,11 +12,15 @@ from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.models.registry import build
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
+from tfdist.training.run_batches import steps_per_execution
+from tfdist.training.steps_per_call import StepsPerCall
 
 __all__ = [
     "build_model",
     "compiled_model",
     "find_outputs",
+    "periods",
+    "steps_per_call",
     "steps_per_epoch",
     "test_batches",
     "total_steps",
@@ -34,6 +38,32 @@ def steps_per_epoch(config: Config, data: Data) -> int:
 def total_steps(config: Config, data: Data) -> int:
     """Return the number of steps that a run takes."""
     return config.train.steps or config.train.epochs * steps_per_epoch(config, data)
+
+
+def periods(config: Config, data: Data) -> tuple[int, int]:
+    """Return after how many steps each the model is evaluated and saved."""
+    per_epoch = steps_per_epoch(config, data)
+    return config.evaluation.every or per_epoch, config.checkpoint.every or per_epoch
+
+
+def steps_per_call(config: Config, data: Data, model: Any, *, workers: int) -> StepsPerCall:
+    """Return the steps of a call of the graph: what the config or the compiled model says, or what fits.
+
+    Args:
+        config: The config.
+        data: The data set.
+        model: The compiled model.
+        workers: The number of asynchronous workers; 0 if all tasks train in step.
+    """
+    fixed = config.train.steps_per_execution or steps_per_execution(model)
+    is_said = config.train.steps_per_execution is not None or fixed > 1
+    if is_said or config.train.callbacks or model.run_eagerly:  # Keras calls callbacks after each call
+        return StepsPerCall(fixed)
+    every = config.summaries.every
+    if not workers:
+        return StepsPerCall(None, most=every)
+    # At an evaluation and at a checkpoint, no worker should wait long for the last call of another.
+    return StepsPerCall(None, most=min(every, *periods(config, data)) // (2 * workers), workers=workers)
 
 
 def build_model(config: Config, data: Data) -> Any:

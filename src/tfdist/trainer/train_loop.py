@@ -21,7 +21,14 @@ from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, is_lau
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
-from tfdist.trainer.factory import steps_per_epoch, test_batches, total_steps, train_batches
+from tfdist.trainer.factory import (
+    periods,
+    steps_per_call,
+    steps_per_epoch,
+    test_batches,
+    total_steps,
+    train_batches,
+)
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.profiled_steps import profiled_steps
@@ -32,7 +39,6 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
-from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.session import Phase, Session, Step
 from tfdist.training.step_spans import name_steps
 from tfdist.training.variables import State
@@ -83,12 +89,12 @@ class Run:
         summaries = context.folder.summaries
         self._summaries = Summaries(summaries, ("train", "test")) if context.is_chief else None
         self._is_leaving = False
-        self._agreement = Agreement(context.strategy, is_chief=context.is_chief)
         self._testing: Phase | None = None
         self._one_hot = has_one_hot_labels(context.config, getattr(model, "loss", None))
-        # A model of the user's own may be compiled with a number.
-        self._per_call = context.config.train.steps_per_execution or steps_per_execution(model)
         self._named_callbacks = named_callbacks(context.config)
+        workers = context.cluster.size("worker") if context.is_asynchronous else 0
+        self._calls = steps_per_call(context.config, context.data, model, workers=workers)
+        self._agreement = Agreement(context.strategy, is_chief=context.is_chief, steps_per_call=self._calls)
         self._callbacks: Callbacks | None = None
         self._epoch_totals: Totals | None = None  # of the part of an epoch that is done; for callbacks
 
@@ -160,14 +166,13 @@ class Run:
         record(PhaseBegun(phase="training"))
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
-        evaluate_every = self._config.evaluation.every or self._per_epoch
-        save_every = self._config.checkpoint.every or self._per_epoch
-        periods = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
+        evaluate_every, save_every = periods(self._config, self._context.data)
+        parts = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
         results: dict[str, float] = {}
         if self._callbacks is not None and self.step < self.total:
             self._callbacks.begin()
         while self.step < self.total:
-            goal = self._profiled.boundary(self.step, _next(self.step, self.total, *periods))
+            goal = self._profiled.boundary(self.step, _next(self.step, self.total, *parts))
             self._profiled.begin_if_due(self.step)
             try:
                 self._advance(training, self._recovery.goal(self.step, goal))
@@ -289,8 +294,9 @@ class Run:
         totals = counted = step.begin() if self._epoch_totals is None else self._epoch_totals
         if callbacks is not None:
             callbacks.before_steps(self.step)
-        every, per_call = self._config.summaries.every, self._per_call
-        executions = training.runner.epoch(goal - self.step, per_call, counted)
+        every = self._config.summaries.every
+        self._calls.pause()
+        executions = training.runner.epoch(goal - self.step, self._next_call, counted)
         for ran, totals in name_steps(executions, self.step):
             before, self.step = self.step, self.step + ran
             self._recovery.check_losses(self.step, step.failure(totals))
@@ -301,7 +307,7 @@ class Run:
             self._throughput.report(self.step, self.total)
             self._checkpoint_manager.reached(self.step)
             is_stopped = callbacks is not None and callbacks.after_steps(self.step, step.batch_logs(totals))
-            if self._leaves() or is_stopped:
+            if self._leaves(ran) or is_stopped:
                 training.runner.wind_up()
             elif callbacks is not None and self.step < goal:
                 callbacks.before_steps(self.step)
@@ -326,11 +332,18 @@ class Run:
             self._summaries.add("train", self.step, {**logs, **curves})
             self._throughput.compare(self.step, times)
 
-    def _leaves(self) -> bool:
+    def _leaves(self, steps: int = 0) -> bool:
         """Return whether all tasks agree, after an execution, to leave; once they agree, that is final."""
         wants = self._context.notice.is_received or self._context.departures.are_due
-        self._is_leaving = self._is_leaving or self._agreement.after_execution(wants)
+        self._is_leaving = self._is_leaving or self._agreement.after_execution(wants, steps)
         return self._is_leaving
+
+    def _next_call(self) -> int:
+        """Return how many steps the next call takes; a chosen number ends at a point of the curves."""
+        every = self._config.summaries.every
+        if self._calls.is_fixed or self._context.is_asynchronous:
+            return self._calls.number
+        return min(self._calls.number, every - self.step % every)
 
     def _preempted(self) -> Preempted:
         problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"

@@ -219,7 +219,12 @@ class CoordinatedRunner:
         self._is_winding_up = True
 
     def epoch(
-        self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
+        self,
+        steps: int | None,
+        steps_per_execution: Callable[[], int],
+        totals: Totals,
+        *,
+        repeats: bool = True,
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
         with contextlib.closing(self.parts(steps, steps_per_execution, repeats=repeats)) as parts:
@@ -230,13 +235,14 @@ class CoordinatedRunner:
                 yield ran, totals
 
     def parts(
-        self, steps: int | None, steps_per_execution: int, *, repeats: bool = True
+        self, steps: int | None, steps_per_execution: Callable[[], int], *, repeats: bool = True
     ) -> Generator[tuple[int, Any], None, None]:
         """Run one epoch; yield for each execution how many steps it took, and its result.
 
         With a number of steps, an epoch continues in the data where the last epoch ended. If the data end
         first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
-        epoch is the data set: every worker's part of it.
+        epoch is the data set: every worker's part of it. `steps_per_execution` returns how many steps the
+        next execution takes.
 
         A lost worker does not stop the epoch. If it has not come back when the others have read their data,
         these read the rest of its part. The runner takes back the executions of a worker that is only silent,
@@ -278,10 +284,10 @@ class CoordinatedRunner:
             if is_well and not self._is_without:
                 self._coordinator.join()
 
-    def _fill_queue(self, epoch: Epoch, steps_per_execution: int) -> None:
+    def _fill_queue(self, epoch: Epoch, steps_per_execution: Callable[[], int]) -> None:
         """Schedule executions, as long as a worker has data and a worker would wait soon."""
         while not self._is_over_for_all(epoch) and self._has_room(epoch.steps, epoch.promised):
-            wanted = min(steps_per_execution, self._limit(epoch.steps) - epoch.promised)
+            wanted = min(steps_per_execution(), self._limit(epoch.steps) - epoch.promised)
             epoch.promised += self._schedule(int(wanted))
 
     def _is_over_for_all(self, epoch: Epoch) -> bool:

@@ -96,7 +96,7 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
         step, runner = _phase(what, model, strategy, batch, traces)
         runner.rewind(_distributed(batch, strategy))
         totals = step.begin()
-        with contextlib.closing(runner.epoch(1, 1, totals, repeats=False)) as running:
+        with contextlib.closing(runner.epoch(1, lambda: 1, totals, repeats=False)) as running:
             for _, totals in running:  # noqa: B007  # one step
                 pass
         if is_training:

@@ -228,6 +228,6 @@ def _execution(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
 
 
 def _predicted_by_workers(runner: CoordinatedRunner) -> Generator[_Part, None, None]:
-    with contextlib.closing(runner.parts(None, 1)) as parts:
+    with contextlib.closing(runner.parts(None, lambda: 1)) as parts:
         for _, (numbers, values) in parts:
             yield np.asarray(numbers), decoded(values)

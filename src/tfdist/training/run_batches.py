@@ -118,7 +118,7 @@ def run_batches(
     if part.totals is None:
         part.totals = step.begin()
     left = None if wanted is None else wanted - part.done
-    running = phase.runner.epoch(left, together, part.totals, repeats=repeats)
+    running = phase.runner.epoch(left, lambda: together, part.totals, repeats=repeats)
     running = name_steps(running, before + part.done) if name == "train" else running
     with contextlib.closing(running):
         while True:

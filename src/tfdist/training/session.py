@@ -63,9 +63,17 @@ class Runner(Protocol):
         """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
 
     def epoch(
-        self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
+        self,
+        steps: int | None,
+        steps_per_execution: Callable[[], int],
+        totals: Totals,
+        *,
+        repeats: bool = True,
     ) -> Generator[tuple[int, Totals], None, None]:
-        """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far.
+
+        `steps_per_execution` returns how many steps the next execution takes.
+        """
 
     def settle_writes(self) -> None:
         """Wait until the next execution reads what this process has written; an epoch begins with this."""

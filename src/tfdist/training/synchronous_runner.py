@@ -97,13 +97,18 @@ class SynchronousRunner:
         self._iterator = None
 
     def epoch(
-        self, steps: int | None, steps_per_execution: int, totals: Totals, *, repeats: bool = True
+        self,
+        steps: int | None,
+        steps_per_execution: Callable[[], int],
+        totals: Totals,
+        *,
+        repeats: bool = True,
     ) -> Generator[tuple[int, Totals], None, None]:
         """Run one epoch; yield after each execution how many steps it took, and the totals so far.
 
         With a number of steps, an epoch continues in the data where the last epoch ended. If the data end
         first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
-        epoch is the data set.
+        epoch is the data set. `steps_per_execution` returns how many steps the next execution takes.
         """
         self.settle_writes()
         if self._iterator is None or (steps is None and not self._is_resumed):
@@ -111,7 +116,8 @@ class SynchronousRunner:
         self._is_resumed = False
         done, is_fresh, self._is_winding_up = 0, steps is None, False
         while not self._is_winding_up and (steps is None or done < steps):
-            wanted = steps_per_execution if steps is None else min(steps_per_execution, steps - done)
+            wanted = steps_per_execution()
+            wanted = wanted if steps is None else min(wanted, steps - done)
             with doing(self._activity):
                 ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
             ran, self.waited = int(ran), self.waited + float(waited)

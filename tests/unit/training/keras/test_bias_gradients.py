@@ -94,7 +94,7 @@ def test_a_training_step_takes_them_apart():
     data = tf.data.Dataset.from_tensors((tf.ones([4, 9, 8, 3]), tf.ones([4, 4])))
     session = Session(model, tf.distribute.get_strategy(), data)
     training = session.training()
-    assert [ran for ran, _ in training.runner.epoch(1, 1, training.step.begin())] == [1]
+    assert [ran for ran, _ in training.runner.epoch(1, lambda: 1, training.step.begin())] == [1]
     graphs = [each.graph.as_graph_def() for each in training.runner._execute._list_all_concrete_functions()]
     apart = []
     for function in [each for graph in graphs for each in graph.library.function]:
