@@ -11,10 +11,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import tensorflow as tf
 from msgspec.structs import replace
 
 from tfdist.benchmark.records import Record
@@ -23,15 +21,12 @@ from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError
-from tfdist.export.write_export import try_formats
-from tfdist.strategies.devices_and_threads import check_device
-from tfdist.strategies.factory import check_strategy
-from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config, StrategySection, read_config
-from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_epoch, total_steps
-from tfdist.trainer.nan_recovery import check_on_nan
-from tfdist.trainer.remote_run_folder import check_address
+from tfdist.trainer.factory import steps_per_epoch, total_steps
+from tfdist.trainer.measure_model import bytes_of
+from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
+from tfdist.training.variables import optimizer_variables
 
 __all__ = ["rehearse_parts"]
 
@@ -74,63 +69,26 @@ def _tried(name: str, attempt: Callable[[], Part]) -> Part:
 
 
 def _strategy(config: Config, cluster: ClusterConfig, run_dir: str | None) -> Part:
-    lead = cluster.with_task(cluster.lead) if cluster else cluster
-    name = check_strategy(lead, **config.strategy_options(cluster))
-    check_on_nan(config, is_asynchronous=name == "parameter_server")
-    if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
-        check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
-    named_callbacks(config)  # raises if there is no such callback
-    check_address(find_run_folder(run_dir, Path("runs"), os.environ))
-    return Part(name="strategy", found=name)
+    folder = find_run_folder(run_dir, Path("runs"), os.environ)
+    return Part(name="strategy", found=check_options(config, cluster, folder))
 
 
 def _data(data: Data) -> Part:
-    instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
-    shape = "x".join(map(str, data.image_shape))
-    counts = f"{data.train_examples} images to train on, {data.test_examples} to test on"
-    return Part(
-        name="data",
-        found=f"{data.name}{instead}: {counts}, {shape}, {len(data.classes)} classes",
-        fingerprint=data.fingerprint,
-        folder=str(data.prepared.folder),
-    )
+    folder = str(data.prepared.folder)
+    return Part(name="data", found=described(data), fingerprint=data.fingerprint, folder=folder)
 
 
 def _model(config: Config, data: Data) -> Part:
-    if config.strategy.precision is not None:
-        tf.keras.mixed_precision.set_global_policy(config.strategy.precision)
-    outputs = find_outputs(config, data)
-    model = compiled_model(config, data, outputs)
-    if config.export.formats:
-        try_formats(model, data.image_shape, config.export.formats, outputs)
+    model = checked_model(config, data)
+    if hasattr(model.optimizer, "build"):  # not in Keras 2's older optimizers
+        model.optimizer.build(model.trainable_variables)
     steps = f"{total_steps(config, data)} steps, of which {steps_per_epoch(config, data)} are an epoch"
     return Part(
         name="model",
         found=f"{config.model.name} builds and compiles: {model.count_params()} parameters; {steps}",
-        parameter_bytes=_bytes(model.weights),
-        slot_bytes=_slot_bytes(model),
+        parameter_bytes=sum(map(bytes_of, model.weights)),
+        slot_bytes=sum(map(bytes_of, optimizer_variables(model.optimizer))),
     )
-
-
-def _slot_bytes(model: Any) -> int:
-    """Return the bytes of the optimizer's variables, which it makes for the model's."""
-    optimizer = model.optimizer
-    if hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)
-    variables = optimizer.variables
-    return _bytes(variables() if callable(variables) else variables)
-
-
-def _bytes(variables: Any) -> int:
-    return sum(
-        variable.shape.num_elements() * tf.as_dtype(variable.dtype).size
-        for variable in map(_of_tensorflow, variables)
-    )
-
-
-def _of_tensorflow(variable: Any) -> Any:
-    """Return TensorFlow's variable, which Keras 3 has inside its own."""
-    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
 
 
 def _speed(config: Config, cluster: ClusterConfig) -> Part:

@@ -107,7 +107,7 @@ def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> Non
     from tfdist.trainer.config_and_plan_text import config_text, plan_text
 
     load_tensorflow_quietly()
-    from tfdist.trainer.run_job import rehearse
+    from tfdist.trainer.rehearsal import rehearse
 
     print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
     print(f"{plan_text(cluster, cluster.tasks(), settings)}\n")

@@ -16,7 +16,7 @@ from tfdist.trainer.factory import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 from tfdist.training.variables import optimizer_variables
 
-__all__ = ["measure_model"]
+__all__ = ["bytes_of", "measure_model"]
 
 _BYTES_OF_LABEL = 4
 
@@ -71,23 +71,24 @@ def _variables(model: Any, rows_read: Sequence[int]) -> Iterator[VariableSizes]:
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     trained = {id(variable) for variable in model.trainable_variables}
-    values = sum(_bytes_of(variable) for variable in model.trainable_variables)
+    values = sum(bytes_of(variable) for variable in model.trainable_variables)
     # Scalars are the step and the learning rate.
-    slots = sum(_bytes_of(variable) for variable in optimizer_variables(optimizer) if len(variable.shape))
+    slots = sum(bytes_of(variable) for variable in optimizer_variables(optimizer) if len(variable.shape))
     rows = {id(each): count for each, count in zip(model.trainable_variables, rows_read, strict=True)}
     for variable in model.variables:
         is_trained = id(variable) in trained
         yield VariableSizes(
             name=str(getattr(variable, "path", variable.name)),
             shape=tuple(variable.shape),
-            value=_bytes_of(variable),
-            slots=round(_bytes_of(variable) * slots / values) if is_trained else 0,
+            value=bytes_of(variable),
+            slots=round(bytes_of(variable) * slots / values) if is_trained else 0,
             is_trained=is_trained,
             rows_per_example=rows.get(id(variable), 0),
         )
 
 
-def _bytes_of(variable: Any) -> int:
+def bytes_of(variable: Any) -> int:
+    """Return the bytes of a variable's value."""
     return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 

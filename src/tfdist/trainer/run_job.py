@@ -18,8 +18,6 @@ remote_run_folder.py uploads all of them but the logs.
 
 import contextlib
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +28,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import remove_partial, storage_errors, write_json
+from tfdist._utils.files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.coordination.chief_end import keep_servers_at_exit
@@ -55,11 +53,9 @@ from tfdist.launcher.run_events import (
     record,
 )
 from tfdist.models.output_kind import Outputs
-from tfdist.strategies.devices_and_threads import check_device
-from tfdist.strategies.factory import check_strategy, make_strategy
+from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.answers import classify, write_answers
-from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
@@ -67,22 +63,17 @@ from tfdist.trainer.factory import (
     build_model,
     compiled_model,
     find_outputs,
-    steps_per_epoch,
-    total_steps,
 )
-from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
-from tfdist.trainer.profiled_steps import check_profile
-from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address, newest_step
+from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run, versions
-from tfdist.training.checkpoint import find_newest
 from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.one_line_errors import leave_out_errors_of_executors
 from tfdist.training.task_errors import naming_lost_tasks
 
-__all__ = ["Report", "rehearse", "train"]
+__all__ = ["Report", "train"]
 
 _IMAGES_TO_CHECK = 16
 _IMAGES_AT_ONCE = 500
@@ -278,53 +269,6 @@ def _report(
         config=msgspec.to_builtins(config),
         versions=versions(),
     )
-
-
-def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:
-    """Check in this process what a run needs, without training; return a summary, line by line."""
-    lead = cluster.with_task(cluster.lead) if cluster else cluster
-    name = check_strategy(lead, **config.strategy_options(cluster))
-    check_on_nan(config, is_asynchronous=name == "parameter_server")
-    if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
-        check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
-    data = open_data(**config.data.wanted())
-    outputs = find_outputs(config, data)
-    model = compiled_model(config, data, outputs)
-    if config.export.formats:
-        try_formats(model, data.image_shape, config.export.formats, outputs)
-    named_callbacks(config)  # raises if there is no such callback
-    total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
-    check_profile(config, total)
-    check_address(folder)
-    place = _existing(folder.root)
-    with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
-        free = shutil.disk_usage(place).free
-    size = 4 * model.count_params()
-    begun = _step_to_resume_from(folder)
-    instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
-    shape = "x".join(map(str, data.image_shape))
-    return [
-        f"data      {data.name}{instead}: {data.train_examples} images to train on, {data.test_examples} to"
-        f" test on, {shape}, {len(data.classes)} classes",
-        f"model     {config.model.name}: {model.count_params()} parameters, {size / 1e6:.1f} MB",
-        f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
-        f"goes to   {folder.place}: {free / 1e9:.1f} GB free"
-        + (f"; continues from its step {begun}" if begun is not None else ""),
-        "Nothing was trained.",
-    ]
-
-
-def _step_to_resume_from(folder: RunFolder) -> int | None:
-    """Return the step of the newest checkpoint; leave the copies alone, which a run may be using."""
-    if (address := folder.address_of(folder.checkpoints)) is not None:
-        return newest_step(address)
-    newest = find_newest(folder.checkpoints)
-    return None if newest is None else newest.step
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def _check_answers(context: RunContext, run: Run, model: Any, outputs: Outputs, accuracy: float) -> None:

@@ -17,9 +17,9 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model
+from tfdist.trainer.rehearsal import rehearse
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.trainer.run_job import rehearse
 from tfdist.trainer.train_loop import Run
 from tfdist.training.checkpoint import list_steps
 
