@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -68,6 +68,20 @@ def _command() -> list[str]:
     """Return what was typed to train, unless a launcher has recorded it or a program has called tfdist."""
     is_typed = Path(sys.argv[0]).name in ("train.py", "tfdist train")
     return ["tfdist", "train", *without_secrets(sys.argv[1:])] if is_typed and not is_launched() else []
+
+
+class _Part(NamedTuple):
+    """The end of a part of a run.
+
+    Attributes:
+        results: The results of the evaluation there, if there was one.
+        is_last: Whether the run is over.
+        is_enough: Whether the test accuracy has reached train.until_accuracy.
+    """
+
+    results: dict[str, float]
+    is_last: bool
+    is_enough: bool
 
 
 class Run:
@@ -166,53 +180,60 @@ class Run:
         record(PhaseBegun(phase="training"))
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
-        evaluate_every, save_every = periods(self._config, self._context.data)
-        parts = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
-        results: dict[str, float] = {}
         if self._callbacks is not None and self.step < self.total:
             self._callbacks.begin()
-        while self.step < self.total:
-            goal = self._profiled.boundary(self.step, _next(self.step, self.total, *parts))
-            self._profiled.begin_if_due(self.step)
+        part = _Part({}, is_last=False, is_enough=False)
+        while self.step < self.total and not part.is_last:
             try:
-                self._advance(training, self._recovery.goal(self.step, goal))
-                is_last = self.step == self.total
-                self._profiled.end_if_due(self.step, is_over=is_last or self._is_leaving)
-                if is_last:
-                    session.finish()
-                if self._recovery.is_searching:
-                    self._recovery.checked_values(self.step, state)
-                # If there is an evaluator task, the other tasks run only the last evaluation.
-                is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
-                results = self._evaluate(session) if is_due and not self._is_leaving else {}
-                is_enough = bool(results) and self._checkpoint_manager.has_enough(results)
-                is_last = is_last or is_enough
-                if self._callbacks is not None and not self._is_leaving:
-                    is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
-                if is_last or self.step % save_every == 0 or self._is_leaving:
-                    values = self._recovery.checked_values(self.step, state)
-                    self._save(values, {} if self._is_leaving else results)
+                part = self._train_part(session, training, state)
             except NotFinite as failure:
-                batch = self._recovery.batch_to_skip(failure, self.step)
-                if batch is not None:
-                    self._checkpoint_manager.skip(batch)
-                self._go_back(session, training, state)
+                self._go_back(failure, session, training, state)
                 continue
             if self._is_leaving:
                 self._checkpoint_manager.writer.wait()
                 wait_for_all(self._strategy)  # until the chief has saved
                 raise self._preempted()
-            elastic = self._context.elastic
-            if elastic is not None and self.step % save_every == 0 and not is_last:
-                if self._summaries is not None:
-                    self._summaries.flush()
-                self._checkpoint_manager.writer.wait()
-                elastic.check_membership(self._strategy)
-            if is_last:
-                self._profiled.end_if_due(self.step, is_over=True)
-                self._report_end(is_enough)
-                break
-        return results
+            if not part.is_last:
+                self._check_membership()
+        if part.is_last:
+            self._profiled.end_if_due(self.step, is_over=True)
+            self._report_end(part.is_enough)
+        return part.results
+
+    def _train_part(self, session: Session, training: Phase, state: State) -> "_Part":
+        """Train up to the next step at which something is due, and do that."""
+        evaluate_every, save_every = periods(self._config, self._context.data)
+        due = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
+        goal = self._profiled.boundary(self.step, _next(self.step, self.total, *due))
+        self._profiled.begin_if_due(self.step)
+        self._advance(training, self._recovery.goal(self.step, goal))
+        is_last = self.step == self.total
+        self._profiled.end_if_due(self.step, is_over=is_last or self._is_leaving)
+        if is_last:
+            session.finish()
+        if self._recovery.is_searching:
+            self._recovery.checked_values(self.step, state)
+        # If there is an evaluator task, the other tasks run only the last evaluation.
+        is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
+        results = self._evaluate(session) if is_due and not self._is_leaving else {}
+        is_enough = bool(results) and self._checkpoint_manager.has_enough(results)
+        is_last = is_last or is_enough
+        if self._callbacks is not None and not self._is_leaving:
+            is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
+        if is_last or self.step % save_every == 0 or self._is_leaving:
+            values = self._recovery.checked_values(self.step, state)
+            self._save(values, {} if self._is_leaving else results)
+        return _Part(results, is_last, is_enough)
+
+    def _check_membership(self) -> None:
+        """At a checkpoint, let tasks join that wait to join an elastic cluster."""
+        elastic = self._context.elastic
+        if elastic is None or self.step % periods(self._config, self._context.data)[1]:
+            return
+        if self._summaries is not None:
+            self._summaries.flush()
+        self._checkpoint_manager.writer.wait()
+        elastic.check_membership(self._strategy)
 
     def _save(self, values: Mapping[str, Any], results: dict[str, float]) -> None:
         is_stopped = self._callbacks is not None and self._callbacks.has_stopped
@@ -274,8 +295,11 @@ class Run:
             context, data, self._config, one_hot=self._one_hot, skip_steps=skip, without=without
         )
 
-    def _go_back(self, session: Session, training: Phase, state: State) -> None:
-        """Restore the last checkpoint, and start the data at its step."""
+    def _go_back(self, failure: NotFinite, session: Session, training: Phase, state: State) -> None:
+        """Restore the last checkpoint, and start the data at its step; leave out the batch of the failure."""
+        batch = self._recovery.batch_to_skip(failure, self.step)
+        if batch is not None:
+            self._checkpoint_manager.skip(batch)
         self.step = self._checkpoint_manager.find()
         self._checkpoint_manager.restore(state, self.total)
         self._throughput, self._epoch_totals = self._new_throughput(), None
