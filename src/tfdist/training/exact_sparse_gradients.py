@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.strategies.gradient_arithmetic import scaled
+from tfdist.training.synchronized_layer_gradients import shaped
 
 __all__ = [
     "Addend",
     "addends",
     "dense_where_rows_are_shared",
     "dense_where_rows_are_unique",
+    "slices_of_one_process",
     "summed",
     "with_rows_summed",
 ]
@@ -82,6 +84,19 @@ def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Reshape":
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_added_up: bool) -> list[Any]:
+    """Return a replica's gradients with slices that, with those of the others, are the ones of one process.
+
+    Args:
+        gradients: The gradients.
+        variables: Their variables.
+        are_added_up: Whether the update adds up the slices of a row, so that the replica may do so before.
+    """
+    gradients = dense_where_rows_are_shared(gradients)
+    one_slice = with_rows_summed if are_added_up else dense_where_rows_are_unique
+    return shaped(one_slice(gradients), variables)
 
 
 def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:

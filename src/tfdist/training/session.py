@@ -1,8 +1,8 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -23,7 +23,6 @@ from tfdist.training.keras.sharded_variables import built_on_parts, check_parts,
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, has_own
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_seconds_and_failures import Failure
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.writes_to_servers import settle_writes
 
@@ -33,102 +32,8 @@ __all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "graph_on_workers", 
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
-class Runner(Protocol):
-    """A runner of epochs of one kind of step over one data set.
-
-    Attributes:
-        waited: The seconds that the steps have waited for data, in this process or in all workers together.
-        is_at_rest: Whether no execution is under way when `epoch` yields.
-    """
-
-    waited: float
-
-    is_at_rest: bool
-
-    def place(self) -> dict[str, Any]:
-        """Return the place in the data, for `resume`."""
-
-    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
-        """Continue in the data at a place where an earlier process was.
-
-        Args:
-            place: The place that `place` returned there.
-            again: Whether to read all earlier passes over the data again, on which this one depends.
-        """
-
-    def rest_every(self, steps: int, done: int) -> None:
-        """Make all executions end at each multiple of a number of steps, of which some are done."""
-
-    def rewind(self, dataset: Any = None) -> None:
-        """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
-
-    def epoch(
-        self,
-        steps: int | None,
-        steps_per_execution: Callable[[], int],
-        totals: Totals,
-        *,
-        repeats: bool = True,
-    ) -> Generator[tuple[int, Totals], None, None]:
-        """Run one epoch; yield after each execution how many steps it took, and the totals so far.
-
-        `steps_per_execution` returns how many steps the next execution takes.
-        """
-
-    def settle_writes(self) -> None:
-        """Wait until the next execution reads what this process has written; an epoch begins with this."""
-
-    def wind_up(self) -> None:
-        """End the running epoch after the executions that have started."""
-
-
-class Step(Protocol):
-    """A step that counts in totals, which pass from one step to the next.
-
-    Attributes:
-        writes_in_tests: Whether a test, once traced, writes to variables besides those of metrics.
-    """
-
-    writes_in_tests: bool
-
-    def begin(self) -> Totals:
-        """Reset the metrics, and return the totals to start from."""
-
-    def empty_totals(self) -> Totals:
-        """Return the totals of no examples, to which a worker adds before totals are merged."""
-
-    def merged(self, totals: Totals, others: Totals) -> Totals:
-        """Return totals merged with those of other steps."""
-
-    def since(self, before: Totals, now: Totals) -> Totals:
-        """Return what was counted from one point to another."""
-
-    def store(self, totals: Totals) -> None:
-        """Write the totals to the metrics' own variables."""
-
-    def results(self, totals: Totals) -> dict[str, Any]:
-        """Return the metrics' results."""
-
-    def batch_logs(self, totals: Totals) -> dict[str, Any]:
-        """Return the logs of a batch: those of the model's own step as they are, or the metrics' results."""
-
-    def end_epoch(self) -> None:
-        """Synchronize the variables that each replica may have written for itself."""
-
-    def kept(self, totals: Totals) -> list[Any]:
-        """Return what a checkpoint keeps of the metrics in the middle of an epoch."""
-
-    def resumed(self, kept: Sequence[Any]) -> Totals:
-        """Return the totals of an epoch that continues from what `kept` returned."""
-
-    def times(self, totals: Totals) -> tf.Tensor | None:
-        """Return the seconds and steps of each replica or worker, None if unknown."""
-
-    def is_failing(self, totals: Totals) -> tf.Tensor:
-        """Return, inside a graph, whether a loss was NaN or infinite."""
-
-    def failure(self, totals: Totals) -> Failure | None:
-        """Return which replicas' losses were NaN or infinite, if any."""
+Runner: TypeAlias = SynchronousRunner | CoordinatedRunner
+Step: TypeAlias = Keras2Step | Keras3Step | SharedCustomStep | OwnStep
 
 
 class Phase(NamedTuple):

@@ -22,11 +22,7 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
-from tfdist.training.exact_sparse_gradients import (
-    dense_where_rows_are_shared,
-    dense_where_rows_are_unique,
-    with_rows_summed,
-)
+from tfdist.training.exact_sparse_gradients import slices_of_one_process
 from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
@@ -35,11 +31,12 @@ from tfdist.training.keras.loss_normalization import (
     recorded_divisors,
     weight_of,
 )
-from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.metric_step import MetricStep
+from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
-from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.keras.step_base import value_of
 from tfdist.training.keras.temporary_patches import (
     gradients_taken_by,
     means_counted_by,
@@ -66,7 +63,7 @@ class _Log:
     is_sum: bool
 
 
-class SharedCustomStep(KerasStep):
+class SharedCustomStep(MetricStep):
     """A step that calls the model's own method on each replica's part of a batch, and shares the results.
 
     The totals are those of the metrics, followed by the other values in the logs of the last batch.
@@ -93,14 +90,12 @@ class SharedCustomStep(KerasStep):
         own = getattr(model, name)
         self._own = getattr(own, "python_function", own)  # a tf.function could not exchange gradients
         self._name = name
-        self._metrics = MetricState(model, strategy)
         self._randomness = Randomness(model, strategy)
         self._replicas = strategy.num_replicas_in_sync
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._written: list[Any] = []
         self._updates: dict[tuple[int, ...], Updating] = {}
-        read_by_rows(model.variables)
         self._logs: Any = {}
         self._uses: list[OptimizerUse] = []
         self._means: list[bool] = []
@@ -108,28 +103,6 @@ class SharedCustomStep(KerasStep):
         self._probe(spec)
 
     # -- of an epoch --
-
-    def begin(self) -> Totals:
-        """Reset the metrics, and return the totals to start from."""
-        return Totals((*self._metrics.reset(), *self._no_logs()), self._step_stats.zeros())
-
-    def empty_totals(self) -> Totals:
-        """Return the totals of no examples."""
-        return Totals((*self._metrics.zeros(), *self._no_logs()), self._step_stats.zeros())
-
-    def merged(self, totals: Totals, others: Totals) -> Totals:
-        """Return totals merged with those of other steps, and the later logs."""
-        (counted, _), (others_counted, logs) = self._split(totals), self._split(others)
-        return Totals((*self._metrics.merged(counted, others_counted), *logs), totals.stats + others.stats)
-
-    def since(self, before: Totals, now: Totals) -> Totals:
-        """Return what was counted from one point to another, and the logs of the last batch."""
-        (counted_before, _), (counted, logs) = self._split(before), self._split(now)
-        return Totals((*self._metrics.since(counted_before, counted), *logs), now.stats - before.stats)
-
-    def store(self, totals: Totals) -> None:
-        """Write the totals to the metrics' own variables."""
-        self._metrics.store(self._split(totals)[0])
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results if the logs name exactly the metrics; otherwise the logs."""
@@ -151,12 +124,8 @@ class SharedCustomStep(KerasStep):
     def _flat_logs(self) -> list[_Log]:
         return tf.nest.flatten(self._logs)  # type: ignore[no-any-return]
 
-    def _no_logs(self) -> list[tf.Tensor]:
+    def _no_others(self) -> list[tf.Tensor]:
         return [tf.zeros(log.like.shape, log.like.dtype) for log in self._flat_logs if log.metric is None]
-
-    def _split(self, totals: Totals) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        count = len(self._metrics.variables)
-        return totals.metrics[:count], totals.metrics[count:]
 
     def _step_counters(self) -> list[Any]:
         with self._updates_prepared():
@@ -203,11 +172,7 @@ class SharedCustomStep(KerasStep):
         flags: list[list[bool]] = []
 
         def traced(batch: Any, seed: GraphSeed) -> None:
-            # Placeholders, since TensorFlow would compute results of constants in advance.
-            before = [
-                (variable, tf.compat.v1.placeholder(variable.dtype, variable.shape))
-                for variable in self._metrics.variables
-            ]
+            before = self._metrics.placeholders()
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._uses = []
             self._logs = self._described(self._called(batch, replica), replica)
@@ -428,9 +393,7 @@ class SharedCustomStep(KerasStep):
         or_zero = functools.partial(self._or_zero, size=replica.size)
         known = shaped([with_values(gradient, or_zero) for gradient in gradients], variables)
         if self._replicas > 1:
-            known = dense_where_rows_are_shared(known)
-            one_slice = with_rows_summed if updating.adds_rows_up else dense_where_rows_are_unique
-            known = shaped(one_slice(known), variables)
+            known = slices_of_one_process(known, variables, are_added_up=updating.adds_rows_up)
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
             weight, _ = weight_of(replica.divisors, replica.size)

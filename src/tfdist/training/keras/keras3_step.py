@@ -21,20 +21,19 @@ from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.exact_sparse_gradients import (
     addends,
-    dense_where_rows_are_shared,
-    dense_where_rows_are_unique,
-    with_rows_summed,
+    slices_of_one_process,
 )
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.caught_writes import NotedScope, noted_scope
 from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
-from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.metric_step import MetricStep
+from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import parts_of, read_by_rows
-from tfdist.training.keras.step_base import KerasStep, value_of
+from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.keras.step_base import value_of
 from tfdist.training.model_checks import has_own, is_alone, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
@@ -79,12 +78,11 @@ class _Traced:
     written: list[Any] = field(default_factory=list)
 
 
-class Keras3Step(KerasStep):
+class Keras3Step(MetricStep):
     """A step that trains or tests a Keras 3 model on one batch, and returns what to add to the metrics."""
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         super().__init__(model, strategy)
-        self._metrics = MetricState(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._batch_means = BatchMeans(self._keras)
         self._loss_trackers = loss_trackers(model)
@@ -92,7 +90,6 @@ class Keras3Step(KerasStep):
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = Randomness(model, strategy)
-        read_by_rows(model.variables)
         self._is_alone = is_alone(strategy)
         if model.optimizer is not None:
             self._trainable = parts_of(model.trainable_variables)
@@ -126,11 +123,7 @@ class Keras3Step(KerasStep):
         is_first = not self._adds
 
         def forward(batch: Any, *, training: bool) -> None:
-            # Placeholders, since TensorFlow would compute results of constants in advance.
-            before = [
-                (variable, tf.compat.v1.placeholder(variable.dtype, variable.shape))
-                for variable in self._metrics.variables
-            ]
+            before = self._metrics.placeholders()
             with self._scope(self._randomness.snapshot(), before) as scope:
                 self._forward(batch, training=training)
                 self._adds[training] = are_sums(scope, before)
@@ -147,31 +140,11 @@ class Keras3Step(KerasStep):
     def _step_counters(self) -> list[Any]:
         return [] if self._updating.counter is None else [self._updating.counter]
 
-    def begin(self) -> Totals:
-        """Reset the metrics, and return the totals to start from."""
-        return Totals(self._metrics.reset(), self._step_stats.zeros())
-
-    def empty_totals(self) -> Totals:
-        """Return the totals of no examples."""
-        return Totals(self._metrics.zeros(), self._step_stats.zeros())
-
-    def merged(self, totals: Totals, others: Totals) -> Totals:
-        """Return totals merged with those of other steps."""
-        return Totals(self._metrics.merged(totals.metrics, others.metrics), totals.stats + others.stats)
-
-    def since(self, before: Totals, now: Totals) -> Totals:
-        """Return what was counted from one point to another."""
-        return Totals(self._metrics.since(before.metrics, now.metrics), now.stats - before.stats)
-
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
         with self._keras.StatelessScope(self._metrics.values(totals.metrics)):
             # A result may be a variable, which has this value only within the scope.
             return tf.nest.map_structure(value_of, self._model.get_metrics_result())  # type: ignore[no-any-return]
-
-    def store(self, totals: Totals) -> None:
-        """Write the totals to the metrics' own variables."""
-        self._metrics.store(totals.metrics)
 
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part; return the totals after it."""
@@ -366,10 +339,7 @@ class Keras3Step(KerasStep):
         gradients = shaped(biases_apart(tape.gradient(loss, weights)), self._trainable)
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
-        gradients = dense_where_rows_are_shared(gradients)
-        if self._updating.adds_rows_up:
-            return with_rows_summed(gradients)
-        return shaped(dense_where_rows_are_unique(gradients), self._trainable)
+        return slices_of_one_process(gradients, self._trainable, are_added_up=self._updating.adds_rows_up)
 
     def _tested(
         self,

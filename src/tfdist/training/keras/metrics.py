@@ -197,6 +197,13 @@ class MetricState:
             for (variable, _), value, rule in zip(state, values, self._rules, strict=True)
         ]
 
+    def placeholders(self) -> list[tuple[Any, tf.Tensor]]:
+        """Return each variable with a placeholder; TensorFlow would compute with constants in advance."""
+        return [
+            (variable, tf.compat.v1.placeholder(variable.dtype, variable.shape))
+            for variable in self.variables
+        ]
+
     # -- of a batch, in replica context --
 
     def before_batch(self, totals: Sequence[tf.Tensor]) -> list[tuple[Any, tf.Tensor]]:
