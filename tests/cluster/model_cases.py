@@ -270,8 +270,15 @@ class _Counts(keras.layers.Layer):
         return inputs * self.calls
 
 
+class _CountsByTensorFlow(_Counts):
+    """Count in a variable that Keras does not know."""
+
+    def build(self, shape: Any) -> None:
+        self.calls = tf.Variable(0.0, trainable=False)
+
+
 def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Evaluate with a layer that writes its variable, and train with one that writes a variable of no layer."""
+    """Evaluate with a layer that writes its variable, and train with those that write others."""
     if keras.__version__ < "3":  # it updates variables within its graph
         return {}
     x = np.ones((6, 1), "float32")
@@ -288,12 +295,15 @@ def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
         hiding = keras.Sequential([keras.Input((1,)), Hides(1)])
         hiding.compile("sgd", "mse")
+        raw = keras.Sequential([keras.Input((1,)), _CountsByTensorFlow(), keras.layers.Dense(1)])
+        raw.compile("sgd", "mse")
     found: dict[str, Any] = {
         "losses": [evaluate(model, data, strategy=strategy, verbose=0) for _ in range(2)]
     }
     found["calls"] = float(counts.calls)
-    try:
-        fit(hiding, data, strategy=strategy, verbose=0)
-    except ConfigError as error:
-        found["refused"] = str(error)
+    for name, each in (("refused", hiding), ("of TensorFlow", raw)):
+        try:
+            fit(each, data, strategy=strategy, verbose=0)
+        except ConfigError as error:
+            found[name] = str(error)
     return found

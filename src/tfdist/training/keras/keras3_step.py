@@ -31,6 +31,7 @@ from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import value_of
@@ -194,7 +195,8 @@ class Keras3Step(MetricStep):
     def _tracing(self) -> Iterator[None]:
         is_shared = self._strategy.num_replicas_in_sync > 1
         noting = self._batch_means.noted() if is_shared else contextlib.nullcontext()
-        with losses_of_one_process(self._keras), self._randomness.drawing(), noting:
+        refused = assignments_refused(self._model)
+        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused:
             yield
 
     def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:
