@@ -244,9 +244,9 @@ def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on while a worker waits for data that never come, and neither answers nor fails."""
     import os
 
-    from tfdist.training import coordinated_runner
+    from tfdist.training.scheduled_executions import ScheduledExecutions
 
-    coordinated_runner._SECONDS_TO_COME_BACK = 10.0
+    ScheduledExecutions.seconds_to_come_back = 10.0
     os.mkfifo(folder / "pipe")  # nobody writes to it
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:

@@ -62,9 +62,9 @@ def impatient(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train without an end, and ask after some seconds without an answer who is silent."""
     import lost_cases
 
-    from tfdist.training import coordinated_runner
+    from tfdist.training.scheduled_executions import ScheduledExecutions
 
-    coordinated_runner._SECONDS_TO_COME_BACK = 5.0
+    ScheduledExecutions.seconds_to_come_back = 5.0
     return lost_cases.fitting(strategy, folder)
 
 

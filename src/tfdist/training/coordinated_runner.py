@@ -3,39 +3,34 @@
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import (
-    has_answered,
     has_failed,
     only_trace,
     schedule_traced,
-    wait_for_answer,
 )
-from tfdist.cluster.config import Task
 from tfdist.coordination.stall_limit import Activity
-from tfdist.coordination.stall_watch import doing, timeout_in_force
-from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
+from tfdist.coordination.stall_watch import doing
+from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.errors import TaskLost
 from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.packed_results import PackedResults
 from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
+from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
     are_lost,
     is_about_a_task,
-    is_lost_worker,
     named,
-    refusing_tasks,
     silent_tasks,
 )
 from tfdist.training.writes_to_servers import settle_writes
@@ -45,12 +40,6 @@ __all__ = ["CoordinatedRunner", "Epoch", "OnWorker", "WorkerGraph"]
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
-_SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_TO_COPY = 0.0005
-_TIMES_THE_SLOWEST = 5
-_FOR_EVER = float("inf")
-_SECONDS_TO_COME_BACK = 120.0
-_SECONDS_BETWEEN_SERVER_CHECKS = 5.0
 _SECONDS_BETWEEN_LOOKS_AT_WORKERS = 1.0
 
 _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
@@ -124,22 +113,6 @@ class Epoch:
     looked_at: float = float("-inf")
 
 
-class _Answer(NamedTuple):
-    """The answer to an execution.
-
-    Attributes:
-        wanted: The steps that were scheduled.
-        worker: The index of the worker that answers.
-        ran: The steps that were applied, also by a worker that was lost.
-        given: The result of its steps.
-    """
-
-    wanted: int
-    worker: int
-    ran: int
-    given: Any
-
-
 class CoordinatedRunner:
     """A runner that gives each execution, of K steps, to a free worker.
 
@@ -171,10 +144,9 @@ class CoordinatedRunner:
         self._coordinator = coordinator
         self._strategy = coordinator.strategy
         self._workers = workers
-        self._scheduled: deque[Execution] = deque()
+        self._scheduled = ScheduledExecutions(self._strategy, self._executions)
         self._is_winding_up = False
         self._is_without = False  # whether the epoch continues without a silent worker
-        self._slowest = 0.0  # seconds of the slowest answer
         self._parts = PartsOfData(workers, self._executions)
         self._begun = 0  # how often the data have begun
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
@@ -262,12 +234,12 @@ class CoordinatedRunner:
                         return
                     continue
                 with doing(_WITH_WORKERS), span(WAITING):
-                    place = self._first_ready()
-                if place is None:
+                    answered = self._scheduled.wait()
+                if answered is None:
                     epoch.promised -= self._take_back()
                     continue
                 with doing(_WITH_WORKERS):
-                    answer = self._fetch(place)
+                    answer = self._scheduled.fetch(answered)
                 self._count(epoch, answer)
                 if answer.ran:
                     yield answer.ran, answer.given
@@ -316,15 +288,16 @@ class CoordinatedRunner:
         epoch.exhausted, epoch.gone, epoch.last_news = set(), set(), time.monotonic()
         return True
 
-    def _count(self, epoch: Epoch, answer: _Answer) -> None:
+    def _count(self, epoch: Epoch, answer: Answer) -> None:
         """Count the steps of an execution."""
+        self.waited += answer.waited
         epoch.promised -= answer.wanted - answer.ran
         self._done += answer.ran
         self.is_at_rest = not self._scheduled
         if self.is_at_rest and self._graph.applied is not None:
             self._graph.applied.correct(epoch.counted_before + self._done)
 
-    def _note_end_of_data(self, epoch: Epoch, answer: _Answer) -> None:
+    def _note_end_of_data(self, epoch: Epoch, answer: Answer) -> None:
         """Note a worker whose data have ended, and whether all workers that have data are lost."""
         if answer.ran or answer.worker not in epoch.exhausted:
             epoch.last_news = time.monotonic()
@@ -342,7 +315,7 @@ class CoordinatedRunner:
         if not others or now - epoch.looked_at < _SECONDS_BETWEEN_LOOKS_AT_WORKERS:
             return epoch.gone
         epoch.looked_at = now
-        if now - epoch.last_news > _SECONDS_TO_COME_BACK or are_lost(others, self._strategy):
+        if now - epoch.last_news > self._scheduled.seconds_to_come_back or are_lost(others, self._strategy):
             return epoch.gone | others
         return epoch.gone
 
@@ -395,7 +368,7 @@ class CoordinatedRunner:
             execution,
             lambda order: self._call_on_worker(graph, data, order),
         )
-        self._scheduled.append(execution)
+        self._scheduled.add(execution)
 
     def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:
         """Schedule a graph; TensorFlow looks for its trace only if the iterator is another than before."""
@@ -406,45 +379,9 @@ class CoordinatedRunner:
         self._last_call = graph, data
         return self._coordinator.schedule(graph, args=(data, order))
 
-    def _first_ready(self) -> int | None:
-        """Wait for an answer, and return its place in the queue; return None after a very long wait."""
-        began = checked = time.monotonic()
-        # Before the first answer, the time that an execution takes is unknown.
-        patience = (
-            max(_SECONDS_TO_COME_BACK, _TIMES_THE_SLOWEST * self._slowest) if self._slowest else _FOR_EVER
-        )
-        while time.monotonic() - began < patience:
-            for place, execution in enumerate(self._scheduled):
-                if has_answered(execution.closure):
-                    self._slowest = max(self._slowest, time.monotonic() - began)
-                    return place
-            self._end_stuck_workers()
-            if time.monotonic() - checked > _SECONDS_BETWEEN_SERVER_CHECKS:
-                self._check_servers()
-                checked = time.monotonic()
-            if wait_for_answer(self._scheduled[0].closure, _SECONDS_BETWEEN_LOOKS):
-                time.sleep(_SECONDS_TO_COPY)
-        return None
-
-    def _check_servers(self) -> None:
-        """Raise if a parameter server is gone.
-
-        TensorFlow takes a connection that is reset for a short disturbance and sends the step again. The new
-        call may then wait for ever.
-        """
-        gone = " and ".join(refusing_tasks(self._strategy, "ps"))
-        if gone:
-            raise tf.errors.UnavailableError(None, None, f"{gone} refuses connections")
-
-    def _end_stuck_workers(self) -> None:
-        """End the workers that answer, but have been at work on one execution for longer than the limit."""
-        for index, (seconds, limit) in self._executions.stuck(timeout_in_force()).items():
-            [where] = named([("worker", index)], self._strategy)
-            end_stalled_worker(Task("worker", index), where, seconds, limit)
-
     def _take_back(self) -> int:
         """Cancel the executions of silent workers if others can do them; return how many steps these were."""
-        count, steps = len(self._scheduled), sum(execution.wanted for execution in self._scheduled)
+        count, steps = len(self._scheduled), self._scheduled.steps
         servers = " and ".join(silent_tasks(self._strategy, "ps"))
         silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
         if servers or (silent and count >= self._workers):
@@ -457,22 +394,3 @@ class CoordinatedRunner:
         self._is_without = True
         self._scheduled.clear()
         return steps
-
-    def _fetch(self, place: int) -> _Answer:
-        """Return the answer to an execution, by its place in the queue."""
-        execution = self._scheduled[place]
-        del self._scheduled[place]
-        began = time.monotonic()
-        while True:
-            try:
-                ran, given, waited = execution.fetch()
-            except tf.errors.OpError as error:
-                # A result is lost if its worker dies before the fetch. TensorFlow lets another worker compute
-                # the result again, and a later fetch returns it.
-                if not is_lost_worker(error) or time.monotonic() - began > _SECONDS_TO_COME_BACK:
-                    raise
-                time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
-            else:
-                self.waited += float(waited)
-                self._executions.end(execution.worker)
-                return _Answer(execution.wanted, execution.worker, int(ran), given)

@@ -48,7 +48,7 @@ class _Sending:
     done_after: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Execution:
     """An execution that the coordinator sends to a worker, and to another one if that worker is lost.
 

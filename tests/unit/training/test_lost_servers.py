@@ -1,14 +1,14 @@
 """A parameter server that is gone is noticed, also where TensorFlow waits for an answer of it."""
 
 import socket
-import types
 
 import pytest
 import tensorflow as tf
 
-from tfdist.training import coordinated_runner, task_errors
-from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
+from tfdist.coordination.stalled_worker import WorkerExecutions
+from tfdist.training import scheduled_executions, task_errors
 from tfdist.training.parts_of_data import Execution
+from tfdist.training.scheduled_executions import ScheduledExecutions
 
 
 def test_a_task_that_refuses_connections_is_named(monkeypatch):
@@ -39,14 +39,13 @@ def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monk
 
 
 def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
-    monkeypatch.setattr(coordinated_runner, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
-    monkeypatch.setattr(coordinated_runner, "has_answered", lambda closure: False)
-    monkeypatch.setattr(coordinated_runner, "wait_for_answer", lambda closure, seconds: False)
+    monkeypatch.setattr(scheduled_executions, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
+    monkeypatch.setattr(scheduled_executions, "has_answered", lambda closure: False)
+    monkeypatch.setattr(scheduled_executions, "wait_for_answer", lambda closure, seconds: False)
     looks = iter([[], [], ["ps:1 at 10.0.0.4:2222"]])
-    monkeypatch.setattr(coordinated_runner, "refusing_tasks", lambda strategy, job: next(looks))
-    coordinator = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
-    runner = CoordinatedRunner(WorkerGraph(lambda *_: ()), [], coordinator, 1)
-    runner._scheduled.append(Execution(1, closure=object()))
+    monkeypatch.setattr(scheduled_executions, "refusing_tasks", lambda strategy, job: next(looks))
+    scheduled = ScheduledExecutions(tf.distribute.get_strategy(), WorkerExecutions())
+    scheduled.add(Execution(1, closure=object()))
     with pytest.raises(tf.errors.UnavailableError, match=r"^ps:1 at 10\.0\.0\.4:2222 refuses connections"):
-        runner._first_ready()
+        scheduled.wait()
     assert next(looks, None) is None
