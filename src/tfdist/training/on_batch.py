@@ -23,7 +23,7 @@ from tfdist.training.task_errors import naming_lost_tasks
 __all__ = ["evaluate_batch", "fit_batch", "on_several_replicas"]
 
 
-class _OneBatch(NamedTuple):
+class _IteratorOfOneBatch(NamedTuple):
     """An iterator, and its optional, of one distributed batch that has a value.
 
     To make and distribute a data set takes longer than most steps. TensorFlow passes the parts of a named
@@ -35,7 +35,7 @@ class _OneBatch(NamedTuple):
     def __next__(self) -> Any:
         return self.batch
 
-    def get_next_as_optional(self) -> "_OneBatch":
+    def get_next_as_optional(self) -> "_IteratorOfOneBatch":
         return self
 
     def has_value(self) -> tf.Tensor:
@@ -45,14 +45,14 @@ class _OneBatch(NamedTuple):
         return self.batch
 
 
-class _Once:
+class _DatasetOfOneBatch:
     """A data set of one batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
 
-    def __iter__(self) -> _OneBatch:
-        return _OneBatch(self._batch)
+    def __iter__(self) -> _IteratorOfOneBatch:
+        return _IteratorOfOneBatch(self._batch)
 
 
 def fit_batch(
@@ -116,7 +116,9 @@ def _phase(what: str, model: Any, strategy: tf.distribute.Strategy, batch: Any, 
         session = Session(model, strategy, data, traces=traces, trains=is_training, tests=not is_training)
         phase = session.training() if is_training else session.testing()
         if isinstance(phase.runner, SynchronousRunner) and _is_dense(batch):
-            phase.runner.trace(_OneBatch(session.spec), phase.step.begin())  # once, for batches of any size
+            phase.runner.trace(
+                _IteratorOfOneBatch(session.spec), phase.step.begin()
+            )  # once, for batches of any size
         return phase
 
     return traces.get((what, strategy, kinds(batch)), made)
@@ -173,4 +175,4 @@ def _distributed(batch: Any, strategy: tf.distribute.Strategy) -> Any:
         begin = context.replica_id_in_sync_group * most
         return tf.nest.map_structure(lambda part: part[begin : begin + most], batch)
 
-    return _Once(strategy.experimental_distribute_values_from_function(own_part))
+    return _DatasetOfOneBatch(strategy.experimental_distribute_values_from_function(own_part))

@@ -56,10 +56,10 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         raise
     except (ExchangeError, tf.errors.OpError) as error:  # ExchangeError: the exchange was outside a graph
         broken = str(error) if isinstance(error, ExchangeError) else _broken(error)
-        is_shared = broken or _is_about_a_task(error) or "ollective" in str(error)
+        is_shared = broken or _names_a_task(error) or "ollective" in str(error)
         if is_shared and (other := why_out_of_step(are_all_there=_are_all_there(strategy))):
             raise other from error
-        if not broken and not _is_about_a_task(error):
+        if not broken and not _names_a_task(error):
             raise
         gone, waited = _missing(str(error), strategy), isinstance(error, tf.errors.DeadlineExceededError)
         if not gone and not waited and not broken:  # such as storage that is unavailable
@@ -87,13 +87,13 @@ def _remedy(what: str, strategy: tf.distribute.Strategy) -> str:
 def is_lost_worker(error: tf.errors.OpError) -> bool:
     """Return whether an error means that an asynchronous worker is gone, which training survives."""
     text = str(error)
-    return _is_about_a_task(error) and "/job:worker" in text and _FROM_PS not in text
+    return _names_a_task(error) and "/job:worker" in text and _FROM_PS not in text
 
 
 def is_about_a_task(error: BaseException) -> bool:
     """Return whether an error says that a task is lost, and not that a computation failed."""
     if isinstance(error, tf.errors.OpError):
-        return bool(_broken(error)) or _is_about_a_task(error)
+        return bool(_broken(error)) or _names_a_task(error)
     return isinstance(error, (TaskLost, ExchangeError))
 
 
@@ -146,7 +146,7 @@ def _broken(error: tf.errors.OpError) -> str:
     return match[1] if match else ""
 
 
-def _is_about_a_task(error: Exception) -> bool:
+def _names_a_task(error: Exception) -> bool:
     text = str(error)
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return True

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
-from tfdist.training.keras.additive import is_sum_of
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.keras.sum_in_graph import is_sum_of
 
 __all__ = ["MetricState", "are_sums"]
 
