@@ -45,6 +45,7 @@ from tfdist.training.variables import State
 
 __all__ = ["Run", "versions"]
 
+_TESTS_IN_A_CALL = 10  # at least
 _log = logging.getLogger("tfdist")
 
 
@@ -383,7 +384,12 @@ class Run:
         if callbacks is not None:
             callbacks.before_test()
         record(PhaseBegun(phase="evaluating"))
-        results = as_scalars(run_tests(self._testing, self._model, batches, leave=self._leaves))
+        # An asynchronous worker fetches the weights once for each call.
+        many = max(self._calls.number, _TESTS_IN_A_CALL)
+        together = self._config.train.steps_per_execution or many
+        results = as_scalars(
+            run_tests(self._testing, self._model, batches, leave=self._leaves, together=together)
+        )
         record(PhaseBegun(phase="training"))
         if self._is_leaving:
             return {}

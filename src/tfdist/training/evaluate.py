@@ -97,11 +97,13 @@ def run_tests(
     expected: int | None = None,
     leave: Callable[[], bool] | None = None,
     position: DataPosition | None = None,
+    together: int | None = None,
 ) -> dict[str, float]:
     """Run a test epoch of `steps` batches, all if None, and return the metrics' results.
 
     `leave` is called after each execution. If it returns True, the results are those of a part of the data.
-    `position` is the beginning of the data, if a number of steps may end after them.
+    `position` is the beginning of the data, if a number of steps may end after them. `together` is the number
+    of batches in an execution, if it is not that of the model.
     """
     # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
     testing.runner.rewind()
@@ -111,7 +113,15 @@ def run_tests(
     if calls is not None:
         calls.on_test_begin()
     batches = run_batches(
-        "test", testing, model, steps=steps, expected=expected, calls=calls, position=position, part=part
+        "test",
+        testing,
+        model,
+        steps=steps,
+        expected=expected,
+        calls=calls,
+        position=position,
+        part=part,
+        together=together,
     )
     with contextlib.closing(batches):
         for _ in batches:

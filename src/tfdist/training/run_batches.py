@@ -92,6 +92,7 @@ def run_batches(
     part: EpochPart | None = None,
     before: int = 0,
     callbacks_write: bool = False,
+    together: int | None = None,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Run an epoch; yield after each execution how many batches are done, and the logs of its last batch.
 
@@ -109,9 +110,10 @@ def run_batches(
         part: The part of the epoch that is done already.
         before: How many steps earlier epochs have taken, for the profiler's recordings.
         callbacks_write: Whether callbacks may write variables between two executions.
+        together: The steps of an execution; those that the model is compiled with if None.
     """
     part, step = EpochPart() if part is None else part, phase.step
-    together = steps_per_execution(model)
+    together = steps_per_execution(model) if together is None else together
     wanted = steps
     if steps is not None and calls is not None and not is_keras_2(model):  # Keras 3 runs whole executions
         wanted = -(-steps // together) * together
