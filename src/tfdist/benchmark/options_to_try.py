@@ -79,7 +79,7 @@ def levers(bench: Bench, only: Sequence[str] = ()) -> list[Lever]:
 def _graph_levers(bench: Bench) -> Iterator[Lever]:
     section = bench.settings.config.train
     for count in _STEPS_PER_EXECUTION:
-        if count != section.steps_per_execution:
+        if section.steps_per_execution not in (None, count):  # otherwise tfdist chooses it
             yield Lever("train.steps_per_execution", (f"train.steps_per_execution={count}",))
     if bench.strategy in ("one_device", "mirrored", _MIRRORED) and not section.jit_compile:
         yield Lever("train.jit_compile", ("train.jit_compile=true",), note="XLA: other rounding")

@@ -287,13 +287,17 @@ def test_onednn_is_tried_both_ways_unless_it_is_said(bench, monkeypatch, said, v
     assert [each.env["TF_ENABLE_ONEDNN_OPTS"] for each in found] == values
 
 
+def test_other_steps_of_a_call_are_tried_only_where_they_are_said(bench):
+    found = levers(bench(more="train: {steps_per_execution: 10}"), ["train.steps_per_execution"])
+    assert [each.changes for each in found] == [
+        ("train.steps_per_execution=1",),
+        ("train.steps_per_execution=50",),
+    ]
+
+
 def test_only_what_is_named_is_tried(bench):
     made = bench()
-    assert {each.key for each in levers(made, ["train", "launch.pin"])} == {
-        "train.steps_per_execution",
-        "train.jit_compile",
-        "launch.pin",
-    }
+    assert {each.key for each in levers(made, ["train", "launch.pin"])} == {"train.jit_compile", "launch.pin"}
     with pytest.raises(
         ConfigError, match=r"--only: there is no 'launch\.pins' to try\. Did you mean 'launch\.pin'\?"
     ):
