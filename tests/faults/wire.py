@@ -1,4 +1,4 @@
-"""Join two network namespaces by a wire whose packets this process carries: late, not all of them, or none.
+"""Join two network namespaces by a wire of 100 Mbit/s, whose packets this process carries: late, not all, or none.
 
 Each end is a TUN device, from which a process reads IP packets and writes them as they come. So the wire needs
 no traffic control of the kernel's, and a cut is what it is between machines: silence, and no error for anyone.
@@ -26,6 +26,7 @@ NAMES = ("near", "far")  # of these hosts, on these hosts
 _ETC = Path("/etc/netns")  # `ip netns exec` puts what a namespace has here over /etc
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x4004_54CA, 0x1, 0x1000
 _LARGEST = 65536
+_BYTES_PER_SECOND = 100e6 / 8  # in each direction
 _LARGE, _TENSORFLOW_PORT = 1000, 2222
 
 
@@ -46,6 +47,7 @@ class Wire:
         self.is_cut = self.alters = False
         self.carried = self.lost = 0
         self._chance = random.Random(seed)
+        self._free_at = [0.0, 0.0]  # when each direction has sent what it has to send
         self._names = [f"wire{os.getpid()}{side}" for side in "ab"]
         self._addresses = list(HOSTS)
 
@@ -120,7 +122,9 @@ class Wire:
                         self.carried += 1
                         if self.alters and _is_of_transport(packet):
                             packet, self.alters = _altered(packet), False
-                        due = time.monotonic() + self.delay
+                        begun = max(time.monotonic(), self._free_at[side])
+                        self._free_at[side] = begun + len(packet) / _BYTES_PER_SECOND
+                        due = self._free_at[side] + self.delay
                         heapq.heappush(under_way, (due, self.carried, self._ends[1 - side], packet))
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, end, packet = heapq.heappop(under_way)
