@@ -98,17 +98,11 @@ class _Sender:
 
 def _order(plan: Plan, task: str, run: str) -> bytes:
     order = Order(
-        command=plan.command,
-        config_name=plan.config_name,
-        config=plan.config,
+        plan=plan,
         run_dir=f"{plan.runs}/{run}",
         task=task,
         tf_config=os.environ["TF_CONFIG"],
         secret=os.environ[SECRET],
-        here=plan.tasks_on(plan.tasks[task]),
-        hosts=list(plan.addresses.values()),
-        threads=plan.threads,
-        is_single=plan.is_single,
     )
     return msgspec.json.encode(order)
 

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -77,33 +76,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell a host which task to run; it goes over the connection's standard input.
+    """Tell a host which task of a plan to run; it goes over the connection's standard input.
 
     Attributes:
-        command: The words of the command, as `Job.command` has them.
-        config_name: The name of the config file.
-        config: The text of the config file; None for a script.
+        plan: The plan of the job.
         run_dir: The folder of the run on the hosts.
         task: The name of the task.
         tf_config: The task's TF_CONFIG.
         secret: The secret that the tasks share.
-        here: The names of all tasks on the host.
-        hosts: The addresses of all hosts.
-        threads: The number of threads of each task; None for those of the host, divided by its tasks.
-        is_single: Whether it is one process without a cluster.
     """
 
-    command: Sequence[str]
-    config_name: str
-    config: str | None
+    plan: Plan
     run_dir: str
     task: str
     tf_config: str
     secret: str
-    here: Sequence[str]
-    hosts: Sequence[str]
-    threads: int | None
-    is_single: bool
 
 
 def read_plan(path: Path) -> Plan:

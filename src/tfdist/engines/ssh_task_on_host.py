@@ -91,17 +91,18 @@ def _run(order: Order, received: bytes, scratch: Path) -> int:
 
 def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     cluster = ClusterConfig.from_environment(environ={"TF_CONFIG": order.tf_config})
-    task, here = Task.parse(order.task), [Task.parse(name) for name in order.here]
+    plan, task = order.plan, Task.parse(order.task)
+    here = [Task.parse(name) for name in plan.tasks_on(plan.tasks[order.task])]
     # Of `python`, the one of this environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    share = share_cores(cluster, here=here, threads=order.threads)[task]
+    share = share_cores(cluster, here=here, threads=plan.threads)[task]
     defaults = {"TMPDIR": str(scratch), "PATH": path}
-    is_width_forced = order.threads is not None
+    is_width_forced = plan.threads is not None
     variables = task_environment(cluster, task, share, defaults, None, is_width_forced=is_width_forced)
-    variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *order.hosts])
+    variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *plan.addresses.values()])
     if task == cluster.lead:
         variables[chief_reports.VARIABLE] = chief_reports.address(reporter)
-    if order.is_single:
+    if plan.is_single:
         del variables["TF_CONFIG"]
     mark = os.urandom(8).hex()
     return {**variables, SECRET: order.secret, LAUNCH: mark}
@@ -111,9 +112,9 @@ def _supervisor_plan(
     order: Order, variables: Mapping[str, str], scratch: Path, log: int, reporter: int
 ) -> dict[str, Any]:
     """Return the plan of a supervisor of one task, which it does not start again by itself."""
-    config = scratch / order.config_name
-    if order.config is not None:
-        write_private(config, order.config.encode())
+    config = scratch / order.plan.config_name
+    if order.plan.config is not None:
+        write_private(config, order.plan.config.encode())
     meant = {PYTHON: sys.executable, CONFIG: str(config), RUN_DIR: order.run_dir}
     task = {
         "name": order.task,
@@ -126,7 +127,7 @@ def _supervisor_plan(
         "alone": False,
     }
     return {
-        "command": [as_latin1(meant.get(word, word)) for word in order.command],
+        "command": [as_latin1(meant.get(word, word)) for word in order.plan.command],
         "tasks": [task],
         "lead": order.task,
         "scratch": str(scratch),

@@ -155,19 +155,21 @@ class OnHost:
 
     def __init__(self, *command, config=None, is_single=False, index=1):
         order = Order(
-            command=command,
-            config_name="c.yaml",
-            config=config,
+            plan=plan(
+                command=command,
+                config_name="c.yaml",
+                config=config,
+                tasks={"worker:0": "host0", "worker:1": "host1"},
+                addresses={"host0": "a", "host1": "b"},
+                threads=5,
+                is_single=is_single,
+            ),
             run_dir="/runs/x-1",
             task=f"worker:{index}",
             tf_config=json.dumps(
                 {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": index}}
             ),
             secret="the secret of all tasks",
-            here=[f"worker:{index}"],
-            hosts=["a", "b"],
-            threads=5,
-            is_single=is_single,
         )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tfdist.engines.ssh_task_on_host", "run"],
