@@ -10,7 +10,7 @@ import weakref
 
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["LocalPorts", "is_free", "listen_on_all_interfaces", "port_taken", "split_address"]
+__all__ = ["LocalPorts", "is_free", "join_address", "listen_on_all_interfaces", "port_taken", "split_address"]
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # Linux, macOS and Windows give higher ports to outgoing connections. Such a connection could otherwise take a
@@ -40,6 +40,11 @@ def split_address(address: object) -> tuple[str, int]:
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"whose port {int(port)} is not in 1…65535")
     return _checked_host(host), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, or `[IPv6]:port`: what `split_address` splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen_on_all_interfaces(address: str) -> socket.socket:

@@ -302,6 +302,14 @@ class ClusterConfig:
         return cls._local(counts, Source("ClusterConfig.local"))
 
     @classmethod
+    def of_addresses(cls, addresses: Mapping[Task, str]) -> "ClusterConfig":
+        """Make a cluster of tasks with these addresses; the tasks of each role come in their order."""
+        roles: dict[str, list[str]] = {}
+        for task, address in addresses.items():
+            roles.setdefault(task.type, []).append(address)
+        return cls(**_arguments(roles))
+
+    @classmethod
     def from_tf_config(cls, text: str | bytes | None = None) -> "ClusterConfig":
         """Read a TF_CONFIG; by default, this process's environment variable."""
         if text is None:

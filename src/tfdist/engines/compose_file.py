@@ -32,7 +32,6 @@ __all__ = [
 
 _PORT = 2222
 _PROJECT = "\0project"  # stands for the name of the project, which Compose knows
-_ROLES = ("chief", "worker", "ps", "evaluator")
 _CONFIG = "/etc/tfdist/config.yaml"
 _SECRET = "/run/secrets/secret"  # noqa: S105
 _OWN_KEYS = {
@@ -193,7 +192,7 @@ def _environment(job: Job) -> dict[str, Any]:
 
 
 def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    cluster = _cluster(job)
+    cluster = ClusterConfig.of_addresses({task: f"{service_name(task)}:{_PORT}" for task in job.tasks})
     gpus = itertools.count()
     for task in job.tasks:
         keys = dict(of_roles.get(task.type, {}))
@@ -206,14 +205,6 @@ def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[s
         yield _SERVICE.format(name=service_name(task))
         yield _dumped(environment, 6) if environment else ""
         yield _dumped(keys, 4) if keys else ""
-
-
-def _cluster(job: Job) -> ClusterConfig:
-    addresses: dict[str, list[str]] = {}
-    for task in job.tasks:
-        addresses.setdefault(task.type, []).append(f"{service_name(task)}:{_PORT}")
-    chief, worker, ps, evaluator = (tuple(addresses.pop(role, ())) for role in _ROLES)
-    return ClusterConfig(chief=chief, worker=worker, ps=ps, evaluator=evaluator, jobs=addresses)
 
 
 def _gpus(numbers: list[str]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Run one task of a cluster on the node of Ray where this actor is."""
 
-import ipaddress
 import json
 import os
 import subprocess
@@ -67,8 +66,7 @@ class TaskActor:
 
     def address(self) -> tuple[str, int]:
         """Return the address of this node, and a port that is reserved while this actor lives."""
-        host = ray.util.get_node_ip_address()
-        return f"[{host}]" if _is_ipv6(host) else host, self._ports.ports[0]
+        return ray.util.get_node_ip_address(), self._ports.ports[0]
 
     def start(self, start: Start) -> int:
         """Start the task's process, and return its number.
@@ -179,10 +177,3 @@ def _import_path() -> str:
     """Return the folders from which Ray lets its workers import, besides those of the interpreter."""
     own = (sys.prefix, sys.base_prefix)
     return os.pathsep.join(path for path in sys.path if path and not path.startswith(own))
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:  # a name
-        return False

@@ -21,8 +21,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tfdist.cluster.addresses import join_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.cluster.environments import ROLES
 from tfdist.engines.ray_actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
@@ -211,7 +211,8 @@ class RayCluster:
                     raise TaskLost(str(member.task), f"its actor has not started: {_line(error)}") from None
             if self._told is not None:
                 return
-        self._cluster = _cluster_of(self._members)
+        addresses = {m.task: join_address(*m.address) for m in self._members if m.address}
+        self._cluster = ClusterConfig.of_addresses(addresses)
         self._secret = os.urandom(32).hex()
         hosts = {member.address[0] for member in self._members if member.address}
         places = ", ".join(f"{m.task} at {self._cluster.address(m.task)}" for m in self._members)
@@ -390,17 +391,6 @@ class RayCluster:
         problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
         kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
         raise kind(str(member), problem, remedy=f"Its log is {log} on that node")
-
-
-def _cluster_of(members: list[_Member]) -> ClusterConfig:
-    addresses: dict[str, list[str]] = {}
-    for member in members:
-        if member.address is not None:
-            addresses.setdefault(member.task.type, []).append("{}:{}".format(*member.address))
-    roles: dict[str, Any] = {role: hosts for role, hosts in addresses.items() if role in ROLES}
-    return ClusterConfig(
-        **roles, jobs={role: hosts for role, hosts in addresses.items() if role not in ROLES}
-    )
 
 
 def _status(status: int) -> str:

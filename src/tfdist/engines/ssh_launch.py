@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.environments import ROLES
+from tfdist.cluster.addresses import join_address
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import PLAN, Plan, write_private
 from tfdist.engines.ssh_task_on_host import GRACE
@@ -56,13 +56,12 @@ def main(run_dir: Path, plan: Plan) -> None:
 def cluster_on(plan: Plan, ports: dict[str, list[int]]) -> ClusterConfig:
     """Return the cluster of a plan whose hosts have these free ports."""
     free = {host: iter(numbers) for host, numbers in ports.items()}
-    roles: dict[str, list[str]] = {}
-    for task, host in plan.tasks.items():
-        address = plan.addresses[host]
-        bracketed = f"[{address}]" if ":" in address else address
-        roles.setdefault(task.partition(":")[0], []).append(f"{bracketed}:{next(free[host])}")
-    chief, worker, ps, evaluator = (tuple(roles.pop(role, ())) for role in ROLES)
-    return ClusterConfig(chief=chief, worker=worker, ps=ps, evaluator=evaluator, jobs=roles)
+    return ClusterConfig.of_addresses(
+        {
+            Task.parse(task): join_address(plan.addresses[host], next(free[host]))
+            for task, host in plan.tasks.items()
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from tfdist.cluster.addresses import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 
@@ -165,6 +166,13 @@ def test_the_cluster_of_some_tasks_numbers_them_anew():
 
     assert some == ClusterConfig(chief=("a:1",), worker=("b:1", "d:1"), task=("worker", 1))
     assert whole.of(whole.tasks()) == whole
+
+
+def test_a_cluster_of_addresses_has_other_jobs_too():
+    addresses = {Task("reader", 0): join_address("fe80::2", 1), Task("chief", 0): join_address("a", 1)}
+    assert ClusterConfig.of_addresses(addresses) == ClusterConfig(
+        chief=["a:1"], jobs={"reader": ["[fe80::2]:1"]}
+    )
 
 
 def test_who_serves():

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses import join_address, split_address
 from tfdist.cluster.config import Task
 from tfdist.coordination.health import connected
 from tfdist.diagnostics.doctor.answering import Answering
@@ -125,7 +125,7 @@ def _reaches(host: str, port: int) -> bool | None:
     if not port:
         return None
     try:
-        connected(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").close()
+        connected(join_address(host, port)).close()
     except OSError:
         return False
     return True
