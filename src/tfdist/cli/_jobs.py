@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,7 @@ def define_flags(flags: Any) -> None:
 
 
 def _counted(tasks: Sequence[Any]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for task in tasks:
-        counts[task.type] = counts.get(task.type, 0) + 1
-    return counts
+    return dict(Counter(task.type for task in tasks))
 
 
 def _name_of(path: str) -> str:

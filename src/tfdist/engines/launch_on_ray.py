@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,10 +194,7 @@ def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:
 
 
 def _counts(cluster: ClusterConfig) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for task in cluster.tasks():
-        counts[task.type] = counts.get(task.type, 0) + 1
-    return counts
+    return dict(Counter(task.type for task in cluster.tasks()))
 
 
 def _files(*names: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ because the service shows a job's environment variables to all who may see the j
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class Vertex:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the tasks from Cloud Logging, which gets them some seconds later."""
-        pools = _pool_of(_counted(submission.tasks))
+        pools = _pool_of(Counter(Task.parse(task).type for task in submission.tasks))
         chosen = {pools[Task.parse(task)]: task for task in tasks}
         names = " OR ".join(f'"{name}"' for name in chosen)
         number = submission.handle.number
@@ -229,11 +230,6 @@ def _pool_of(counts: Mapping[str, int]) -> dict[Task, str]:
         for pool, role in enumerate(ROLES)
         for index in range(counts.get(role, 0))
     }
-
-
-def _counted(tasks: Sequence[str]) -> dict[str, int]:
-    roles = [Task.parse(task).type for task in tasks]
-    return {role: roles.count(role) for role in roles}
 
 
 def _resource(submission: Submission) -> tuple[str, str]:
