@@ -113,13 +113,12 @@ def measure_scaling(bench: Bench, counts: Sequence[int]) -> Scaling:
         return Row(scenario, samples, speedups, parts_of(samples[place], worker_alone))
 
     every = [sample for samples in samples_by_name.values() for sample in samples]
-    known = [sample.outside for sample in every if sample.outside is not None]
     return Scaling(
         bench=bench,
         rows=[row(scenario) for scenario in scenarios],
         machine=row(machine) if machine else None,
         cores=len(own_cores()),
-        outside=max(known) if known else None,
+        outside=max((sample.outside for sample in every if sample.outside is not None), default=None),
         shortest=bench.steps * min(sample.step for sample in every),
     )
 

@@ -109,7 +109,6 @@ def tune(bench: Bench, tries: Sequence[Lever]) -> Tuning:
         if not both.helps or both.gain < best[0].gain:
             best = best[:1]
     samples = [sample for change in (base, *tried) for sample in change.samples]
-    known = [sample.outside for sample in samples if sample.outside is not None]
     helpful = [change.lever for change in best if change.lever is not None]
     environment = {name: value for lever in helpful for name, value in lever.env.items()}
     lines = yaml_lines([setting for lever in helpful for setting in lever.changes])
@@ -122,7 +121,7 @@ def tune(bench: Bench, tries: Sequence[Lever]) -> Tuning:
             lines, environment, next((change for change in same if change.name == _TOGETHER), None), best
         ),
         cores=len(own_cores()),
-        outside=max(known) if known else None,
+        outside=max((sample.outside for sample in samples if sample.outside is not None), default=None),
         shortest=bench.steps * min(sample.step for sample in samples),
         spread=(max(base.speeds) - min(base.speeds)) / statistics.median(base.speeds),
     )
