@@ -11,6 +11,7 @@ from tfdist.benchmark.local_run import try_out
 from tfdist.benchmark.records import Record, Sample
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.launcher.progress_text import count
 from tfdist.launcher.resources import own_cores, own_gpus
 from tfdist.strategies.options import is_gpu_used, strategy_name
 from tfdist.trainer.config import Settings
@@ -131,7 +132,7 @@ def of_workers(bench: Bench, workers: int) -> Scenario:
     if bench.weak:
         changes.append(f"data.batch_size={bench.batch(workers)}")
     return Scenario(
-        name=bench.strategy if bench.is_one_process else _pluralized(workers, "worker"),
+        name=bench.strategy if bench.is_one_process else count(workers, "worker"),
         workers=workers,
         roles=roles,
         changes=tuple(changes),
@@ -196,7 +197,3 @@ def run(bench: Bench, scenario: Scenario) -> Sample:
         loads_once=True,
     )
     return Sample([msgspec.convert(values, Record) for values in trial.written.values()], trial.outside)
-
-
-def _pluralized(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

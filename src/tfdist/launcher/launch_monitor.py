@@ -21,6 +21,7 @@ from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
+from tfdist.launcher.progress_text import count
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.run_events import (
     AnyEvent,
@@ -343,8 +344,7 @@ class Job:
             case {"ended": left, "orphans": orphans}:
                 self._is_over = True
                 if orphans:
-                    count = "1 process" if orphans == 1 else f"{orphans} processes"
-                    self.say(f"killed {count} that the tasks had started")
+                    self.say(f"killed {count(orphans, 'process', 'processes')} that the tasks had started")
                 if left:
                     problem = f"SIGKILL has not ended the processes {left}; see their state with ps"
                     self._error = LaunchError("launcher", problem, exits=self._exits)

@@ -1,11 +1,11 @@
-"""Describe the progress of a training in one line, for the launcher's bar and for `tfdist status`."""
+"""Describe the progress of a training in one line, and times and counts, as people read them."""
 
 import itertools
 from collections.abc import Sequence
 
 from tfdist.launcher.chief_reports import Progress
 
-__all__ = ["average_speed", "describe_progress", "draw_bar", "duration"]
+__all__ = ["average_speed", "count", "describe_progress", "draw_bar", "duration"]
 
 _BAR_WIDTH = 24
 
@@ -41,6 +41,15 @@ def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
             examples += report.examples_per_second * (now - before)
             seconds += now - before
     return examples / seconds if seconds else None
+
+
+def count(quantity: int, singular: str, plural: str = "") -> str:
+    """Return how many there are of something.
+
+    >>> count(1, "restart"), count(2, "process", "processes")
+    ('1 restart', '2 processes')
+    """
+    return f"{quantity:,} {singular if quantity == 1 else plural or singular + 's'}"
 
 
 def duration(seconds: float) -> str:

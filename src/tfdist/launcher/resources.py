@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
+from tfdist.launcher.progress_text import count
 
 __all__ = ["Cores", "describe_shares", "own_cores", "own_gpus", "share_cores"]
 
@@ -106,12 +107,10 @@ def _part(items: Sequence[_Item], index: int, size: int) -> tuple[_Item, ...]:
 def describe_shares(shares: Mapping[Task, Cores], cores: Sequence[int]) -> str:
     """Return in one line how many threads each task has and where it is pinned."""
     threads = {share.threads for share in shares.values()}
-    threads_per_task = ", ".join(_pluralized(count, "thread") for count in sorted(threads))
+    threads_per_task = ", ".join(count(number, "thread") for number in sorted(threads))
     pinned = [f"{task} on core {_join(share.pinned)}" for task, share in shares.items() if share.pinned]
     pinned += [f"{task} on GPU {_join(share.gpus)}" for task, share in shares.items() if share.gpus]
-    tasks = (
-        f"{_pluralized(len(shares), 'task')} on {_pluralized(len(cores), 'core')}, {threads_per_task} each"
-    )
+    tasks = f"{count(len(shares), 'task')} on {count(len(cores), 'core')}, {threads_per_task} each"
     return "; ".join([tasks, *pinned])
 
 
@@ -130,10 +129,6 @@ def own_gpus() -> list[str]:
     named = [name.strip() for name in visible.split(",")]
     # CUDA uses the names before the first invalid one.
     return list(itertools.takewhile(lambda name: name and not name.startswith("-"), named))
-
-
-def _pluralized(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _join(items: Sequence[object]) -> str:

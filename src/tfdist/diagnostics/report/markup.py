@@ -8,7 +8,6 @@ from datetime import datetime
 from tfdist.launcher import progress_text
 
 __all__ = [
-    "count",
     "definitions",
     "details",
     "duration",
@@ -97,15 +96,6 @@ def percent(part: float) -> str:
     ('94.99 %', '90 %')
     """
     return f"{round(100 * part, 2):g} %"
-
-
-def count(quantity: int, singular: str, plural: str = "") -> str:
-    """Return how many there are of something.
-
-    >>> count(1, "restart"), count(2, "restart")
-    ('1 restart', '2 restarts')
-    """
-    return f"{quantity:,} {singular if quantity == 1 else plural or singular + 's'}"
 
 
 def duration(seconds: float) -> str:

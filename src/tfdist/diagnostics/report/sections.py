@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from tfdist.diagnostics.report.markup import (
-    count,
     definitions,
     details,
     duration,
@@ -29,6 +28,7 @@ from tfdist.diagnostics.report.timeline import (
     task_ends,
 )
 from tfdist.launcher.launch import launch
+from tfdist.launcher.progress_text import count
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
