@@ -1,12 +1,13 @@
 """The protocol of an engine, which a plug-in implements too."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State, Submission
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "rounds"]
 
 
 class Engine(Protocol):
@@ -37,3 +38,13 @@ class Engine(Protocol):
 
     def cancel(self, submission: Submission) -> None:
         """End a job."""
+
+
+def rounds(engine: Engine, submission: Submission, follow: bool, pause: float) -> Iterator[bool]:
+    """Yield for each time that logs are read whether it is the last: the job has ended, or none follows."""
+    is_last = False
+    while not is_last:
+        is_last = not follow or engine.state(submission)[0].is_final  # before the last lines are read
+        yield is_last
+        if not is_last:
+            time.sleep(pause)

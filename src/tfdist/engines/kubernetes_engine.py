@@ -9,13 +9,13 @@ import secrets
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
@@ -126,16 +126,12 @@ class KubernetesEngine(abc.ABC):
         """Put the lines of a task into the queue, and None at their end."""
         try:
             seen: set[str] = set()
-            while True:
-                is_over = not follow or self.state(submission)[0].is_final
+            for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_LOOKS):
                 for pod in _pods(submission, task):
                     if pod not in seen:
                         seen.add(pod)
                         for line in _log(submission, pod, follow=follow):
                             lines.put((task, line))
-                if is_over:
-                    return
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
             lines.put(None)
 

@@ -8,11 +8,11 @@ import os
 import re
 import secrets
 import shlex
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
@@ -134,12 +134,10 @@ class Ray:
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
         position = 0
-        while True:
-            # Before the lines are read, so that the last ones are among them.
-            is_over = not follow or self.state(submission)[0].is_final
+        for is_last in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
             with _client(_address(submission)) as client:
                 text = client.get_job_logs(submission.handle.number)
-            whole = len(text) if is_over else text.rfind("\n") + 1
+            whole = len(text) if is_last else text.rfind("\n") + 1
             for line in text[position:whole].splitlines():
                 task, colon, rest = line.partition(": ")
                 if colon and task in submission.tasks:
@@ -148,9 +146,6 @@ class Ray:
                 elif len(tasks) == len(submission.tasks):
                     yield "job", line  # messages of the launch and of Ray
             position = max(position, whole)
-            if is_over:
-                return
-            time.sleep(_SECONDS_BETWEEN_READS)
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and time to save their work."""

@@ -7,7 +7,6 @@ environment variables to all who may describe the job.
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tfdist.engines.cloud import (
     task_command,
 )
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
+from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, shown
@@ -98,17 +98,13 @@ class SageMaker:
         client = self._client("logs", submission.handle.place)
         tokens: dict[str, str] = {}
         task_of: dict[str, str] = {}  # by the name of the stream
-        while True:
-            is_over = not follow or self.state(submission)[0].is_final
+        for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
             for stream in _streams(client, submission.handle.number):
                 for line in _new_lines(client, stream, tokens):
                     if match := re.fullmatch(r"tfdist: this container is ([a-z]+:[0-9]+)", line):
                         task_of[stream] = match[1]
                     if (task := task_of.get(stream)) in tasks:
                         yield str(task), line
-            if is_over:
-                return
-            time.sleep(_SECONDS_BETWEEN_READS)
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and 120 seconds to save their work."""

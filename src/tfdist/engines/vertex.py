@@ -6,7 +6,6 @@ because the service shows a job's environment variables to all who may see the j
 
 import contextlib
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from tfdist.engines.cloud import (
     task_command,
 )
 from tfdist.engines.container_entrypoint import config_variables
+from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
@@ -97,8 +97,7 @@ class Vertex:
         client = self._log_client(submission.handle.place.rpartition(".")[0])
         seen: set[str] = set()
         since = ""
-        while True:
-            is_over = not follow or self.state(submission)[0].is_final
+        for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
             with _one_line_errors():
                 entries = list(client.list_entries(filter_=wanted + since, order_by="timestamp asc"))
             for entry in entries:
@@ -108,9 +107,6 @@ class Vertex:
                 since = f' timestamp>="{entry.timestamp.isoformat()}"'
                 for line in _text(entry.payload).splitlines():
                     yield chosen[entry.resource.labels["task_name"]], line
-            if is_over:
-                return
-            time.sleep(_SECONDS_BETWEEN_READS)
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM."""
