@@ -102,8 +102,8 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
 
 
 def made_by() -> str:
-    """Return the command line that the user typed."""
-    return shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]])
+    """Return the command line that the user typed, as one line, which may follow # in a script."""
+    return " ".join(shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]]).splitlines())
 
 
 def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:

@@ -55,7 +55,7 @@ def script(job: Job, command: str, *, text: str | None = None) -> str:
         text: What the command reads from its standard input, if it reads any.
     """
     return _SCRIPT.format(
-        made_by=" ".join(job.made_by.splitlines()),
+        made_by=job.made_by,
         run_dir=f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number",
         folder=shlex.quote(str(Path.cwd())),
         command=command,

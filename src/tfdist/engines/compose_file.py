@@ -137,7 +137,7 @@ def compose_file(job: Job) -> str:
     folders = [str(folder) for folder in folders_to_make(job)]
     common, of_roles = _service_keys(job)
     text = _FILE.format(
-        made_by=" ".join(job.made_by.splitlines()),
+        made_by=job.made_by,
         prepare=f"mkdir -p {shlex.join(folders)} && " if folders else "",
         name=project_stem(job),
         environment=_dumped(_environment(job), 2),

@@ -39,7 +39,7 @@ def render_dockerfile(section: DockerfileSection, made_by: str, extras: Collecti
 
     Args:
         section: What the user chooses.
-        made_by: The command.
+        made_by: The command, on one line.
         extras: The extras of tfdist that the tasks need.
     """
     python = f"python:{platform.python_version()}-slim-bookworm"
@@ -52,7 +52,7 @@ def render_dockerfile(section: DockerfileSection, made_by: str, extras: Collecti
             raise ConfigError("engine.dockerfile", expected="one line without quotes", received=shown(word))
     needs_files = is_wheel or section.copy
     return _FILE.format(
-        made_by=" ".join(made_by.splitlines()),
+        made_by=made_by,
         build=f"docker build --tag tfdist {'--file FILE .' if needs_files else '- < FILE'}",
         base=section.base or python,
         wheel=f"COPY {_words(source, '/tmp/')}\n" if is_wheel else "",  # noqa: S108

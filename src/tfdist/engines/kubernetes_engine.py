@@ -138,9 +138,8 @@ class KubernetesEngine(abc.ABC):
 
 def _rendered(application: Application, engine: KubernetesEngine) -> str:
     objects = [*application.common, *engine.objects(application)]
-    made_by = " ".join(application.job.made_by.splitlines())
     head = (
-        f"# Made by: {made_by}\n"
+        f"# Made by: {application.job.made_by}\n"
         "# Submit it with: kubectl apply -f FILE\n"
         "# It contains the secret of the job: keep it from others.\n"
     )

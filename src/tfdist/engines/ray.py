@@ -93,7 +93,7 @@ class Ray:
         working_dir = section.runtime_env.get("working_dir", ".")
         where = f" --address {shlex.quote(section.address)}" if section.address else ""
         return _FORM.format(
-            made_by=" ".join(job.made_by.splitlines()),
+            made_by=job.made_by,
             submit=f"ray job submit{where} --working-dir {shlex.quote(str(working_dir))} -- python FILE",
             number=_NUMBER,
             folder=str(job.folder),

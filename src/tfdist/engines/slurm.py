@@ -113,7 +113,7 @@ class Slurm:
         alone = {"ranks": " ".join(ranks), "restarts": _RESTARTS_ALONE, "saved_step": SAVED_STEP}
         run = _RUN_ALONE.format(**alone, lost=LOST) if ranks else _RUN
         return _SCRIPT.format(
-            made_by=" ".join(job.made_by.splitlines()),
+            made_by=job.made_by,
             directives="\n".join(_directives(job, components, survives=bool(ranks))),
             setup="\n".join(section.setup),
             roles=shlex.quote(job.roles),

@@ -122,6 +122,13 @@ def test_a_mistake_is_one_line(queue, config, tmp_path, words, options, message)
     assert queue.jobs == []
 
 
+@pytest.mark.parametrize("words", [["slurm"], ["dockerfile"]])
+def test_a_typed_line_end_stays_in_the_comment(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/render.py", *words, "a\nrm -rf /\x0bb"])
+    render.main([*words, "true"] if words == ["slurm"] else words)
+    assert f"# Made by: tfdist render {words[0]} 'a rm -rf / b'\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [[], ["queue://here/7", "queue://here/8"]])
 def test_a_handle_is_needed(words):
     with pytest.raises(ConfigError, match="command line: expected a handle, as `tfdist list` prints it"):

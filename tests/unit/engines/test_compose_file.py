@@ -39,7 +39,7 @@ def rendered(tmp_path, monkeypatch):
             command=command or ("python", "x.py"),
             counts=counts or {"chief": 1, "worker": 2, "ps": 1},
             folder=Path(folder),
-            made_by="tfdist render compose\nservices:",
+            made_by="tfdist render compose",
             config=config,
             is_single=is_single,
             threads=threads,

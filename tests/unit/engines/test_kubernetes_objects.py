@@ -23,7 +23,7 @@ def job(*command, counts=None, alone=(), config=None, name="My_train.2", **secti
         command=command or (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR),
         counts=counts or {"chief": 1, "worker": 2, "ps": 1},
         folder=Path("runs").absolute(),
-        made_by="tfdist render\nkind: Evil",
+        made_by="tfdist render",
         config=config,
         section=EngineSection(kubernetes=KubernetesSection(**{"image": "r/x:1", **section})),
         alone=alone,
@@ -246,7 +246,7 @@ def test_tfjob_knows_no_other_jobs():
 
 def test_the_command_line_of_the_user_stays_a_comment():
     text = find_engine("kubernetes").render(job(), {})
-    assert text.startswith("# Made by: tfdist render kind: Evil\n# Submit it with: kubectl apply -f FILE\n")
+    assert text.startswith("# Made by: tfdist render\n# Submit it with: kubectl apply -f FILE\n")
 
 
 @pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])

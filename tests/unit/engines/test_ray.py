@@ -28,7 +28,7 @@ def job(*command, config=None, counts=None, alone=(), **section):
         command=command or ("true",),
         counts=counts or {"chief": 1, "worker": 2, "ps": 1},
         folder=Path("/shared/my runs"),
-        made_by="tfdist submit ray\nrm -rf /",
+        made_by="tfdist submit ray",
         config=config,
         section=EngineSection(ray=RaySection(**section)),
         alone=alone,
@@ -63,7 +63,7 @@ def test_a_script_that_is_started_by_hand_names_a_folder_that_no_other_has(monke
 def test_a_script_of_the_users_is_every_task(monkeypatch):
     words = ["python", "it's", 'a"b', "$HOME", "\\n"]
     script = Ray().render(job(*words, alone=("worker",)), {"worker:GPU": "1", "placement": "SPREAD"})
-    assert script.startswith("# Made by: tfdist submit ray rm -rf /\n# Submit it with: ray job submit ")
+    assert script.startswith("# Made by: tfdist submit ray\n# Submit it with: ray job submit ")
     what, _, arguments = launched(script, monkeypatch)
     assert what == words
     assert arguments == {

@@ -20,7 +20,7 @@ def job(*command, counts=None, alone=(), **section):
         command=command or ("true",),
         counts=counts or {"chief": 1, "worker": 2, "ps": 1},
         folder=Path("/shared/my runs"),
-        made_by="tfdist submit slurm\nrm -rf /",
+        made_by="tfdist submit slurm",
         section=EngineSection(slurm=SlurmSection(**section)),
         alone=alone,
     )
