@@ -44,7 +44,6 @@ _SMOKE = (
     "checkpoint.every=2",
     "summaries.every=2",
 )
-_SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
 
 
 def main(
@@ -124,7 +123,7 @@ def _launch(
 ) -> None:
     """Start every task as a process on this machine."""
     from tfdist.datasets.open_data import open_data
-    from tfdist.launcher.launch import launch
+    from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
     from tfdist.launcher.outcome import LaunchError
 
     if settings.config.elastic is not None:
@@ -150,7 +149,7 @@ def _launch(
                 threads=section.threads,
                 pin=section.pin,
                 network_isolation=isolation,
-                linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+                linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
                 restarts=section.restarts,
                 alone=roles_started_alone(name),
                 heartbeat_timeout=settings.config.watch.heartbeat_timeout,

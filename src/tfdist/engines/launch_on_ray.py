@@ -13,6 +13,7 @@ from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
+from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR
 from tfdist.launcher.notebook_task import EVERY_TASK
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
@@ -20,7 +21,6 @@ from tfdist.trainer.ray_section import Placement, RaySection
 
 __all__ = ["check_resources", "launch", "needs_ray"]
 
-_SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
 _CALL, _RESULT, _REPORT = "call", "result", "report.json"
 
 
@@ -93,7 +93,7 @@ def launch(
             variables=dict(env or {}),
             start_timeout=start_timeout,
             grace=grace,
-            linger=_SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
+            linger=SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
         )
         if not ray.is_initialized():
             ray.init()

@@ -8,14 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 import tfdist
-from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Plan
+from tfdist.engines.ssh_plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, Plan
 from tfdist.errors import ConfigError
 
 __all__ = ["FoundHost", "check_hosts"]
 
 _SECONDS = 120.0  # to connect, and for Python to start on a busy machine
 _AT_ONCE = 64
-_CONNECTION_FAILED = 255  # of ssh itself
 
 
 class FoundHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +67,7 @@ def _ask(plan: Plan, host: str) -> FoundHost | ConfigError:
 
 def _problem(plan: Plan, host: str, status: int, messages: Sequence[str]) -> ConfigError:
     last = next((line.strip() for line in reversed(messages) if line.strip()), f"exited with {status}")
-    if status == _CONNECTION_FAILED:
+    if status == NO_CONNECTION:
         remedy = f"`ssh {host} true` must work without a password"
         return ConfigError(host, f"cannot be reached: {last.removeprefix('ssh: ')}", remedy=remedy)
     if status == NO_FOLDER:

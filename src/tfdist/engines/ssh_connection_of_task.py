@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.ssh_plan import PLAN, Order, Plan, read_plan
+from tfdist.engines.ssh_plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.chief_reports import (
     Joined,
@@ -33,7 +33,6 @@ from tfdist.launcher.run_events import read_line
 __all__ = ["main"]
 
 _SECONDS_BETWEEN_SIGNS = 10.0  # of life, for the other end
-_CONNECTION_FAILED = 255
 
 
 def main() -> int:
@@ -61,7 +60,7 @@ def main() -> int:
             send(b"\n")
             continue
         reader.join(_SECONDS_BETWEEN_SIGNS)  # why the connection was lost
-        if status in (_CONNECTION_FAILED, *range(-64, 0)):
+        if status in (NO_CONNECTION, *range(-64, 0)):
             print(f"tfdist: {task}: the connection to {host} is lost", flush=True)
             return LOST
         return status

@@ -14,13 +14,12 @@ from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import PLAN, Plan, write_private
 from tfdist.engines.ssh_task_on_host import GRACE
 from tfdist.errors import LOST, TfdistError
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
 from tfdist.launcher.outcome import LaunchError
 
 __all__ = ["cluster_on", "main"]
 
 _SECONDS_TO_CLOSE = 15.0  # after the grace of the task itself
-_SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
 
 
 def main(run_dir: Path, plan: Plan) -> None:
@@ -42,7 +41,7 @@ def main(run_dir: Path, plan: Plan) -> None:
             env={PLAN: str(path)},
             network_isolation="never",
             grace=GRACE + _SECONDS_TO_CLOSE,
-            linger=_SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=plan.restarts,
             alone=plan.alone,
             elsewhere=True,

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["NO_FOLDER", "NO_PYTHON", "PLAN", "Order", "Plan", "read_plan", "write_private"]
+__all__ = ["NO_CONNECTION", "NO_FOLDER", "NO_PYTHON", "PLAN", "Order", "Plan", "read_plan", "write_private"]
 
 PLAN = "TFDIST_SSH_PLAN"  # the variable with the path of the plan's file
 
-NO_FOLDER, NO_PYTHON = 91, 92  # exit statuses of what the shell of a host runs
+# Exit statuses of ssh itself, and of what the shell of a host runs.
+NO_CONNECTION, NO_FOLDER, NO_PYTHON = 255, 91, 92
 _SCRIPT = """\
 cd {folder} || exit {no_folder}
 {setup}

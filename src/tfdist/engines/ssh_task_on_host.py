@@ -24,7 +24,7 @@ import tfdist
 from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
-from tfdist.engines.ssh_plan import Order, write_private
+from tfdist.engines.ssh_plan import NO_CONNECTION, Order, write_private
 from tfdist.errors import LOST
 from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
@@ -184,7 +184,7 @@ def _status(event: Mapping[str, Any], task: str, status: int) -> int:
             print(f"tfdist: {task} on {socket.gethostname()}: ended by signal {-code}", flush=True)
             return LOST
         case {"exited": _, "code": code}:
-            return 1 if code == 255 else int(code)  # 255 is ssh's own, for a lost connection
+            return 1 if code == NO_CONNECTION else int(code)
     return status
 
 

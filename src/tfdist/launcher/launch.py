@@ -30,9 +30,10 @@ from tfdist.launcher.run_events import FILE, EventFile
 from tfdist.launcher.run_events import VARIABLE as EVENTS
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
-__all__ = ["SECRET", "NetworkIsolation", "launch", "signals_to"]
+__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to"]
 
 NetworkIsolation = Literal["auto", "always", "never"]
+SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
 
 # The variable that marks what a task has started, also if that has begun its own session.
 _TASK = "TFDIST_TASK"

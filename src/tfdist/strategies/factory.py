@@ -38,6 +38,7 @@ from tfdist.strategies.extended_tf_strategies import (
     SynchronousParameterServer,
 )
 from tfdist.strategies.options import (
+    OF_PS,
     Communication,
     CommunicationOptions,
     Device,
@@ -55,8 +56,6 @@ from tfdist.transport.authentication import SECRET
 __all__ = ["check_strategy", "make_strategy"]
 
 _log = logging.getLogger("tfdist")
-
-_OF_PS = ("parameter_server", "parameter_server_sync")
 
 
 def make_strategy(
@@ -123,7 +122,7 @@ def make_strategy(
 def _prepare_process(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) -> None:
     """Set what belongs to the process: devices, threads, memory and precision."""
     # Beside ps tasks the workers' GPUs count, and TensorFlow knows these only when all are connected.
-    is_for_workers = name in _OF_PS and options.device == "gpu"
+    is_for_workers = name in OF_PS and options.device == "gpu"
     check_device("auto" if is_for_workers else options.device, memory_growth=options.memory_growth)
     inter_op_threads = options.inter_op_threads
     if inter_op_threads is None and len(cluster.training().tasks()) > 1:
@@ -154,14 +153,14 @@ def _connected(
         "precision": options.precision,
         f"{SECRET} (set or not)": secret is not None,
     }
-    shared = None if name in _OF_PS else agreed
+    shared = None if name in OF_PS else agreed
     if name == "multi_worker_mirrored" and are_devices_fixed() and not is_connected():
         problem = "is called after TensorFlow was used, which can connect workers only before"
         raise ConfigError("make_strategy", problem, remedy="Call it right after the imports")
     timeout = START_TIMEOUT if options.start_timeout is None else options.start_timeout
     with own_handler_restored(), connecting("make_strategy", cluster, shared, timeout=timeout):
         made = _make(cluster, name, options)
-        if secret is not None and name in _OF_PS:
+        if secret is not None and name in OF_PS:
             transfer_over_tcp(made, cluster, options)
         elif secret is not None:
             exchange_over_ring(made, cluster, secret, options.communication)

@@ -11,6 +11,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 __all__ = [
+    "OF_PS",
     "Communication",
     "CommunicationOptions",
     "Device",
@@ -35,8 +36,8 @@ WireType = Literal["float32", "bfloat16", "float16", "int8"]
 Encryption = Literal["tls"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
-_OF_PS = ("parameter_server", "parameter_server_sync")
-_OF_CLUSTERS = ("multi_worker_mirrored", *_OF_PS)
+OF_PS = ("parameter_server", "parameter_server_sync")
+_OF_CLUSTERS = ("multi_worker_mirrored", *OF_PS)
 _OF_MIRRORED = ("one_device", "mirrored", "multi_worker_mirrored")
 # TensorFlow's own ways to communicate, under the strategies that have something to exchange.
 _OF_TENSORFLOW = {
@@ -186,7 +187,7 @@ class _Rule:
         is_float: Whether the number may have a fraction.
     """
 
-    strategies: tuple[str, ...] = (*_OF_MIRRORED, *_OF_PS)
+    strategies: tuple[str, ...] = (*_OF_MIRRORED, *OF_PS)
     words: tuple[str, ...] = ()
     least: int | None = 1
     is_float: bool = False
@@ -213,8 +214,8 @@ _RULES = {
     "communication.timeout": _Rule(_OF_CLUSTERS, is_float=True),
     "communication.encryption": _Rule(_OF_CLUSTERS, get_args(Encryption)),
     "start_timeout": _Rule(_OF_CLUSTERS, is_float=True),
-    "min_shard_bytes": _Rule(_OF_PS),
-    "max_shards": _Rule(_OF_PS),
+    "min_shard_bytes": _Rule(OF_PS),
+    "max_shards": _Rule(OF_PS),
     "logical_devices": _Rule(_OF_MIRRORED),
     "memory_growth": _Rule(_OF_MIRRORED, least=None),
     "precision": _Rule(words=get_args(Precision)),

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist._utils.files import path_or_address
 from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.strategies.options import OF_PS
 
 __all__ = [
     "DATA",
@@ -62,7 +63,6 @@ QUESTIONS = {
     "data": "Which data?",
     "model": "Which model?",
 }
-_OF_PS = ("parameter_server", "parameter_server_sync")
 _LIKE_MNIST = ("digits", "mnist", "fashion_mnist", "kmnist", "script")
 _LIKE_CIFAR = ("cifar10", "cifar100", "shapes")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -182,7 +182,7 @@ def applies(key: str, answers: Mapping[str, Any], machine: Machine) -> bool:
         is_all_gpus = strategy == "mirrored" and answers["where"] == "here" and machine.gpus > 1
         return strategy != "one_device" and not is_all_gpus
     needs = {"hosts": answers.get("where") == "ssh", "image": answers.get("where") == "kubernetes"}
-    return {**needs, "ps": strategy in _OF_PS}.get(key, True)
+    return {**needs, "ps": strategy in OF_PS}.get(key, True)
 
 
 def question(key: str, answers: Mapping[str, Any]) -> str:
