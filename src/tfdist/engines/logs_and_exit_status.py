@@ -19,7 +19,6 @@ __all__ = [
     "log_path",
     "progress_path",
     "state_of_exit_status",
-    "task_log_path",
 ]
 
 _SECONDS_BETWEEN_READS = 0.5
@@ -29,11 +28,6 @@ _SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
 def log_path(run_dir: Path, rank: int | str) -> Path:
     """Return the file with the output of the task of a rank, which may be a variable of a shell."""
     return run_dir / "logs" / f"rank-{rank}.log"
-
-
-def task_log_path(run_dir: Path, task: str) -> Path:
-    """Return the file with the output of a task that the launcher has started."""
-    return run_dir / "logs" / f"{task.replace(':', '-')}.log"
 
 
 def exit_status_path(run_dir: Path) -> Path:

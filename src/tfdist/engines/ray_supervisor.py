@@ -26,7 +26,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray_actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.launch import signals_to
+from tfdist.launcher.launch import signals_to, task_log_path
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.supervisor.restart_pause import Patience
 from tfdist.trainer.ray_section import Placement
@@ -236,7 +236,7 @@ class RayCluster:
             variables=variables,
             hosts=[m.address[0] for m in self._members if m.address],
             folder=str(Path.cwd()),
-            log=str(self._work.run_dir / "logs" / f"{member.task.type}-{member.task.index}.log"),
+            log=str(task_log_path(self._work.run_dir, member.task)),
             threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
             is_lead=member.task == self._cluster.lead,
@@ -387,7 +387,7 @@ class RayCluster:
             return
         member, status = self._failed
         lines = " | ".join(line.strip() for line in member.last_lines)
-        log = self._work.run_dir / "logs" / f"{member.task.type}-{member.task.index}.log"
+        log = task_log_path(self._work.run_dir, member.task)
         problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
         kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
         raise kind(str(member), problem, remedy=f"Its log is {log} on that node")

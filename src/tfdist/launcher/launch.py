@@ -30,7 +30,7 @@ from tfdist.launcher.run_events import FILE, EventFile
 from tfdist.launcher.run_events import VARIABLE as EVENTS
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
-__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to"]
+__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to", "task_log_path"]
 
 NetworkIsolation = Literal["auto", "always", "never"]
 SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
@@ -220,7 +220,7 @@ def _opened_logs(cluster: ClusterConfig, run_dir: Path) -> Iterator[dict[Task, T
     with contextlib.ExitStack() as stack:
         logs = {}
         for task in cluster.tasks():
-            path = run_dir / "logs" / f"{task.type}-{task.index}.log"
+            path = task_log_path(run_dir, task)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # Append: a run that continues an earlier one keeps the earlier log.
@@ -231,6 +231,11 @@ def _opened_logs(cluster: ClusterConfig, run_dir: Path) -> Iterator[dict[Task, T
             _lock(file.fileno(), path)
             logs[task] = TaskLog(path, file.fileno(), file.seek(0, os.SEEK_END))
         yield logs
+
+
+def task_log_path(run_dir: Path, task: Task | str) -> Path:
+    """Return the file with the output of a task, such as `worker:1`."""
+    return run_dir / "logs" / f"{str(task).replace(':', '-')}.log"
 
 
 def _lock(log: int, path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tfdist._utils.files import storage_errors
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import SECRET, task_environment
+from tfdist.launcher.launch import task_log_path
 from tfdist.launcher.resources import share_cores
 
 __all__ = ["start_servers"]
@@ -52,7 +53,7 @@ def start_servers(workers: int, ps: int, run_dir: Path) -> ClusterConfig:
             None,
             is_width_forced=False,
         )
-        log = logs / f"{task.type}-{task.index}.log"
+        log = task_log_path(run_dir, task)
         with storage_errors(log), log.open("ab") as output:
             _processes.append(
                 subprocess.Popen(
