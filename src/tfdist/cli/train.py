@@ -194,9 +194,8 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
     from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
-    is_evaluator = cluster.task is not None and cluster.task.type == "evaluator"
     # Under a launcher, the launcher writes the page, after the last event.
-    writes = cluster.is_chief and not is_evaluator and not is_launched()
+    writes = cluster.is_chief and not cluster.is_evaluator and not is_launched()
     with (
         _page_written(folder) if writes else contextlib.nullcontext(),
         showing_progress(json=screen.json) if is_alone else contextlib.nullcontext(),

@@ -176,11 +176,12 @@ class ClusterConfig:
         It does, by TensorFlow's rule, if it is the chief, worker 0 of a cluster without a chief, the
         evaluator (the only task of its own cluster), or a single process.
         """
-        if not self:
-            return True
-        if self.task is None:
-            return False
-        return self.task.type == "evaluator" or self.task == self.lead
+        return not self or self.is_evaluator or self.task == self.lead
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Return whether this process is the evaluator."""
+        return self.task is not None and self.task.type == "evaluator"
 
     @property
     def lead(self) -> Task:

@@ -192,10 +192,6 @@ def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) ->
     return name
 
 
-def _is_evaluator(cluster: ClusterConfig) -> bool:
-    return cluster.task is not None and cluster.task.type == "evaluator"
-
-
 def _check_cluster(cluster: ClusterConfig, name: str) -> None:
     """Raise ConfigError for a strategy that the cluster cannot run, or that is not for this task."""
     trainers = cluster.size("chief") + cluster.size("worker")
@@ -205,7 +201,7 @@ def _check_cluster(cluster: ClusterConfig, name: str) -> None:
         problem = "is not supported in training, which has chief, workers and ps"
         raise ConfigError(cluster.source.at(job), problem, remedy="Leave it out, or take tfdist.connect")
     alone = name in ("one_device", "mirrored")
-    if alone and not _is_evaluator(cluster) and trainers + cluster.size("ps") > 1:
+    if alone and not cluster.is_evaluator and trainers + cluster.size("ps") > 1:
         problem = f"trains in one process, but the cluster has {trainers + cluster.size('ps')} tasks"
         raise ConfigError(f"strategy {name}", problem, remedy="Each would train on its own: take auto")
     if alone:
@@ -214,7 +210,7 @@ def _check_cluster(cluster: ClusterConfig, name: str) -> None:
         problem = "needs to know which task of the cluster this is"
         remedy = "Set its task: cluster.with_task('worker', 0)"
         raise ConfigError(f"strategy {name}", problem, remedy=remedy)
-    if _is_evaluator(cluster):
+    if cluster.is_evaluator:
         problem = "is for the training cluster, and the evaluator is not part of it"
         raise ConfigError(f"strategy {name}", problem, remedy="Take auto, one_device or mirrored there")
     if name == "multi_worker_mirrored":

@@ -252,8 +252,7 @@ def roles_started_alone(strategy: StrategyName) -> tuple[str, ...]:
 
 def choose_strategy(cluster: ClusterConfig, *, devices: int = 1) -> tuple[StrategyName, str]:
     """Return the strategy that fits a cluster and its devices, and the reason."""
-    is_evaluator = cluster.task is not None and cluster.task.type == "evaluator"
-    training = ClusterConfig() if is_evaluator else cluster
+    training = ClusterConfig() if cluster.is_evaluator else cluster
     workers = training.size("chief") + training.size("worker")
     if training.size("ps"):
         return "parameter_server", f"the cluster has {training.size('ps')} ps"

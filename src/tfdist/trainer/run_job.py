@@ -119,10 +119,10 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
     if cluster.is_chief:
         check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:
-        if cluster.task is not None and cluster.task.type == "evaluator":
+        if cluster.is_evaluator:
             with (
                 StallWatch.of(cluster, config.watch.stall_timeout),
-                answering_health_checks(cluster.address(cluster.task)),
+                answering_health_checks(cluster.address(("evaluator", 0))),
             ):
                 evaluate_checkpoints(config, cluster, folder)
             return None
