@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from tfdist.launcher.resources import own_cores
-from tfdist.simulation import forecast
+from tfdist.simulation.simulated_speed import forecast
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]

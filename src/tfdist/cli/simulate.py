@@ -16,7 +16,8 @@ from tfdist._utils.plotting import check_plotting
 from tfdist.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from tfdist.simulation import Forecast, Setup
+    from tfdist.simulation.setup import Setup
+    from tfdist.simulation.simulated_speed import Forecast
 
 __all__ = ["main"]
 
@@ -39,7 +40,7 @@ def main(
         remedy = "Name a file, such as examples/simulate/inception.yaml; or use --check"
         raise ConfigError("--config", "is missing", remedy=remedy)
     if config:
-        from tfdist.simulation import read_setup
+        from tfdist.simulation.setup import read_setup
 
         _simulate(read_setup(config), _counts(workers), plot, advise)
 
@@ -47,8 +48,9 @@ def main(
 def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool) -> None:
     from msgspec.structs import replace
 
-    from tfdist.simulation import advise as advice
-    from tfdist.simulation import draw, forecast
+    from tfdist.simulation.advice import advise as advice
+    from tfdist.simulation.plotting import draw
+    from tfdist.simulation.simulated_speed import forecast
 
     if plot:
         check_plotting()
@@ -84,7 +86,7 @@ def _row(forecast: "Forecast") -> str:
 
 
 def _check() -> None:
-    from tfdist.simulation import check_published
+    from tfdist.simulation.published import check_published
 
     print("Against what was published, on hardware that is assumed:")
     for point in check_published():

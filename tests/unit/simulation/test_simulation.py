@@ -8,11 +8,13 @@ from msgspec.structs import replace
 
 from tfdist.cli.simulate import _counts
 from tfdist.errors import ConfigError
-from tfdist.simulation import advise, check_published, forecast
+from tfdist.simulation.advice import advise
 from tfdist.simulation.events import Clock, Core, Queue, send
+from tfdist.simulation.published import check_published
 from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.ring import _sharers, _sharing
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
+from tfdist.simulation.simulated_speed import forecast
 
 ALONE = 0.1  # seconds of a step
 
