@@ -1,5 +1,6 @@
 """Measure the links between the hosts of the tasks that have met, one after the other, led by one task."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Mapping
@@ -32,8 +33,7 @@ Links = Mapping[tuple[Task, Task], Measured]
 def measure_to(participant: Participant, other: Task) -> Measured:
     """Measure the link from this task to another one, or return why that fails."""
     try:
-        link, _ = participant.call(other)
-        with link:
+        with participant.call(other)[0] as link:
             return _measured(link)
     except (ConnectError, LinkError) as error:
         return Measured(problem=str(error)[:300])
@@ -84,8 +84,7 @@ def measure_links(participant: Participant, meeting: Meeting, answering: Answeri
 def _asked(participant: Participant, first: Task, second: Task) -> Measured:
     """Ask a task to measure its link to another one."""
     try:
-        link, _ = participant.call(first)
-        with link:
+        with participant.call(first)[0] as link:
             link.send(Measure(str(second)))
             return link.receive(Measured, seconds=_SECONDS_FOR_A_PAIR)
     except (ConnectError, LinkError) as error:
@@ -94,10 +93,6 @@ def _asked(participant: Participant, first: Task, second: Task) -> Measured:
 
 def _end(participant: Participant, member: Task) -> None:
     """Tell a task that all is measured; one that is gone needs not to know."""
-    try:
-        link, _ = participant.call(member)
-        with link:
-            link.send(End())
-            link.receive(Received)
-    except (ConnectError, LinkError):
-        return
+    with contextlib.suppress(ConnectError, LinkError), participant.call(member)[0] as link:
+        link.send(End())
+        link.receive(Received)
