@@ -20,9 +20,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ Labels = NDArray[np.int32]
 Batches = Iterable[tuple[Images, Labels]]
 
 _FORMAT = 1
+_AT_ONCE = 1000
 _log = logging.getLogger("tfdist")
 
 
@@ -52,6 +54,41 @@ class Contents:
     train: Batches
     test: Batches
     identity: str = ""
+
+    @classmethod
+    def of_arrays(
+        cls,
+        images: Mapping[str, Any],
+        labels: Mapping[str, Any],
+        classes: tuple[str, ...],
+        places: Mapping[tuple[str, str], object],
+    ) -> "Contents":
+        """Return the contents of arrays by split; numbers are the classes if none are named.
+
+        Raises:
+            DataError: The arrays do not fit each other; its place is that of a split's `images` or `labels`.
+        """
+        size = images["train"].shape[1:]
+        highest = {split: int(values.max()) for split, values in labels.items()}
+        classes = classes or tuple(map(str, range(max(highest.values()) + 1)))
+        for split, pixels in images.items():
+            where, count = str(places[split, "labels"]), len(labels[split])
+            if count != len(pixels):
+                raise DataError(where, expected=f"{len(pixels)} labels", received=str(count))
+            if pixels.shape[1:] != size:
+                expected, received = (" x ".join(map(str, sizes)) for sizes in (size, pixels.shape[1:]))
+                place = str(places[split, "images"])
+                raise DataError(place, expected=f"images of {expected}", received=received)
+            if highest[split] >= len(classes):
+                expected = f"labels below {len(classes)}, the number of classes"
+                raise DataError(where, expected=expected, received=str(highest[split]))
+        train, test = (_slices(images[split], labels[split]) for split in ("train", "test"))
+        return cls(size, classes, train, test)
+
+
+def _slices(images: Any, labels: Any) -> Batches:
+    for start in range(0, len(images), _AT_ONCE):
+        yield images[start : start + _AT_ONCE], labels[start : start + _AT_ONCE]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ _TEST_NAMES = ("test", "validation", "val")
 _HELD_OUT = 10  # in a folder without test images, every tenth image is one
 _IMAGE_KEYS = ("image", "image/encoded")
 _LABEL_KEYS = ("label", "image/class/label")
-_AT_ONCE = 1000
 # Files that systems put into folders of images; names that begin with a dot are others.
 _HIDDEN = ("desktop.ini", "thumbs.db")
 # The idx files of Fashion-MNIST hold no names. These are those of tensorflow-datasets.
@@ -85,28 +84,10 @@ def _read_npz(path: Path) -> Contents:
             str(path), f"has no {', '.join(sorted(missing))}", remedy=f"Its arrays: {', '.join(arrays)}"
         )
     labels = {split: _npz_labels(path, f"y_{split}", arrays[f"y_{split}"]) for split in ("train", "test")}
-    highest = max(int(values.max()) for values in labels.values())
-    classes = tuple(str(name) for name in arrays.get("classes", np.arange(highest + 1)))
-    if highest >= len(classes):
-        raise DataError(
-            str(path), expected=f"labels below {len(classes)}, the number of classes", received=str(highest)
-        )
     images = {split: _npz_images(path, f"x_{split}", arrays[f"x_{split}"]) for split in ("train", "test")}
-    for split in ("train", "test"):
-        if len(images[split]) != len(labels[split]):
-            raise DataError(
-                f"{path}: y_{split}",
-                expected=f"{len(images[split])} labels",
-                received=str(len(labels[split])),
-            )
-    shape = images["train"].shape[1:]
-    if images["test"].shape[1:] != shape:
-        raise DataError(
-            f"{path}: x_test", expected=f"images of {shape}", received=str(images["test"].shape[1:])
-        )
-    return Contents(
-        shape, classes, _slices(images["train"], labels["train"]), _slices(images["test"], labels["test"])
-    )
+    keys = {"images": "x", "labels": "y"}
+    places = {(split, part): f"{path}: {keys[part]}_{split}" for split in images for part in keys}
+    return Contents.of_arrays(images, labels, tuple(map(str, arrays.get("classes", ()))), places)
 
 
 def _npz_images(path: Path, key: str, images: Any) -> Any:
@@ -126,11 +107,6 @@ def _npz_labels(path: Path, key: str, labels: Any) -> Any:
         expected = "whole numbers from 0, one for each example"
         raise DataError(f"{path}: {key}", expected=expected, received=received)
     return labels
-
-
-def _slices(images: Any, labels: Any) -> Batches:
-    for start in range(0, len(images), _AT_ONCE):
-        yield images[start : start + _AT_ONCE], labels[start : start + _AT_ONCE]
 
 
 def _read_folder(root: Path, image_size: tuple[int, int] | None) -> Contents:

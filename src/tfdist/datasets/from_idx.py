@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist._utils.read_files import opened_regular, read_text_file
-from tfdist.datasets.cache import Batches, Contents
+from tfdist.datasets.cache import Contents
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
 
@@ -23,7 +23,6 @@ Array = NDArray[np.uint8]
 _NAME = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
 _SPLITS = {"train": "train", "t10k": "test", "test": "test"}
 _UNSIGNED_BYTES = 8
-_AT_ONCE = 1000
 
 
 def idx_files(folder: Path) -> dict[tuple[str, str], Path]:
@@ -54,27 +53,10 @@ def read_idx(folder: Path, classes: tuple[str, ...] = ()) -> Contents:
             if (split, part) not in files:
                 name = f"{'train' if split == 'train' else 't10k'}-{part}-idx{dimensions}-ubyte"
                 raise DataError(str(folder), f"has no {name} or {name}.gz", remedy="Add it")
-    images = {split: _read(files[split, "images"], 3) for split in ("train", "test")}
+    images = {split: _read(files[split, "images"], 3)[..., None] for split in ("train", "test")}
     labels = {split: _read(files[split, "labels"], 1) for split in ("train", "test")}
-    for split in ("train", "test"):
-        if len(images[split]) != len(labels[split]):
-            expected, received = f"{len(images[split])} labels", str(len(labels[split]))
-            raise DataError(str(files[split, "labels"]), expected=expected, received=received)
-    size = images["train"].shape[1:]
-    if images["test"].shape[1:] != size:
-        expected, received = f"images of {_size(size)}", _size(images["test"].shape[1:])
-        raise DataError(str(files["test", "images"]), expected=expected, received=received)
-    highest = {split: int(values.max()) for split, values in labels.items()}
     names = folder / "labels.txt"
-    if names.exists():
-        classes = read_labels_file(names)
-    classes = classes or tuple(map(str, range(max(highest.values()) + 1)))
-    for split, label in highest.items():
-        if label >= len(classes):
-            expected = f"labels below {len(classes)}, the number of classes"
-            raise DataError(str(files[split, "labels"]), expected=expected, received=str(label))
-    batches = {split: _batches(images[split], labels[split]) for split in ("train", "test")}
-    return Contents((size[0], size[1], 1), classes, batches["train"], batches["test"])
+    return Contents.of_arrays(images, labels, read_labels_file(names) if names.exists() else classes, files)
 
 
 def read_labels_file(path: Path) -> tuple[str, ...]:
@@ -112,12 +94,6 @@ def _read(path: Path, dimensions: int) -> Array:
     if not data:
         raise DataError(str(path), "has no examples")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _batches(images: Array, labels: Array) -> Batches:
-    for start in range(0, len(images), _AT_ONCE):
-        stop = start + _AT_ONCE
-        yield images[start:stop, :, :, None], labels[start:stop].astype(np.int32)
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -94,7 +94,7 @@ def test_images_are_resized(tmp_path):
         ("train-images-idx3-ubyte.gz", idx(IMAGES["train"])[:-1], "train-images-idx3-ubyte.gz: expected 210 bytes after the header, for 7 x 6 x 5, received 209. Copy or download it again"),
         ("train-images-idx3-ubyte.gz", idx(IMAGES["train"]) + b"0", "received more"),
         ("train-labels-idx1-ubyte.gz", idx(LABELS["train"][:6]), "train-labels-idx1-ubyte.gz: expected 7 labels, received 6"),
-        ("t10k-images-idx3-ubyte.gz", idx(IMAGES["t10k"][:, :5]), "t10k-images-idx3-ubyte.gz: expected images of 6 x 5, received 5 x 5"),
+        ("t10k-images-idx3-ubyte.gz", idx(IMAGES["t10k"][:, :5]), "t10k-images-idx3-ubyte.gz: expected images of 6 x 5 x 1, received 5 x 5 x 1"),
         ("t10k-labels-idx1-ubyte.gz", idx(LABELS["t10k"][:0]), "t10k-labels-idx1-ubyte.gz: has no examples"),
     ],
 )  # fmt: skip
