@@ -110,11 +110,6 @@ def launch(
     cores = own_cores() if cores is None else cores
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
     mark = os.urandom(8).hex()
-    options: dict[str, Any] = {
-        "network_isolation": network_isolation,
-        "restarts": restarts,
-        "heartbeat_timeout": heartbeat_timeout,
-    }
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
@@ -134,8 +129,10 @@ def launch(
             environment |= {**for_all, _TASK: f"{mark}/{task}", **(for_lead if task == cluster.lead else {})}
             task_plan = _task_plan(cluster.with_task(*task), environment, share, logs[task], reporter)
             tasks.append({**task_plan, "alone": task.type in alone})
-        plan = {
-            **options,
+        plan: dict[str, Any] = {
+            "network_isolation": network_isolation,
+            "restarts": restarts,
+            "heartbeat_timeout": heartbeat_timeout,
             "command": [as_latin1(word) for word in command],
             "tasks": tasks,
             "lead": str(cluster.lead),
@@ -147,10 +144,12 @@ def launch(
         }
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
-        shown = (stream or sys.stdout, plan, mark, events, screen or ScreenOptions(), metrics)
-        job = stack.enter_context(Job(cluster, logs, supervisor, reports, *shown))
+        out, screen = stream or sys.stdout, screen or ScreenOptions()
+        job = Job(cluster, logs, supervisor, reports, out, plan, mark, events, screen, metrics)
+        stack.enter_context(job)
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
-        options = {"threads": threads, "pin": pin, **options, "alone": list(alone)}
+        common = {key: plan[key] for key in ("network_isolation", "restarts", "heartbeat_timeout")}
+        options = {"threads": threads, "pin": pin, **common, "alone": list(alone)}
         job.begin([os.fsdecode(word) for word in command], where, options)
         job.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:
