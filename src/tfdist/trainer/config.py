@@ -234,7 +234,7 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Positive | None,
         Meta(
             description="Steps in one call of the graph. By default the number that the model is compiled"
-            " with, if that is more than 1; 1 with callbacks; otherwise as many as take about 0.2 seconds."
+            " with, if that is more than 1; 1 with callbacks; otherwise as many as take about half a second."
         ),
     ] = None
     jit_compile: Annotated[

@@ -4,14 +4,14 @@ import time
 
 __all__ = ["StepsPerCall"]
 
-_SECONDS_OF_A_CALL = 0.2
+_SECONDS_OF_A_CALL = 0.5
 _SECONDS_TO_MEASURE = 0.25
 _MOST = 1000
 _LEAST_CHANGE = 1.5
 
 
 class StepsPerCall:
-    """The steps that the next call takes: a fixed number, or as many as take about 0.2 seconds.
+    """The steps that the next call takes: a fixed number, or as many as take about half a second.
 
     Each call costs a millisecond or more besides its steps, and an asynchronous worker waits for the chief
     between two calls. Between two calls, a run notices that it has to end, and reports its progress.
