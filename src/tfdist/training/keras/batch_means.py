@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.keras.batch_reductions import reduction_of
 from tfdist.training.keras.temporary_patches import means_counted_by
 
 __all__ = ["BatchMeans"]
@@ -35,7 +36,7 @@ class BatchMeans:
     def _count(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
         if sample_weight is None and not self._keras.ops.ndim(values):
             self._variables |= {id(metric.total), id(metric.count)}
-            if not (_is_mean_of_examples(values) or metric.name in self._warned):
+            if reduction_of(values) not in ("mean", "same") and metric.name not in self._warned:
                 self._warned.add(metric.name)
                 _log.warning(_INEXACT, metric.name)
         return original(values, sample_weight=sample_weight)
@@ -54,13 +55,3 @@ class BatchMeans:
             tf.math.divide_no_nan(total, size) if id(variable) in self._variables else total
             for variable, total in zip(variables, sums, strict=True)
         ]
-
-
-def _is_mean_of_examples(number: Any) -> bool:
-    """Return whether the graph computes a number as the mean over the examples of a batch of any size."""
-    if tf.executing_eagerly():  # there is no graph to look at
-        return False
-    while number.op.type in ("Cast", "Identity"):
-        number = number.op.inputs[0]
-    shape = number.op.inputs[0].shape if number.op.type == "Mean" else tf.TensorShape([])
-    return bool(shape.rank) and shape[0] is None

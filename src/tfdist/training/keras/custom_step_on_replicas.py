@@ -27,6 +27,7 @@ from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
 from tfdist.training.keras.loss_normalization import (
+    check_numbers,
     losses_of_one_process,
     recorded_divisors,
     weight_of,
@@ -291,6 +292,8 @@ class SharedCustomStep(MetricStep):
             received = f"a {type(found).__name__}"
             expected = f"a dict from {self._name}"
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
+        if self._replicas > 1:
+            self._has_named_loss |= check_numbers(replica.divisors, warns=not self._has_named_loss)
         if is_penalized and self._replicas > 1 and {divisor.kind for divisor in replica.divisors} == {"sum"}:
             problem = (
                 "sums up its loss over the batch, and its layers add losses, which replicas would repeat"

@@ -26,7 +26,12 @@ from tfdist.training.exact_sparse_gradients import (
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.caught_writes import NotedScope, noted_scope
-from tfdist.training.keras.loss_normalization import losses_of_one_process, recorded_divisors, weight_of
+from tfdist.training.keras.loss_normalization import (
+    check_numbers,
+    losses_of_one_process,
+    recorded_divisors,
+    weight_of,
+)
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
@@ -368,6 +373,8 @@ class Keras3Step(MetricStep):
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
+            if not has_own(model, "compute_loss"):
+                self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
         if self._has_losses_of_examples:
             return _Losses(loss, None, None)
         if has_own(model, "compute_loss"):  # its result counts as a mean over examples

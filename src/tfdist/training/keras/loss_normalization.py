@@ -6,6 +6,7 @@ the two functions of Keras that do so while it traces a step.
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,8 +16,16 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
+from tfdist.training.keras.batch_reductions import reduction_of
 
-__all__ = ["Divisor", "losses_of_one_process", "recorded_divisors", "weight_of"]
+__all__ = ["Divisor", "check_numbers", "losses_of_one_process", "recorded_divisors", "weight_of"]
+
+_INEXACT = (
+    "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
+    " these is the loss of the whole batch only if it is a mean over examples. To have it exact, return a"
+    " number for each example"
+)
+_log = logging.getLogger("tfdist")
 
 _REPLACING = threading.RLock()
 _HERE = threading.local()  # each replica is traced in a thread of its own
@@ -26,7 +35,9 @@ class Divisor(NamedTuple):
     """The divisor of a loss.
 
     Attributes:
-        kind: The kind: "count", "mask", "weights", or "sum" for a loss that is not divided.
+        kind: The kind: "count", "mask", "weights", or "sum" for a loss that is not divided. A function that
+            returns one number for a batch has the kind "number" if it is unknown how its parts make the
+            whole, and "weighted number" if weights of the examples multiply it.
         value: The divisor; None if it is the number of examples, or if there is none.
         loss: The loss.
     """
@@ -62,13 +73,35 @@ def weight_of(divisors: list[Divisor], size: tf.Tensor) -> tuple[tf.Tensor | Non
     kinds = {divisor.kind for divisor in divisors}
     if kinds == {"sum"}:
         return None, False
-    if kinds <= {"count"}:
+    if kinds <= {"count", "number", "weighted number"}:
         return size, True
     if len(divisors) == 1:
         return divisors[0].value, False
     problem = "of several outputs are divided by different numbers, such as what is masked in each"
     remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
     raise ConfigError("losses", problem, remedy=remedy)
+
+
+def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
+    """Check the losses that are one number for a batch, of which each replica has its own.
+
+    Return whether one of them is inexact on several replicas.
+
+    Args:
+        divisors: The divisors of the losses of a replica, one of several.
+        warns: Whether to log a warning about it.
+
+    Raises:
+        ConfigError: Weights of the examples multiply one number.
+    """
+    kinds = {divisor.kind for divisor in divisors}
+    if "weighted number" in kinds:
+        problem = "returns one number for a batch, of which sample weights and class weights weigh no example"
+        remedy = "Return a number for each example, as by ops.mean(…, axis=-1)"
+        raise ConfigError("loss", problem, remedy=remedy)
+    if "number" in kinds and warns:
+        _log.warning(_INEXACT)
+    return "number" in kinds
 
 
 def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +125,8 @@ def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
 ) -> tuple[str, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
+    if not values.shape.rank and reduction is not None:
+        return _kind_of_number(values, sample_weight, reduction), None
     if reduction == "sum":
         return "sum", None
     if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
@@ -102,3 +137,10 @@ def _divisor(
         share = known / tf.cast(tf.size(mask), tf.float64)
         return "mask", share * tf.cast(tf.size(values), tf.float64)
     return "count", None
+
+
+def _kind_of_number(number: tf.Tensor, sample_weight: Any, reduction: str) -> str:
+    if sample_weight is not None:
+        return "weighted number"
+    kinds = {"mean": "count", "same": "count", "sum": "sum"}
+    return kinds.get(reduction_of(number) or "", "sum" if reduction == "sum" else "number")

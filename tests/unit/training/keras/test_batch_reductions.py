@@ -1,0 +1,61 @@
+"""A graph shows whether a number is a mean over the examples of a batch, or their sum."""
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.training.keras.batch_reductions import reduction_of  # noqa: E402  # after the check that TensorFlow is there
+
+ANY_SIZE = tf.TensorSpec([None, 2])
+
+
+def size(values):
+    return tf.cast(tf.shape(values)[0], values.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "reduction"),
+    [
+        (tf.reduce_mean, "mean"),
+        (lambda x: tf.cast(tf.reduce_mean(x), tf.float64), "mean"),
+        (lambda x: tf.reduce_mean(tf.reduce_sum(x, axis=1)), "mean"),
+        (lambda x: tf.reduce_sum(tf.reduce_mean(x, axis=0)), "mean"),
+        (lambda x: -0.1 * tf.reduce_mean(x) + tf.reduce_mean(x * x), "mean"),
+        (lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.constant([1.0, 2.0]) ** 2), "mean"),
+        (lambda x: tf.reduce_sum(x) / size(x), "mean"),
+        (lambda x: tf.math.divide_no_nan(tf.reduce_sum(x), tf.cast(tf.size(x), x.dtype)), "mean"),
+        (tf.reduce_sum, "sum"),
+        (tf.nn.l2_loss, "sum"),
+        (lambda x: tf.reduce_sum(x) * 0.5, "sum"),
+        (lambda x: tf.reduce_sum(x) / 2.0, "sum"),
+        (lambda x: tf.reduce_mean(tf.reduce_sum(x, axis=0)), "sum"),
+        (lambda x: tf.reduce_sum(tf.reduce_mean(x, axis=1)), "sum"),
+        (lambda x: tf.reduce_sum(x) + tf.reduce_sum(x * x), "sum"),
+        (lambda _: tf.reduce_sum(tf.constant([1.0, 2.0]) ** 2), "same"),
+        (lambda x: tf.reduce_sum(x) + 1.0, None),
+        (lambda x: tf.reduce_sum(x) + tf.reduce_mean(x), None),
+        (lambda x: tf.sqrt(tf.reduce_mean(x)), None),
+        (lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x), None),
+        (tf.reduce_max, None),
+    ],
+)
+def test_the_reduction_is_that_of_the_function(function, reduction):
+    found = []
+    tf.function(lambda x: found.append(reduction_of(function(x))), autograph=False).get_concrete_function(
+        ANY_SIZE
+    )
+    assert found == [reduction]
+
+
+def test_a_penalty_on_a_weight_is_the_same_for_all_examples():
+    weight, found = tf.Variable([1.0, 2.0]), []
+
+    def penalized(x):
+        found.append(reduction_of(tf.reduce_mean(x) + tf.reduce_sum(weight**2)))
+
+    tf.function(penalized, autograph=False).get_concrete_function(ANY_SIZE)
+    assert found == ["mean"]
+
+
+def test_without_a_graph_it_is_unknown():
+    assert reduction_of(tf.reduce_mean(tf.ones([4, 2]))) is None

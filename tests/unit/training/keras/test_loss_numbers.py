@@ -1,0 +1,109 @@
+"""A loss function that returns one number for a batch has the numbers of Keras's own fit on two devices."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from commands import python
+from tfdist.errors import ConfigError
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.evaluate import evaluate  # noqa: E402
+from tfdist.training.fit import fit  # noqa: E402
+
+keras = tf.keras
+pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reduces losses in another way")
+HAS_SEVERAL = "TFDIST_TEST_SEVERAL_DEVICES" in os.environ
+several = pytest.mark.skipif(not HAS_SEVERAL, reason="one device has nothing to combine")
+if HAS_SEVERAL:
+    CPU = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+OPTIONS = {"batch_size": 4, "verbose": 0, "shuffle": False}  # of 13 examples
+RANDOM = np.random.default_rng(0)
+X, Y, WEIGHTS = RANDOM.normal(size=(13, 4)), RANDOM.normal(size=(13, 2)), RANDOM.uniform(size=13)
+
+
+def summed(y_true, y_pred):
+    return 0.5 * tf.reduce_sum(tf.square(y_true - y_pred))
+
+
+def averaged(y_true, y_pred):
+    return tf.reduce_mean(tf.square(y_true - y_pred)) + 0.1 * tf.reduce_mean(tf.abs(y_pred))
+
+
+def root(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.fixture
+def strategy():
+    if HAS_SEVERAL:
+        return Mirrored(["/cpu:0", "/cpu:1"], tf.distribute.ReductionToOneDevice())
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+def test_all_of_this_holds_on_several_devices():
+    run = python("-m", "pytest", "-q", "-n", "0", __file__, TFDIST_TEST_SEVERAL_DEVICES="1")
+    assert run.returncode == 0, run.stdout
+    assert " passed" in run.stdout
+
+
+def model_of(loss, base=keras.Model):
+    keras.utils.set_random_seed(1)
+    number = keras.Input((4,), dtype="float64")
+    model = base(number, keras.layers.Dense(2, dtype="float64")(number))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    return model
+
+
+@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+@pytest.mark.parametrize("loss", [summed, averaged])
+def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
+    kerass = model_of(loss, base)
+    expected = kerass.fit(X, Y, epochs=2, **OPTIONS).history["loss"]
+    with strategy.scope():
+        ours = model_of(loss, base)
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        found = fit(ours, X, Y, epochs=2, **OPTIONS).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-6)  # Keras adds up the log in float32
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-12, abs=1e-12)
+    tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
+    assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
+    assert not caplog.messages
+
+
+@several
+@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, base, caplog):
+    with strategy.scope():
+        model = model_of(root, base)
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        fit(model, X, Y, epochs=2, **OPTIONS)
+    assert [message.split(";")[0] for message in caplog.messages] == ["loss: returns one number for a batch"]
+
+
+@several
+def test_weights_of_examples_are_a_mistake_of_one_line(strategy):
+    with strategy.scope():
+        model = model_of(averaged)
+    message = r"^loss: returns one number for a batch, of which .* Return a number for each example"
+    with pytest.raises(ConfigError, match=message):
+        fit(model, X, Y, sample_weight=WEIGHTS, **OPTIONS)
+    with pytest.raises(ConfigError, match=message):
+        evaluate(model, X, Y, sample_weight=WEIGHTS, batch_size=4, verbose=0)
