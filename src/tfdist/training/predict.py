@@ -79,7 +79,7 @@ def predict(
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         batches = _predicted(model, data, Cluster(strategy), traces)
         stopping = Stopping(callbacks, model, strategy, "predicting")
-        parts = _collected(batches, model, calls, stopping)
+        parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
         raise DataError("the data", "contain no batch")
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
@@ -113,9 +113,12 @@ def _limited(data: Any, steps: int | None) -> tuple[tf.data.Dataset, int | None]
 
 
 def _collected(
-    batches: Generator[_Part, None, None], model: Any, calls: Any, stopping: Stopping
+    batches: Generator[_Part, None, None], model: Any, calls: Any, stopping: Stopping, expected: int | None
 ) -> list[_Part]:
-    """Return the parts of all batches, and call the callbacks around each execution as Keras does."""
+    """Return the parts of all batches, and call the callbacks around each execution as Keras does.
+
+    Where the number of batches is not known, Keras begins one more at the end of the data.
+    """
     model.stop_predicting = False
     calls.on_predict_begin()
     parts: list[_Part] = []
@@ -131,7 +134,8 @@ def _collected(
                 begun = len(parts)
                 break
             begun = len(parts)
-            calls.on_predict_batch_begin(begun)
+            if begun != expected:
+                calls.on_predict_batch_begin(begun)
     if len(parts) > begun:
         _end_batch(model, calls, parts, begun)
     calls.on_predict_end()
