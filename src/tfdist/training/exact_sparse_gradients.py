@@ -15,6 +15,7 @@ __all__ = [
     "addends",
     "dense_where_rows_are_shared",
     "dense_where_rows_are_unique",
+    "is_length",
     "slices_of_one_process",
     "summed",
     "with_rows_summed",
@@ -158,7 +159,7 @@ def _depends_on_examples(tensor: Any) -> bool:
                 return True
             continue
         operation = tensor.op
-        if id(operation) in seen or _is_length(operation):
+        if id(operation) in seen or is_length(operation):
             continue
         seen.add(id(operation))
         if operation.type == "Placeholder":
@@ -173,7 +174,7 @@ def _depends_on_examples(tensor: Any) -> bool:
     return False
 
 
-def _is_length(operation: tf.Operation) -> bool:
+def is_length(operation: tf.Operation) -> bool:
     """Return whether an operation reads another dimension of a shape than the first, which is the batch's."""
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from tfdist.training.exact_sparse_gradients import is_length
+
 __all__ = ["reduction_of"]
 
 _PASSES_ON = (
@@ -15,6 +17,8 @@ _PASSES_ON = (
 )  # fmt: skip
 _CONSTANT = ("Const", "Cast", "Identity")
 _OF_SHAPE = (*_CONSTANT, "Shape", "Size", "StridedSlice", "GatherV2", "Pack", "Prod", "Mul", "Maximum")
+_SIZES = ("Shape", "Size")
+_CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
 
 
 def reduction_of(number: tf.Tensor) -> str | None:
@@ -27,7 +31,7 @@ def reduction_of(number: tf.Tensor) -> str | None:
         return reduction_of(inputs[0])
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if inputs[0].shape.rank and inputs[0].shape[0] is None and not _is_reduced(inputs[0]):
-            return "mean" if operation.type == "Mean" else "sum"
+            return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
         return "same" if _is_same(number) else reduction_of(inputs[0])
     if operation.type in ("Add", "AddV2", "AddN", "Sub"):
         kinds = {reduction_of(tensor) for tensor in inputs}
@@ -51,9 +55,10 @@ def _is_reduced(tensor: tf.Tensor) -> bool:
 
 def _of_product(operation: tf.Operation) -> str | None:
     first, second = operation.inputs
-    if operation.type != "Mul" and _is_made_of(second, _OF_SHAPE):  # a sum over the number of its values
+    if operation.type != "Mul" and all(each.type in _OF_SHAPE for each in _made_by(second, until=_is_size)):
         kind = reduction_of(first)
-        return "mean" if kind == "sum" and not _is_made_of(second, _CONSTANT) else kind
+        is_by_examples = any(each.type in _SIZES for each in _made_by(second, until=_is_size))
+        return {"sum": "mean"}.get(str(kind)) if is_by_examples else kind
     if _is_same(second):
         return reduction_of(first)
     return reduction_of(second) if operation.type == "Mul" and _is_same(first) else None
@@ -67,12 +72,15 @@ def _is_same(tensor: tf.Tensor) -> bool:
     )
 
 
-def _is_made_of(tensor: tf.Tensor, types: tuple[str, ...]) -> bool:
-    ends = ("Shape", "Size")
-    return all(
-        operation.type in types
-        for operation in _made_by(tensor, until=lambda operation: operation.type in ends)
-    )
+def _is_size(operation: tf.Operation) -> bool:
+    """Return whether an operation is the size of a batch, or that of another axis."""
+    return operation.type in _SIZES or is_length(operation)
+
+
+def _is_chosen(values: tf.Tensor) -> bool:
+    """Return whether the values are those of chosen examples, of which each replica has another number."""
+    made_by = _made_by(values, until=lambda operation: operation.type == "ReadVariableOp")
+    return any(operation.type in _CHOOSING for operation in made_by)
 
 
 def _made_by(tensor: tf.Tensor, until: Callable[[tf.Operation], bool]) -> Iterator[tf.Operation]:
