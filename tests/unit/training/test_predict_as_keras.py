@@ -11,10 +11,9 @@ from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
+from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from training_helpers import Trace  # noqa: E402
 
-from commands import python  # noqa: E402
-from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.outputs import joined  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
@@ -24,25 +23,14 @@ IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"
 COUNT = 9
 
 
-HAS_SEVERAL = "TFDIST_TEST_SEVERAL_DEVICES" in os.environ
-if HAS_SEVERAL:
-    CPU = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-
 @pytest.fixture
 def strategy():
-    if HAS_SEVERAL:
-        return Mirrored(["/cpu:0", "/cpu:1"], tf.distribute.ReductionToOneDevice())
-    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    return own_strategy()
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 def test_all_of_this_holds_on_several_devices():
-    """TensorFlow fixes a process's devices once, so the tests of this file run again in another process."""
-    run = python("-m", "pytest", "-q", "-n", "0", __file__, TFDIST_TEST_SEVERAL_DEVICES="1")
-    assert run.returncode == 0, run.stdout
-    assert " passed" in run.stdout
+    run_on_several(__file__)
 
 
 def pictures(count=COUNT):

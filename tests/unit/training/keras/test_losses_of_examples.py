@@ -1,33 +1,25 @@
 """Losses without a reduction train, and are logged, as in Keras's own fit: on one device and on two."""
 
-import os
-
 import numpy as np
 import pytest
 
-from commands import python
 from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reduces losses in another way")
-HAS_SEVERAL = "TFDIST_TEST_SEVERAL_DEVICES" in os.environ
-if HAS_SEVERAL:
-    CPU = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
 OPTIONS = {"batch_size": 4, "verbose": 0}  # of 13 examples: the last batch leaves a replica without any
 
 
 @pytest.fixture(scope="module")
 def strategy():
-    if HAS_SEVERAL:
-        return Mirrored(["/cpu:0", "/cpu:1"], tf.distribute.ReductionToOneDevice())
-    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    return own_strategy()
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +34,7 @@ def in_float64():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 def test_all_of_this_holds_on_several_devices():
-    run = python("-m", "pytest", "-q", "-n", "0", __file__, TFDIST_TEST_SEVERAL_DEVICES="1")
-    assert run.returncode == 0, run.stdout
-    assert " passed" in run.stdout
+    run_on_several(__file__)
 
 
 def model_with(*losses, units=1, penalty=None, base=keras.Model, **options):
