@@ -63,7 +63,8 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
         )
         is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         workers = cluster.size("worker") if is_apart else 0
-        loop = _Loop(session, strategy, config, cluster, steps_per_call(config, data, model, workers=workers))
+        calls = steps_per_call(config, data, model, workers=workers)
+        loop = _Loop(session, strategy, config, cluster, workers or 1, calls)
         loop.run(warmup)
         wait_for_all(strategy)
         with Traffic(strategy) as traffic:
@@ -85,14 +86,13 @@ class _Loop:
         strategy: tf.distribute.Strategy,
         config: Config,
         cluster: ClusterConfig,
+        workers: int,
         calls: StepsPerCall,
     ) -> None:
         self.strategy, self.cluster, self.config = strategy, cluster, config
-        self._calls = calls
+        self.workers, self._calls = workers, calls
         self._training = session.training(stops_at_failure=True)
         self._agreement = Agreement(strategy, is_chief=cluster.is_chief, steps_per_call=calls)
-        self.is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        self.workers = cluster.size("worker") if self.is_apart else 1
 
     def run(self, steps: int) -> Any:
         """Run this many steps of each worker; return the seconds and steps that each replica computed."""
