@@ -10,7 +10,6 @@ from tfdist.errors import ConfigError
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
-
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
