@@ -197,6 +197,7 @@ ONLY_ON = {
         "callback_cases.stopping",
         "order_cases.drawn",
         "call_cases.apart",
+        "model_cases.written",
         "call_cases.agreed",
     ],
     "parameter_server": [

@@ -270,6 +270,21 @@ class _Counts(keras.layers.Layer):
         return inputs * self.calls
 
 
+class _KeepsMean(keras.layers.Layer):
+    """Keep a moving mean of the inputs, also of those that do not train, and drop some of them."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float64")
+        self.dropout = keras.layers.Dropout(0.5, seed=4)
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.mean.assign((self.mean + keras.ops.mean(inputs)) / 2)
+        return self.dropout(inputs, training=True)
+
+
 class _CountsByTensorFlow(_Counts):
     """Count in a variable that Keras does not know."""
 
@@ -278,13 +293,15 @@ class _CountsByTensorFlow(_Counts):
 
 
 def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Evaluate with a layer that writes its variable, and train with those that write others."""
+    """Evaluate and predict with layers that write their variables, and train with those that write others."""
     if keras.__version__ < "3":  # it updates variables within its graph
         return {}
     x = np.ones((6, 1), "float32")
     data = tf.data.Dataset.from_tensor_slices((x, 0 * x)).batch(2)
     with strategy.scope():
         counts, outside = _Counts(), keras.Variable(0.0, trainable=False, name="outside")
+        keeps = _KeepsMean()
+        predicting = keras.Sequential([keras.Input((1,)), keeps])
         model = keras.Sequential([keras.Input((1,)), counts])
         model.compile("sgd", "mse")
 
@@ -301,6 +318,14 @@ def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "losses": [evaluate(model, data, strategy=strategy, verbose=0) for _ in range(2)]
     }
     found["calls"] = float(counts.calls)
+    numbers = np.arange(1.0, 8.0)[:, np.newaxis]
+    batches = tf.data.Dataset.from_tensor_slices(numbers).batch(4)
+    found["dropped"] = [
+        np.flatnonzero(predict(predicting, batches, strategy=strategy, verbose=0) == 0).tolist()
+        for _ in range(2)
+    ]
+    found["mean"] = float(keeps.mean)
+    found["draws"] = int(keeps.dropout.seed_generator.state[1])
     for name, each in (("refused", hiding), ("of TensorFlow", raw)):
         try:
             fit(each, data, strategy=strategy, verbose=0)

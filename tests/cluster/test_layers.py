@@ -64,8 +64,8 @@ def test_how_a_step_is_compiled_changes_no_result(strategy, finished):
 
 
 @pytest.mark.skipif(tf.keras.__version__ < "3", reason="Keras 2 updates variables within its graph")
-@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
-def test_evaluation_writes_what_layers_write(strategy, finished):
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server", "parameter_server_sync"])
+def test_evaluation_and_prediction_write_what_layers_write(strategy, finished):
     found = finished(strategy).chief["model_cases.written"]
 
     assert (
@@ -76,4 +76,10 @@ def test_evaluation_writes_what_layers_write(strategy, finished):
         assert line in found["of TensorFlow"]
         assert found["calls"] == 6
         assert found["losses"] == pytest.approx([(1 + 4 + 9) / 3, (16 + 25 + 36) / 3])
+        mean = 0.0
+        for batch in ([1, 2, 3, 4], [5, 6, 7]) * 2:  # the second has a short part on the last replica
+            mean = (mean + np.mean(batch)) / 2
+        assert found["mean"] == pytest.approx(mean, rel=1e-12)
     assert found["losses"][0] < found["losses"][1]
+    assert found["draws"] == 4
+    assert found["dropped"][0] != found["dropped"][1]

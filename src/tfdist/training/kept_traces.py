@@ -49,9 +49,10 @@ class Traces:
             self.made[key] = make()
         return self.made[key]  # type: ignore[no-any-return]
 
-    def keep_only(self, made: Any) -> None:
-        """Forget all but this step or function."""
-        self.made = {key: each for key, each in self.made.items() if each is made}
+    def keep_only(self, *made: Any) -> None:
+        """Forget all but these."""
+        kept = set(map(id, made))
+        self.made = {key: each for key, each in self.made.items() if id(each) in kept}
 
     @classmethod
     def of(cls, model: Any) -> "Traces":

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,14 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
+from tfdist.training.keras.predict_step import PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.model_checks import check_states, has_own
+from tfdist.training.model_checks import check_states, has_own, is_alone
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
-from tfdist.training.session import Cluster, graph_on_workers, replica_spec
+from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.task_errors import naming_lost_tasks
 from tfdist.training.writes_to_servers import settle_writes
 
@@ -160,14 +161,23 @@ def _predicted(
         with cluster.strategy.scope():
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
         read_by_rows(model.variables)
-    outputs = functools.partial(_outputs, model, cluster.strategy)
+    step = _step(model, cluster.strategy, traces)
     key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
     if cluster.coordinator is None:
         settle_writes(cluster.strategy)
-        run = traces.get(key, lambda: _in_step(cluster.strategy, outputs, spec, eagerly=model.run_eagerly))
+        run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))
         return _predicted_in_step(run, dataset)
-    execute = traces.get(key, lambda: graph_on_workers(_execution(cluster.strategy, outputs), dataset))
+    execute = traces.get(key, lambda: graph_on_workers(_execution(step), dataset))
     return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
+
+
+def _step(model: Any, strategy: tf.distribute.Strategy, traces: Traces) -> Callable[[Any], Any]:
+    """Return what predicts for a batch on all replicas."""
+    outputs = functools.partial(_outputs, model, strategy)
+    if is_keras_2(model) or is_alone(strategy):  # what layers write needs no sharing, or cannot be shared
+        return lambda batch: strategy.run(outputs, args=(batch,))
+    step = PredictStep(model, strategy, randomness_of(model, strategy, traces))
+    return lambda batch: step.run(outputs, batch)
 
 
 def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -194,18 +204,18 @@ def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
     return dataset.scan(tf.constant(0, tf.int64), number)
 
 
-def _in_step(strategy: tf.distribute.Strategy, outputs: Any, spec: Any, *, eagerly: bool) -> Any:
-    """Return what predicts for a batch on all replicas that work in step."""
+def _in_step(
+    strategy: tf.distribute.Strategy, step: Callable[[Any], Any], spec: Any, *, eagerly: bool
+) -> Any:
+    """Return what predicts for a batch on all replicas that work in step, and gathers their outputs."""
 
-    def step(batch: Any) -> Any:
+    def gathered(batch: Any) -> Any:
         # The values are those of all replicas, or plain tensors if there is only one replica.
-        return tf.nest.map_structure(
-            lambda value: strategy.gather(value, axis=0), strategy.run(outputs, args=(batch,))
-        )
+        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step(batch))
 
     if eagerly:
-        return step
-    graph = tf.function(step, autograph=False, reduce_retracing=True)
+        return gathered
+    graph = tf.function(gathered, autograph=False, reduce_retracing=True)
     if strategy.num_replicas_in_sync > 1:
         # For batches of any size. (One replica traces the first batch with its size, as Keras does.)
         graph.get_concrete_function(spec)
@@ -218,14 +228,14 @@ def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
         yield numbers.numpy(), decoded(values)
 
 
-def _execution(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
+def _execution(step: Callable[[Any], Any]) -> Any:
     """Return what predicts for a batch on a worker."""
 
     def execution(iterator: Any, steps: tf.Tensor, begun: Begun) -> tuple[tf.Tensor, Any, tf.Tensor]:
         del steps, begun  # one batch at a time: their sizes differ
         batch = iterator.get_next_as_optional()
         has_value = tf.cast(batch.has_value(), tf.int32)
-        values = if_any(lambda: strategy.run(outputs, args=(batch.get_value(),)), has_value)
+        values = if_any(lambda: step(batch.get_value()), has_value)
         return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
     return execution

@@ -19,6 +19,7 @@ from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step
 from tfdist.training.keras.keras3_step import Keras3Step
+from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, has_own
@@ -26,7 +27,16 @@ from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.writes_to_servers import settle_writes
 
-__all__ = ["Cluster", "Phase", "Runner", "Session", "Step", "graph_on_workers", "replica_spec"]
+__all__ = [
+    "Cluster",
+    "Phase",
+    "Runner",
+    "Session",
+    "Step",
+    "graph_on_workers",
+    "randomness_of",
+    "replica_spec",
+]
 
 
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
@@ -176,7 +186,8 @@ class Session:
     def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:
         """Return the step of the model's own method, and what executes it."""
         if self._is_shared and not is_keras_2(self._model):
-            custom = SharedCustomStep(self._model, self.strategy, name, replica_spec(spec))
+            spec, randomness = replica_spec(spec), self._randomness
+            custom = SharedCustomStep(self._model, self.strategy, name, spec, randomness)
             applied = self._noting_applied_steps(custom) if name == "train_step" else None
             is_failing = custom.is_failing if stops else None
             execution = make_execution(custom.run, is_failing=is_failing, applied=applied)
@@ -204,14 +215,22 @@ class Session:
 
     def _new_step(self) -> Keras2Step | Keras3Step:
         """Return the step that trains what is trainable now; all phases share it, and its random numbers."""
-        kind = Keras2Step if is_keras_2(self._model) else Keras3Step
-        key = (self.strategy, *map(id, self._model.trainable_variables))
-        return self._traces.get(key, lambda: kind(self._model, self.strategy))
+
+        def made() -> Keras2Step | Keras3Step:
+            if is_keras_2(self._model):
+                return Keras2Step(self._model, self.strategy)
+            return Keras3Step(self._model, self.strategy, self._randomness)
+
+        return self._traces.get((self.strategy, *map(id, self._model.trainable_variables)), made)
+
+    @property
+    def _randomness(self) -> Randomness:
+        return randomness_of(self._model, self.strategy, self._traces)
 
     def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
         """Check the metrics of a step; forget the graphs that merge them in another way."""
         if isinstance(step, Keras3Step) and step.check_metrics(replica_spec(self._spec), self._modes):
-            self._traces.keep_only(step)
+            self._traces.keep_only(step, self._randomness)
 
     @property
     def _is_shared(self) -> bool:
@@ -229,6 +248,11 @@ class Session:
             return execution(iterator, steps, step.empty_totals(), begun)
 
         return graph_on_workers(counted_apart, dataset, applied)
+
+
+def randomness_of(model: Any, strategy: tf.distribute.Strategy, traces: Traces) -> Randomness:
+    """Return the random generators that all steps of a Keras 3 model draw from."""
+    return traces.get(("random generators", strategy), lambda: Randomness(model, strategy))
 
 
 def _check_optional_inputs(data: Data) -> None:

@@ -169,3 +169,39 @@ def test_sparse_inputs_are_predicted(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     assert predict(model, data, verbose=0) == pytest.approx(model(x).numpy(), rel=1e-5)
+
+
+class Noisy(keras.layers.Layer):
+    """Count the batches, keep a moving mean of the inputs, and drop some of them in prediction too."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=3)
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int64", trainable=False)
+
+    def call(self, inputs):
+        self.mean.assign((self.mean + keras.ops.mean(inputs)) / 2)
+        self.count.assign(self.count + 1)
+        return self.dropout(inputs, training=True)
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 updates variables within its graph")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_layers_write_in_prediction_what_they_write_in_one_process(strategy, eagerly):
+    x = np.random.default_rng(1).normal(size=(COUNT, 3)).astype("float32")
+    with strategy.scope():
+        ours = keras.Sequential([keras.Input((3,)), Noisy()])
+        ours.compile(run_eagerly=eagerly)
+    alone = keras.Sequential([keras.Input((3,)), Noisy()])
+
+    found, expected = predict(ours, batches(x), verbose=0), alone.predict(batches(x), verbose=0)
+
+    for mine, its in zip(ours.variables, alone.variables, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6)
+    # Each replica draws numbers of its own, the first those of one process; the last batch has one example.
+    own = [0, 1, 4, 5, 8] if HAS_SEVERAL else range(COUNT)
+    np.testing.assert_array_equal(found[own], expected[own])
+    assert np.array_equal(found, expected) is not HAS_SEVERAL

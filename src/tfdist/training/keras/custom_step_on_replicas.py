@@ -70,7 +70,9 @@ class SharedCustomStep(MetricStep):
     The totals are those of the metrics, followed by the other values in the logs of the last batch.
     """
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, name: str, spec: Any) -> None:
+    def __init__(
+        self, model: Any, strategy: tf.distribute.Strategy, name: str, spec: Any, randomness: Randomness
+    ) -> None:
         """Trace the method once, to find out what it uses and what it returns.
 
         Args:
@@ -78,6 +80,7 @@ class SharedCustomStep(MetricStep):
             strategy: The strategy.
             name: The name of the method, `train_step` or `test_step`.
             spec: The spec of a replica's part of a batch.
+            randomness: The model's random generators.
 
         Raises:
             ConfigError: Several replicas cannot share what the method computes.
@@ -91,7 +94,7 @@ class SharedCustomStep(MetricStep):
         own = getattr(model, name)
         self._own = getattr(own, "python_function", own)  # a tf.function could not exchange gradients
         self._name = name
-        self._randomness = Randomness(model, strategy)
+        self._randomness = randomness
         self._replicas = strategy.num_replicas_in_sync
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)

@@ -7,7 +7,7 @@ results of the replicas before any variable changes.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import added_losses, call_model, compiled_loss, loss_trackers
 from tfdist._utils.tf_private import traced_by_chief
-from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
@@ -26,6 +25,7 @@ from tfdist.training.exact_sparse_gradients import (
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.caught_writes import NotedScope, noted_scope
+from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
     check_numbers,
     losses_of_one_process,
@@ -40,7 +40,7 @@ from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import value_of
-from tfdist.training.model_checks import has_own, is_alone, reductions
+from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.ps_test_cache import PsCache, read_whole
@@ -87,7 +87,7 @@ class _Traced:
 class Keras3Step(MetricStep):
     """A step that trains or tests a Keras 3 model on one batch, and returns what to add to the metrics."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
         super().__init__(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._batch_means = BatchMeans(self._keras)
@@ -95,8 +95,8 @@ class Keras3Step(MetricStep):
         has_own_loss = has_own(model, "compute_loss")
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
-        self._randomness = Randomness(model, strategy)
-        self._is_alone = is_alone(strategy)
+        self._randomness = randomness
+        self._layer_writes = LayerWrites(model, strategy, randomness)
         if model.optimizer is not None:
             self._trainable = parts_of(model.trainable_variables)
             self._updating = Updating(strategy, model.optimizer, self._trainable)
@@ -169,14 +169,14 @@ class Keras3Step(MetricStep):
         )
         weights = {id(variable) for variable in self._trainable}
         written = list(zip(traced.written, state, strict=True))
-        self._write([pair for pair in written if id(pair[0]) in weights])  # which the gradients then change
+        self._write(pair for pair in written if id(pair[0]) in weights)  # which the gradients then change
         self._updating.apply(gradients, scale, None if fetched is None else fetched.deliver, self._note_step)
         if fetched is not None:
             fetched.end()
-        self._write([pair for pair in written if id(pair[0]) not in weights])
+        self._write(pair for pair in written if id(pair[0]) not in weights)
         return self._after_batch(totals, sums)
 
-    def _write(self, values: Sequence[tuple[Any, tf.Tensor]]) -> None:
+    def _write(self, values: Iterable[tuple[Any, tf.Tensor]]) -> None:
         for variable, value in values:
             self._randomness.write(variable, value)
 
@@ -304,7 +304,8 @@ class Keras3Step(MetricStep):
             scaled = [weighed(loss, scale) for loss in (losses.compiled, losses.added)]
             weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._is_synchronized else [None, None]
             scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weighs, strict=True)]
-        new = self._written(scope, traced)
+        found = self._written(scope, traced)
+        new = {id(variable): value for variable, value in found}
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
         weights = [
             new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
@@ -315,32 +316,14 @@ class Keras3Step(MetricStep):
             for loss, weight in zip(scaled, weighs, strict=True)
         )
         gradients, added = addends(gradients, added)
-        state = _state(new, seeds)
+        state = self._layer_writes.to_share(found, seeds)
         return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
-    def _written(self, scope: NotedScope, traced: _Traced) -> dict[int, Any]:
-        """Return the values that layers have written, by their variables' ids; note these variables.
-
-        Raises:
-            ConfigError: A layer writes a weight in shards, whose new value has no gradient for each shard; or
-                several replicas or workers write a variable that belongs to no layer, as the states of a
-                recurrent layer do.
-        """
-        counted = {id(variable) for variable in self._metrics.variables}
-        new = [(variable, value) for variable, value in scope.written() if id(variable) not in counted]
-        traced.written = [variable for variable, _ in new]
-        where = f"model {self._model.name}"
-        for variable in traced.written:
-            if variable.trainable and len(parts_of([variable])) > 1:
-                problem = f"writes {variable.path} while it is called, and that weight is in shards"
-                raise ConfigError(where, problem, remedy="Leave out min_shard_bytes and max_shards")
-        own = {id(variable) for variable in (*self._model.variables, *self.unseeded)}
-        hidden = [variable.path for variable in traced.written if id(variable) not in own]
-        if hidden and not self._is_alone:
-            problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
-            remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
-            raise ConfigError(where, problem, remedy=remedy)
-        return {id(variable): value for variable, value in new}
+    def _written(self, scope: NotedScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
+        """Return the variables that layers have written, with their values; note the variables."""
+        found = self._layer_writes.found(scope, self._metrics.variables)
+        traced.written = [variable for variable, _ in found]
+        return found
 
     def _gradients_of(self, tape: tf.GradientTape, loss: tf.Tensor, weights: list[Any]) -> list[Any]:
         gradients = shaped(biases_apart(tape.gradient(loss, weights)), self._trainable)
@@ -359,7 +342,7 @@ class Keras3Step(MetricStep):
         metrics = self._metrics.before_batch(counted)
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
             losses = self._forward(data, training=False)
-        state = _state(self._written(scope, traced), seeds)
+        state = self._layer_writes.to_share(self._written(scope, traced), seeds)
         return _Part([], [], losses.weight, state, self._sums(scope, losses, data))
 
     def _forward(self, data: Any, *, training: bool) -> _Losses:
@@ -441,9 +424,3 @@ class Keras3Step(MetricStep):
             counts[id(tracker.count)] = size
         counts[id(self._loss_trackers[0].total)] += added
         return [*(counts[id(variable)] for variable in variables), seen]
-
-
-def _state(new: Mapping[int, Any], seeds: Sequence[tuple[Any, tf.Tensor]]) -> list[tf.Tensor]:
-    """Return new values of variables; of random generators, how far they have moved on."""
-    drawn = {id(variable): value for variable, value in seeds}
-    return [tf.convert_to_tensor(value - drawn[key] if key in drawn else value) for key, value in new.items()]

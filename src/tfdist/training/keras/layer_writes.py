@@ -1,0 +1,60 @@
+"""Find what layers write while a Keras 3 model is called, for replicas to share."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.training.keras.caught_writes import NotedScope
+from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.model_checks import is_alone
+
+__all__ = ["LayerWrites"]
+
+
+class LayerWrites:
+    """What the layers of a model write, besides what its metrics and its optimizer write."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
+        self._model, self._randomness = model, randomness
+        self._is_alone = is_alone(strategy)
+
+    def found(self, scope: NotedScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
+        """Return the variables that were written to in a scope, except those `apart`, with their values.
+
+        Raises:
+            ConfigError: A layer writes a weight in shards, whose new value has no gradient for each shard; or
+                several replicas or workers write a variable that belongs to no layer, as the states of a
+                recurrent layer do.
+        """
+        skipped = {id(variable) for variable in apart}
+        found = [(variable, value) for variable, value in scope.written() if id(variable) not in skipped]
+        where = f"model {self._model.name}"
+        for variable, _ in found:
+            if variable.trainable and len(parts_of([variable])) > 1:
+                problem = f"writes {variable.path} while it is called, and that weight is in shards"
+                raise ConfigError(where, problem, remedy="Leave out min_shard_bytes and max_shards")
+        own = {id(variable) for variable in (*self._model.variables, *self._randomness.unseeded)}
+        hidden = [variable.path for variable, _ in found if id(variable) not in own]
+        if hidden and not self._is_alone:
+            problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
+            remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
+            raise ConfigError(where, problem, remedy=remedy)
+        return found
+
+    def to_share(
+        self, found: Sequence[tuple[Any, tf.Tensor]], seeds: Sequence[tuple[Any, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Return what replicas share of the values: of random generators, how far they have moved on.
+
+        Args:
+            found: What `found` returned.
+            seeds: The snapshot of the generators' states that the scope began with.
+        """
+        drawn = {id(variable): value for variable, value in seeds}
+        return [
+            tf.convert_to_tensor(value - drawn[id(variable)] if id(variable) in drawn else value)
+            for variable, value in found
+        ]
