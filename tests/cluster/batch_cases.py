@@ -7,7 +7,10 @@ import numpy as np
 import tensorflow as tf
 from cases import compute_in
 
+from tfdist.training.evaluate import evaluate
+from tfdist.training.fit import fit
 from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
+from tfdist.training.predict import predict
 
 keras = tf.keras
 
@@ -32,6 +35,21 @@ def _made(kind: type) -> Any:
     return model
 
 
+class Added(keras.layers.Layer):
+    """Add an optional input."""
+
+    def call(self, x: Any, other: Any = None) -> Any:
+        return x if other is None else x + other
+
+
+def _with_optional_input() -> Any:
+    keras.utils.set_random_seed(2)
+    x, other = keras.Input((4,), name="x"), keras.Input((4,), name="other", optional=True)
+    model = keras.Model({"x": x, "other": other}, keras.layers.Dense(1)(Added()(x, other)))
+    model.compile("sgd", "mse")
+    return model
+
+
 def one_at_a_time(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train and test on batches; with a strategy of one replica these are Keras's own methods."""
     train = on_several_replicas(fit_batch, keras.Model.train_on_batch)
@@ -45,7 +63,7 @@ def one_at_a_time(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
     compute_in("float64")
     try:
         with strategy.scope():
-            model, halved = _made(keras.Model), _made(Halved)
+            model, halved, optional = _made(keras.Model), _made(Halved), _with_optional_input()
         # The second one, of which a replica has nothing, has the step traced again for batches of any size.
         logs = [train(model, *batch(size)) for size in (8, 1, 7, 8)]
         logs.append(train(model, *batch(5), sample_weight=np.arange(5.0)))
@@ -57,6 +75,12 @@ def one_at_a_time(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
         with strategy.scope():
             model.compile("sgd", "mae")  # from here on another optimizer and another loss
         logs.append(train(model, *batch(6)))
+        x, y = batch(5)
+        inputs = {"x": x, "other": None}
+        logs += [train(optional, inputs, y), test(optional, inputs, y)]
+        options: dict[str, Any] = {"batch_size": 5, "strategy": strategy, "verbose": 0}
+        logs.append(fit(optional, inputs, y, epochs=2, **options).history["loss"])
+        logs += [evaluate(optional, inputs, y, **options), predict(optional, inputs, **options)]
         return {
             "logs": [np.ravel(values).tolist() for values in logs],
             "weights": [weight.tolist() for part in (model, halved) for weight in part.get_weights()],

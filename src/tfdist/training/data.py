@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
+from tfdist.training.absent_inputs import with_placeholders
 from tfdist.training.data_digest import check_same_data
 from tfdist.training.data_read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data_read_by_workers import WorkersData
@@ -41,6 +42,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         strategy: The strategy of the replicas.
     """
     if isinstance(data, tf.data.Dataset):
+        data = with_placeholders(data)
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
@@ -61,8 +63,10 @@ def distribute_to_workers(
 
     Each worker reads its own part. The chief reads what workers cannot read.
     """
-    if isinstance(data, tf.data.Dataset) and chief_must_read(data):
-        data = ChiefData.of(data)
+    if isinstance(data, tf.data.Dataset):
+        data = with_placeholders(data)
+        if chief_must_read(data):
+            data = ChiefData.of(data)
     if isinstance(data, ChiefData):
         if strategy.num_replicas_in_sync > 1:
             problem = "must be read by the chief, but workers have several devices, and would need one each"
@@ -88,7 +92,7 @@ def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[...,
         if not isinstance(dataset, tf.data.Dataset):
             received = f"a {type(dataset).__name__}"
             raise DataError("the data function", expected="a tf.data.Dataset returned", received=received)
-        return untuned(copied_from_python(dataset))
+        return untuned(copied_from_python(with_placeholders(dataset)))
 
     return made
 

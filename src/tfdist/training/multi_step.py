@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.ps_test_cache import PsCache
 from tfdist.training.replica_seconds_and_failures import now, only_after
@@ -78,9 +79,9 @@ def make_execution(
             def add() -> tuple[Totals, list[tf.Tensor]]:
                 if cache is None:
                     with nullcontext() if applied is None else applied.step(begun.number, done + 1):
-                        return step(batch.get_value(), totals), cached
+                        return step(with_none(batch.get_value()), totals), cached
                 fetched = tf.cond(tf.equal(done, 0), cache.fetch, lambda: cached)
-                return step(batch.get_value(), totals, cache.pairs(fetched)), fetched
+                return step(with_none(batch.get_value()), totals, cache.pairs(fetched)), fetched
 
             totals, cached = tf.cond(has_value, add, lambda: (totals, cached))
             return done + tf.cast(has_value, tf.int32), has_value, waited, totals, cached

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import resolver_of
+from tfdist.training.absent_inputs import with_placeholders
 from tfdist.training.arguments import strategy_of
 from tfdist.training.data_read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
@@ -156,7 +157,7 @@ def _is_dense(batch: Any) -> bool:
 def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     """Return a data set of one batch."""
     examples = tf.data.Dataset.from_tensor_slices(batch)
-    dataset = examples.batch(max(int(examples.cardinality()), 1))
+    dataset = with_placeholders(examples.batch(max(int(examples.cardinality()), 1)))
     is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if is_coordinated and strategy.num_replicas_in_sync == 1:  # otherwise each worker makes the data set
         return ChiefData(dataset)

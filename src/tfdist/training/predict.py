@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import Begun
 from tfdist.training.arguments import (
     callbacks_of,
@@ -211,7 +212,7 @@ def _in_step(
 
     def gathered(batch: Any) -> Any:
         # The values are those of all replicas, or plain tensors if there is only one replica.
-        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step(batch))
+        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step(with_none(batch)))
 
     if eagerly:
         return gathered
@@ -235,7 +236,7 @@ def _execution(step: Callable[[Any], Any]) -> Any:
         del steps, begun  # one batch at a time: their sizes differ
         batch = iterator.get_next_as_optional()
         has_value = tf.cast(batch.has_value(), tf.int32)
-        values = if_any(lambda: step(batch.get_value()), has_value)
+        values = if_any(lambda: step(with_none(batch.get_value())), has_value)
         return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
     return execution

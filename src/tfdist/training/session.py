@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
-from tfdist.errors import DataError
+from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
 from tfdist.training.data import Data, distribute, distribute_to_workers
@@ -65,17 +65,10 @@ class Cluster:
             self.workers = worker_count(strategy)
 
     def distribute(self, data: Data) -> tuple[Any, Any]:
-        """Return the distributed data, and their element spec.
-
-        Raises:
-            DataError: An optional input is None, and a strategy distributes the data.
-        """
+        """Return the distributed data, and their element spec."""
         if self.coordinator is not None:
-            _check_optional_inputs(data)
             return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
         dataset = distribute(data, self.strategy)
-        if not isinstance(dataset, tf.data.Dataset):  # which it stays without a strategy
-            _check_optional_inputs(data)
         return dataset, dataset.element_spec
 
     def coordinated_runner(
@@ -255,14 +248,6 @@ def randomness_of(model: Any, strategy: tf.distribute.Strategy, traces: Traces) 
     return traces.get(("random generators", strategy), lambda: Randomness(model, strategy))
 
 
-def _check_optional_inputs(data: Data) -> None:
-    """Refuse None, for which tf.data has a spec without a shape: distributed iterators do not take it."""
-    specs = tf.nest.flatten(data.element_spec) if isinstance(data, tf.data.Dataset) else []
-    if not all(hasattr(spec, "shape") for spec in specs):
-        problem = "has None for an optional input, which a strategy cannot distribute"
-        raise DataError("x", problem, remedy="Pass an array for it, such as zeros, with all examples")
-
-
 def replica_spec(element_spec: Any) -> Any:
     """Return the element spec of one replica's part of a batch."""
-    return tf.nest.map_structure(lambda spec: replica_specs(spec)[0], element_spec)
+    return with_none(tf.nest.map_structure(lambda spec: replica_specs(spec)[0], element_spec))

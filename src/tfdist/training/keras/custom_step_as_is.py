@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.training.absent_inputs import with_none
 from tfdist.training.keras.compat import flat_logs, is_keras_2
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
@@ -158,7 +159,7 @@ class OwnStep:
         return execution(iterator, steps, totals)
 
     def _run(self, batch: Any) -> Totals:
-        step = getattr(self._model, self._name)
+        step, batch = getattr(self._model, self._name), with_none(batch)
         if uses_xla(self._model, self._strategy):
             result = self._strategy.run(tf.function(step, jit_compile=True, autograph=False), args=(batch,))
         else:

@@ -198,7 +198,7 @@ def new_seed() -> int:
 
 def length(x: Any) -> int:
     """Return the number of examples in arrays or tensors, or in a structure of them."""
-    first = tf.nest.flatten(x)[0]
+    first = next(part for part in tf.nest.flatten(x) if part is not None)
     return int(first.shape[0]) if tf.is_tensor(first) else len(first)  # ragged tensors have no len()
 
 
