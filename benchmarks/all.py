@@ -37,6 +37,7 @@ QUICK: dict[str, Sequence[str]] = {
         *("--ways", "tcp", "keras", "ddp", "horovod", "async"),
     ],
     "recovery": ["--pairs", "1"],
+    "recovery_parts": ["--runs", "1"],
     "scaling": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "servers": ["--rounds", "1", "--steps", "20", "--others", "1"],
     "simulated_machine": ["--rounds", "1", "--workers", "2"],

@@ -66,7 +66,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="recovery-") as name:
         folder = Path(name)
-        data = _data(folder)
+        data = data_of(folder)
         for loss in LOSSES:
             ours, theirs = [], []
             for number in range(pairs):
@@ -83,7 +83,8 @@ def main() -> None:
     put("recovery", head, table(columns, rows))
 
 
-def _data(folder: Path) -> Path:
+def data_of(folder: Path) -> Path:
+    """Write random pictures of ten classes, and return their file."""
     chance = np.random.default_rng(0)
     file = folder / "data.npz"
     splits = {"train": 10_000, "test": 100}
@@ -95,11 +96,11 @@ def _data(folder: Path) -> Path:
     return file
 
 
-def _lost_by_tfdist(loss: Loss, data: Path, folder: Path, cache: Path) -> float | None:
-    cluster = {"worker": loss.shape["workers"]} | ({"chief": 1, "ps": 1} if "ps" in loss.shape else {})
-    config = {
+def training_config(strategy: str, cluster: dict[str, int], data: Path) -> dict[str, Any]:
+    """Return the config of a long training of the linear model."""
+    return {
         "cluster": cluster,
-        "strategy": {"name": loss.strategy},
+        "strategy": {"name": strategy},
         "data": {"name": str(data), "batch_size": _BATCH},
         "model": {"name": "linear:build"},
         "train": {"steps": _STEPS},
@@ -107,6 +108,11 @@ def _lost_by_tfdist(loss: Loss, data: Path, folder: Path, cache: Path) -> float 
         "checkpoint": {"every": _EVERY},
         "launch": {"threads": 1},
     }
+
+
+def _lost_by_tfdist(loss: Loss, data: Path, folder: Path, cache: Path) -> float | None:
+    cluster = {"worker": loss.shape["workers"]} | ({"chief": 1, "ps": 1} if "ps" in loss.shape else {})
+    config = training_config(loss.strategy, cluster, data)
     with Training(folder, config, str(cache)) as training:
         training.environ["PYTHONPATH"] += f"{os.pathsep}{PEERS}"
         training.start()

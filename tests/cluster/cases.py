@@ -108,6 +108,19 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
         seen_sizes.append(len(part))
         return tf.data.Dataset.from_tensor_slices((part, part)).batch(6)
 
+    def with_conditions(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """Ask tensors in an `if`, as TensorFlow's AutoGraph lets functions of data do."""
+
+        def kept(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            if tf.reduce_sum(x) < 0.0:
+                x = tf.zeros_like(x)
+            return x, y
+
+        data = make(context).map(kept)
+        if data.cardinality() > 1000:
+            data = data.take(1)
+        return data
+
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -118,8 +131,9 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
         )
         model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[_Examples()])
     history = fit(model, make, strategy=strategy, epochs=2, verbose=0)
+    again = fit(model, with_conditions, strategy=strategy, verbose=0)
     return {
-        "examples": history.history["examples"],
+        "examples": history.history["examples"] + again.history["examples"],
         "moving": [each.tolist() for each in model.get_weights()],
     }
 

@@ -41,7 +41,7 @@ def test_parts_of_different_sizes_are_seen_whole(strategy, finished):
     pipelines = 2 if strategy in ("multi_worker_mirrored", "parameter_server") else 1
     parts = [len(range(index, EXAMPLES, pipelines)) for index in range(pipelines)]
 
-    assert found["examples"] == [parts[0] // 2 + sum(parts[1:])] * 2
+    assert found["examples"] == [parts[0] // 2 + sum(parts[1:])] * 3
 
 
 @pytest.mark.parametrize("strategy", IN_STEP)

@@ -35,7 +35,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["fuzz_listeners.py", "networks.py", "recovery.py", "soak.py"])
+@pytest.mark.parametrize(
+    "script", ["fuzz_listeners.py", "networks.py", "recovery.py", "recovery_parts.py", "soak.py"]
+)
 def test_a_script_that_shares_code_with_the_tests_finds_it(script: str) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(BENCHMARKS / script), "--help"]

@@ -147,7 +147,10 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
         if now - last_seen > patience:
             remedy = "It is stopped, or its machine cannot be reached"
             raise TaskLost(f"chief at {chief}", f"has been silent for {patience:g} s", remedy=remedy)
-        time.sleep(_SECONDS_WHEN_TOLD_TO_END if notice.is_received else _SECONDS_BETWEEN_PROBES)
+        probes_at = time.monotonic() + _SECONDS_BETWEEN_PROBES
+        time.sleep(_SECONDS_WHEN_TOLD_TO_END)
+        while time.monotonic() < probes_at and not notice.is_received:  # a signal ends no time.sleep
+            time.sleep(_SECONDS_WHEN_TOLD_TO_END)
 
 
 def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float) -> float:

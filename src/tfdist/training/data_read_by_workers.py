@@ -46,7 +46,7 @@ class WorkersData:
         if self._replicas > 1:  # otherwise this call adds threads and buffers
             make_own_part = make_own
             make_own = lambda: strategy.distribute_datasets_from_function(lambda _: make_own_part())  # noqa: E731
-        self._dataset = coordinator.create_per_worker_dataset(make_own)
+        self._dataset = _per_worker(make_own, coordinator)
 
     def begin(self, parts: PartsOfData) -> Any:
         """Return an iterator over the batches of these parts that are left."""
@@ -102,3 +102,12 @@ class WorkersData:
         )
         everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
         return own.take(tf.where(part < 0, nothing, everything)).skip(skip)
+
+
+def _per_worker(make: Callable[[], Any], coordinator: Any) -> Any:
+    """Return the data set that each worker makes by a function."""
+    try:
+        # With AutoGraph, TensorFlow would rewrite all that the function calls, which takes most of a second.
+        return coordinator.create_per_worker_dataset(tf.function(make, autograph=False))
+    except tf.errors.OperatorNotAllowedInGraphError:  # a user's function has a tensor in an `if`
+        return coordinator.create_per_worker_dataset(make)
