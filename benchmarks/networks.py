@@ -223,7 +223,7 @@ def flags_of() -> Any:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, choices=(2, 4), default=2)
+    parser.add_argument("--workers", type=int, choices=(2, 4, 8), default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.coordination.traffic import Traffic
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.predict import predict
 
 keras = tf.keras
 INPUTS, UNITS, STEPS = 100, 1000, 10
@@ -28,7 +29,7 @@ def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def evaluated(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """A square layer and an embedding that is as large, many batches in a call of the graph."""
+    """A square layer and an embedding that is as large, one batch in a call of the graph."""
     number, word = keras.Input((UNITS,)), keras.Input((1,), dtype="int32")
     x, words = np.ones([STEPS, UNITS], "float32"), np.zeros([STEPS, 1], "int32")
     with strategy.scope():
@@ -36,11 +37,21 @@ def evaluated(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         layer = keras.layers.Dense(UNITS, use_bias=False)
         outputs = keras.layers.Dense(1)(layer(keras.layers.Add()([number, embedded])))
         model = keras.Model([number, word], outputs)
-        model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=STEPS)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
     data = tf.data.Dataset.from_tensor_slices(((x, words), x[:, :1])).batch(1)
     first = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
     with Traffic(strategy) as traffic:
         again = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
     layer.kernel.assign(layer.kernel + 1.0)
     of_others = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)
-    return {"sent": traffic.bytes_sent, "losses": [each["loss"] for each in (first, again, of_others)]}
+    inputs = data.map(lambda x, y: (x,))
+    outputs_first = predict(model, inputs, strategy=strategy, verbose=0)
+    with Traffic(strategy) as traffic_of_outputs:
+        outputs_again = predict(model, inputs, strategy=strategy, verbose=0)
+    layer.kernel.assign(layer.kernel + 1.0)
+    outputs_of_others = predict(model, inputs, strategy=strategy, verbose=0)
+    return {
+        "sent": [traffic.bytes_sent, traffic_of_outputs.bytes_sent],
+        "losses": [each["loss"] for each in (first, again, of_others)],
+        "outputs": [float(each.sum()) for each in (outputs_first, outputs_again, outputs_of_others)],
+    }

@@ -32,10 +32,12 @@ class Begun(NamedTuple):
     Attributes:
         number: The number of the execution.
         done: How many of its steps were applied before, by a worker that was lost.
+        call: The number of the call of `fit`, `evaluate` or `predict`, or of the epoch.
     """
 
     number: Any
     done: Any
+    call: Any = 0
 
 
 class AppliedSteps:

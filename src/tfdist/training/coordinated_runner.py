@@ -25,6 +25,7 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.packed_results import PackedResults
 from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
+from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
 from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
@@ -65,10 +66,10 @@ class OnWorker:
         self._execution, self.executions, self.applied = execution, WorkerExecutions(), applied
         self._results = PackedResults()
 
-    def new_execution(self, wanted: int) -> Execution:
-        """Return a new execution of a number of steps."""
+    def new_execution(self, wanted: int, call: int) -> Execution:
+        """Return a new execution of a number of steps, in the epoch of this number."""
         number = 0 if self.applied is None else self.applied.new_number()
-        return Execution(wanted, number, self.applied, unpacked=self._results.unpacked)
+        return Execution(wanted, number, self.applied, call=call, unpacked=self._results.unpacked)
 
     def execute(self, iterator: Any, order: tf.Tensor) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker with an order."""
@@ -152,6 +153,7 @@ class CoordinatedRunner:
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
         self._done = 0  # steps of this epoch
+        self._call = 0  # its number
         self._last_call: tuple[Any, Any] = (None, None)
         self.is_at_rest = True
         self.waited = 0.0
@@ -223,7 +225,7 @@ class CoordinatedRunner:
         settle_writes(self._strategy)
         if steps is None or self._iterator is None:
             self._begin_data()
-        self._is_winding_up, self._done = False, 0
+        self._is_winding_up, self._done, self._call = False, 0, new_call()
         applied = self._graph.applied
         epoch, is_well = Epoch(steps, 0 if applied is None else applied.counted()), True
         try:
@@ -363,7 +365,7 @@ class CoordinatedRunner:
 
     def _send(self, graph: Any, data: Any, wanted: int) -> None:
         """Schedule an execution of a graph on an iterator, or on batches."""
-        execution = self._graph.new_execution(wanted)
+        execution = self._graph.new_execution(wanted, self._call)
         self._parts.schedule(
             execution,
             lambda order: self._call_on_worker(graph, data, order),

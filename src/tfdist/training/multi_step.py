@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
-from tfdist.training.ps_test_cache import PsCache
+from tfdist.training.ps_cache import PsCache
 from tfdist.training.replica_seconds_and_failures import now, only_after
 
 __all__ = ["Totals", "make_execution"]
@@ -39,7 +39,7 @@ def make_execution(
 
     The function returns how many steps it took, fewer if the data ended; the totals after them; and the
     seconds that it waited for data. A step gets its batch and the totals before it, and returns the totals
-    after it. If `is_failing` of these totals is true, the step is the last one. The function fetches the
+    after it. If `is_failing` of these totals is true, the step is the last one. The function takes the
     variables of `ps_cache`, which do not change meanwhile, with the first batch, and passes them to each
     step. With `applied`, it continues after the steps of the execution that were applied before, which count
     as taken, and notes each step there.
@@ -80,7 +80,7 @@ def make_execution(
                 if cache is None:
                     with nullcontext() if applied is None else applied.step(begun.number, done + 1):
                         return step(with_none(batch.get_value()), totals), cached
-                fetched = tf.cond(tf.equal(done, 0), cache.fetch, lambda: cached)
+                fetched = tf.cond(tf.equal(done, 0), lambda: cache.values(begun.call), lambda: cached)
                 return step(with_none(batch.get_value()), totals, cache.pairs(fetched)), fetched
 
             totals, cached = tf.cond(has_value, add, lambda: (totals, cached))
@@ -89,8 +89,10 @@ def make_execution(
         uninitialized = [] if cache is None else cache.uninitialized()
         done = tf.convert_to_tensor(begun.done)
         begin = (done, tf.constant(True), tf.zeros([], tf.float64), totals, uninitialized)
-        done, _, waited, totals, _ = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
+        done, has_more, waited, totals, _ = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
         note(done)
+        if cache is not None:
+            tf.cond(has_more, tf.no_op, cache.forget)
         return done, totals, waited
 
     return execution

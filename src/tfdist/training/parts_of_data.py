@@ -21,14 +21,14 @@ from tfdist.training.applied_steps import AppliedSteps, Begun
 __all__ = ["NO_PART", "ORDER_SPEC", "Execution", "PartsOfData", "opened_order"]
 
 NO_PART = -1
-# What is sent with an execution, in one tensor: the steps, its number, and how many of the steps are done.
-ORDER_SPEC = tf.TensorSpec([3], tf.int64)
+# What is sent with an execution, in one tensor: the steps, its number, how many steps are done, and its call.
+ORDER_SPEC = tf.TensorSpec([4], tf.int64)
 
 
 def opened_order(order: tf.Tensor) -> tuple[tf.Tensor, Begun]:
     """Return, in the graph of an execution, the number of steps to take, and what was begun of them."""
-    wanted, number, done = tf.unstack(order)
-    return tf.cast(wanted, tf.int32), Begun(number, tf.cast(done, tf.int32))
+    wanted, number, done, call = tf.unstack(order)
+    return tf.cast(wanted, tf.int32), Begun(number, tf.cast(done, tf.int32), call)
 
 
 @dataclass
@@ -58,6 +58,7 @@ class Execution:
         applied: Where its steps are noted; None if they update nothing, and are taken again.
         closure: What the coordinator returned when the execution was scheduled.
         sendings: The times that it was sent to a worker.
+        call: The number of the epoch that it belongs to.
         unpacked: A function that returns its result as its graph has computed it.
     """
 
@@ -66,6 +67,7 @@ class Execution:
     applied: AppliedSteps | None = None
     closure: Any = None
     sendings: list[_Sending] = field(default_factory=list)
+    call: int = 0
     unpacked: Callable[[Any], Any] = lambda result: result
     result: Any = None
 
@@ -169,7 +171,7 @@ class PartsOfData:
 
         def order(worker: int) -> tf.Tensor:
             done = self.for_execution(execution, worker)
-            return tf.constant([execution.wanted, execution.number, done], tf.int64)
+            return tf.constant([execution.wanted, execution.number, done, execution.call], tf.int64)
 
         with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
             execution.closure = send(asked_when_sent(self._example, order))

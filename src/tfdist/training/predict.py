@@ -30,9 +30,9 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
-from tfdist.training.keras.predict_step import PredictStep
+from tfdist.training.keras.predict_step import PredictPart, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.model_checks import check_states, has_own, is_alone
+from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
@@ -162,23 +162,25 @@ def _predicted(
         with cluster.strategy.scope():
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
         read_by_rows(model.variables)
-    step = _step(model, cluster.strategy, traces)
-    key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
+    strategy = cluster.strategy
+    predict_part = functools.partial(_outputs, model, strategy)
+    step = None if is_keras_2(model) else PredictStep(model, strategy, randomness_of(model, strategy, traces))
+    key = ("predict_step", strategy, kinds(one), isinstance(dataset, ChiefData))
     if cluster.coordinator is None:
-        settle_writes(cluster.strategy)
-        run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))
+        settle_writes(strategy)
+
+        def predict_batch(batch: Any) -> Any:
+            if (
+                step is None or strategy.num_replicas_in_sync == 1
+            ):  # nothing needs sharing, or nothing is known
+                return strategy.run(predict_part, args=(batch,))
+            return step.run(predict_part, batch)
+
+        run = traces.get(key, lambda: _in_step(strategy, predict_batch, spec, eagerly=model.run_eagerly))
         return _predicted_in_step(run, dataset)
-    execute = traces.get(key, lambda: graph_on_workers(_execution(step), dataset))
+    execution = _execution(strategy, step, predict_part, one)
+    execute = traces.get(key, lambda: graph_on_workers(execution, dataset))
     return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
-
-
-def _step(model: Any, strategy: tf.distribute.Strategy, traces: Traces) -> Callable[[Any], Any]:
-    """Return what predicts for a batch on all replicas."""
-    outputs = functools.partial(_outputs, model, strategy)
-    if is_keras_2(model) or is_alone(strategy):  # what layers write needs no sharing, or cannot be shared
-        return lambda batch: strategy.run(outputs, args=(batch,))
-    step = PredictStep(model, strategy, randomness_of(model, strategy, traces))
-    return lambda batch: step.run(outputs, batch)
 
 
 def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -229,15 +231,28 @@ def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
         yield numbers.numpy(), decoded(values)
 
 
-def _execution(step: Callable[[Any], Any]) -> Any:
+def _execution(
+    strategy: tf.distribute.Strategy, step: PredictStep | None, predict_part: PredictPart, spec: Any
+) -> Any:
     """Return what predicts for a batch on a worker."""
 
     def execution(iterator: Any, steps: tf.Tensor, begun: Begun) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        del steps, begun  # one batch at a time: their sizes differ
+        del steps  # one batch at a time: their sizes differ
+        cache = None if step is None else step.ps_cache(predict_part, spec)
         batch = iterator.get_next_as_optional()
-        has_value = tf.cast(batch.has_value(), tf.int32)
-        values = if_any(lambda: step(with_none(batch.get_value())), has_value)
-        return has_value, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
+        has_value = batch.has_value()
+
+        def predicted() -> Any:
+            data = with_none(batch.get_value())
+            if step is None or cache is None:
+                return strategy.run(predict_part, args=(data,))
+            return step.run(predict_part, data, cache.pairs(cache.values(begun.call)))
+
+        ran = tf.cast(has_value, tf.int32)
+        values = if_any(predicted, ran)
+        if cache is not None:
+            tf.cond(has_value, tf.no_op, cache.forget)
+        return ran, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
     return execution
 

@@ -42,8 +42,8 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import value_of
 from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
+from tfdist.training.ps_cache import PsCache, read_whole
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
-from tfdist.training.ps_test_cache import PsCache, read_whole
 from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
