@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
-from tfdist.training.keras.predict_step import PredictPart, PredictStep
+from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.outputs import decoded, encoded, joined
@@ -162,25 +162,24 @@ def _predicted(
         with cluster.strategy.scope():
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
         read_by_rows(model.variables)
+    step = _step(model, cluster, traces)
+    key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
+    if cluster.coordinator is None:
+        settle_writes(cluster.strategy)
+        run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))
+        return _predicted_in_step(run, dataset)
+    execute = traces.get(key, lambda: graph_on_workers(_execution(step, one), dataset))
+    return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
+
+
+def _step(model: Any, cluster: Cluster, traces: Traces) -> PredictStep | PlainPredictStep:
+    """Return the step that predicts for a batch on all replicas, or on a worker."""
     strategy = cluster.strategy
     predict_part = functools.partial(_outputs, model, strategy)
-    step = None if is_keras_2(model) else PredictStep(model, strategy, randomness_of(model, strategy, traces))
-    key = ("predict_step", strategy, kinds(one), isinstance(dataset, ChiefData))
-    if cluster.coordinator is None:
-        settle_writes(strategy)
-
-        def predict_batch(batch: Any) -> Any:
-            if (
-                step is None or strategy.num_replicas_in_sync == 1
-            ):  # nothing needs sharing, or nothing is known
-                return strategy.run(predict_part, args=(batch,))
-            return step.run(predict_part, batch)
-
-        run = traces.get(key, lambda: _in_step(strategy, predict_batch, spec, eagerly=model.run_eagerly))
-        return _predicted_in_step(run, dataset)
-    execution = _execution(strategy, step, predict_part, one)
-    execute = traces.get(key, lambda: graph_on_workers(execution, dataset))
-    return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
+    is_in_one_process = cluster.coordinator is None and strategy.num_replicas_in_sync == 1
+    if is_in_one_process or is_keras_2(model):
+        return PlainPredictStep(strategy, predict_part)
+    return PredictStep(model, strategy, randomness_of(model, strategy, traces), predict_part)
 
 
 def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -208,13 +207,13 @@ def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
 
 
 def _in_step(
-    strategy: tf.distribute.Strategy, step: Callable[[Any], Any], spec: Any, *, eagerly: bool
+    strategy: tf.distribute.Strategy, step: PredictStep | PlainPredictStep, spec: Any, *, eagerly: bool
 ) -> Any:
     """Return what predicts for a batch on all replicas that work in step, and gathers their outputs."""
 
     def gathered(batch: Any) -> Any:
         # The values are those of all replicas, or plain tensors if there is only one replica.
-        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step(with_none(batch)))
+        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step.run(with_none(batch)))
 
     if eagerly:
         return gathered
@@ -231,27 +230,21 @@ def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
         yield numbers.numpy(), decoded(values)
 
 
-def _execution(
-    strategy: tf.distribute.Strategy, step: PredictStep | None, predict_part: PredictPart, spec: Any
-) -> Any:
+def _execution(step: PredictStep | PlainPredictStep, spec: Any) -> Any:
     """Return what predicts for a batch on a worker."""
 
     def execution(iterator: Any, steps: tf.Tensor, begun: Begun) -> tuple[tf.Tensor, Any, tf.Tensor]:
         del steps  # one batch at a time: their sizes differ
-        cache = None if step is None else step.ps_cache(predict_part, spec)
+        cache = step.ps_cache(spec)
         batch = iterator.get_next_as_optional()
         has_value = batch.has_value()
 
         def predicted() -> Any:
-            data = with_none(batch.get_value())
-            if step is None or cache is None:
-                return strategy.run(predict_part, args=(data,))
-            return step.run(predict_part, data, cache.pairs(cache.values(begun.call)))
+            return step.run(with_none(batch.get_value()), cache.pairs(cache.values(begun.call)))
 
         ran = tf.cast(has_value, tf.int32)
         values = if_any(predicted, ran)
-        if cache is not None:
-            tf.cond(has_value, tf.no_op, cache.forget)
+        tf.cond(has_value, tf.no_op, cache.forget)
         return ran, values, tf.zeros([], tf.float64)  # no caller reads the waiting time
 
     return execution

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.keras.sharded_variables import parts_of, put_together
 
-__all__ = ["PsCache", "new_call", "read_whole"]
+__all__ = ["PsCache", "new_call"]
 
 _NO_CALL = -1
 # Not from 0: a worker may outlive its chief, and must not take its copies for those of the next one's calls.
@@ -27,6 +27,27 @@ class PsCache:
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
         self._name = f"tfdist_copies_{secrets.token_hex(8)}"
+
+    @classmethod
+    def for_step(
+        cls, variables: Sequence[Any], run: Callable[[Any], tuple[Any, list[Any]]], spec: Any
+    ) -> "PsCache":
+        """Return the cache of those variables that a step reads whole and does not write.
+
+        Args:
+            variables: The variables that it may read.
+            run: A function of a batch that returns tensors, and the variables that the step writes.
+            spec: The spec of the batch.
+        """
+        written: set[int] = set()
+
+        def computed(batch: Any) -> Any:
+            tensors, variables = run(batch)
+            written.update(map(id, variables))
+            return tensors
+
+        read = _read_whole(variables, computed, spec)
+        return cls([variable for variable in read if id(variable) not in written])
 
     def values(self, call: tf.Tensor) -> list[tf.Tensor]:
         """Return, in a graph on a worker, the values in a call: the copies, or what is fetched now."""
@@ -97,7 +118,7 @@ class PsCache:
             return [tf.identity(value) for value in values]
 
 
-def read_whole(variables: Sequence[Any], compute: Callable[[Any], Any], spec: Any) -> list[Any]:
+def _read_whole(variables: Sequence[Any], compute: Callable[[Any], Any], spec: Any) -> list[Any]:
     """Return the variables that a computation reads whole, from a graph that is traced and thrown away.
 
     A variable that is read by rows is left out: a fetch would send all its other rows too. Reads in a branch,

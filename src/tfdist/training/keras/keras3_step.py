@@ -42,7 +42,7 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import value_of
 from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
-from tfdist.training.ps_cache import PsCache, read_whole
+from tfdist.training.ps_cache import PsCache
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
@@ -223,12 +223,12 @@ class Keras3Step(MetricStep):
         with losses_of_one_process(self._keras), self._randomness.drawing():
             zeros = self._metrics.zeros()
             traced = _Traced()
-            tested = functools.partial(
-                self._strategy.run, lambda batch: self._tested(batch, zeros, traced).sums
-            )
-            read = read_whole(variables, lambda batch: tested(args=(batch,)), spec)
-        written = set(map(id, traced.written))
-        return PsCache([variable for variable in read if id(variable) not in written])
+
+            def tested(batch: Any) -> tuple[Any, list[Any]]:
+                sums = self._strategy.run(lambda data: self._tested(data, zeros, traced).sums, args=(batch,))
+                return sums, traced.written
+
+            return PsCache.for_step(variables, tested, spec)
 
     # -- in replica context --
 

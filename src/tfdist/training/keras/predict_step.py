@@ -1,6 +1,7 @@
-"""Run one predict step of a Keras 3 model on several replicas or workers.
+"""Predict for one batch.
 
-As in evaluation, what layers write while they are called is caught, shared by the replicas, and written once.
+Where several replicas or workers call a Keras 3 model, what its layers write is caught, as in evaluation,
+shared by the replicas, and written once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,54 +15,64 @@ from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.ps_cache import PsCache, read_whole
+from tfdist.training.ps_cache import PsCache
 from tfdist.training.reduction import shared_mean
 
-__all__ = ["PredictPart", "PredictStep"]
+__all__ = ["PlainPredictStep", "PredictStep"]
 
 # Returns the numbers and the outputs of the examples in a replica's part of a batch.
 PredictPart: TypeAlias = Callable[[Any], tuple[tf.Tensor, Any]]
 
 
-class PredictStep:
-    """A step that predicts, each replica for its part of a batch."""
+class PlainPredictStep:
+    """A step that predicts as Keras does: in one process, or of Keras 2, which writes at once."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, predict_part: PredictPart) -> None:
+        self._strategy, self._predict_part = strategy, predict_part
+
+    def run(self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> tuple[Any, Any]:
+        """Return the examples' numbers and outputs, as `strategy.run` does."""
+        del came
+        return self._strategy.run(self._predict_part, args=(batch,))  # type: ignore[no-any-return]
+
+    def ps_cache(self, spec: Any) -> PsCache:
+        """Return a cache of nothing."""
+        del spec
+        return PsCache(())
+
+
+class PredictStep:
+    """A step that predicts, each replica or worker for its part of a batch."""
+
+    def __init__(
+        self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness, predict_part: PredictPart
+    ) -> None:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
-        self._randomness = randomness
+        self._randomness, self._predict_part = randomness, predict_part
         self._layer_writes = LayerWrites(model, strategy, randomness)
 
-    def run(
-        self, predict_part: PredictPart, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()
-    ) -> tuple[Any, Any]:
+    def run(self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> tuple[Any, Any]:
         """Return the examples' numbers and outputs, as `strategy.run` does; write what layers have written.
 
-        Args:
-            predict_part: What a replica computes from its part of a batch: the same of its examples.
-            batch: The batch.
-            came: Variables with values that were fetched before.
+        `came` are variables with values that were fetched before.
         """
-        numbers, outputs, written = self._predicted(predict_part, batch, came)
+        numbers, outputs, written = self._predicted(batch, came)
         for variable, value in written:
             self._randomness.write(variable, self._strategy.experimental_local_results(value)[0])
         return numbers, outputs
 
-    def ps_cache(self, predict_part: PredictPart, spec: Any) -> PsCache:
+    def ps_cache(self, spec: Any) -> PsCache:
         """Return the cache of what a worker fetches from parameter servers once for many batches."""
-        written: list[Any] = []
 
-        def predicted(batch: Any) -> Any:
-            numbers, outputs, pairs = self._predicted(predict_part, batch, ())
-            written[:] = [variable for variable, _ in pairs]
-            return numbers, outputs
+        def predicted(batch: Any) -> tuple[Any, list[Any]]:
+            numbers, outputs, written = self._predicted(batch, ())
+            return (numbers, outputs), [variable for variable, _ in written]
 
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
-        read = read_whole(variables, predicted, spec)
-        changed = set(map(id, written))
-        return PsCache([variable for variable in read if id(variable) not in changed])
+        return PsCache.for_step(variables, predicted, spec)
 
     def _predicted(
-        self, predict_part: PredictPart, batch: Any, came: Sequence[tuple[Any, tf.Tensor]]
+        self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]]
     ) -> tuple[Any, Any, list[tuple[Any, Any]]]:
         """Return numbers and outputs, and the variables that layers have written, with what to write."""
         written: list[Any] = []
@@ -69,7 +80,7 @@ class PredictStep:
         def on_replica(data: Any) -> tuple[Any, Any, list[tf.Tensor]]:
             seeds = self._randomness.snapshot()
             with noted_scope(self._keras, [*seeds, *came]) as scope, self._randomness.unseeded_from_here():
-                numbers, outputs = predict_part(data)
+                numbers, outputs = self._predict_part(data)
             found = self._layer_writes.found(scope)
             written[:] = [variable for variable, _ in found]
             state = self._layer_writes.to_share(found, seeds)
