@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.environments import DEFAULT_PORT
+from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.engine import Engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, Submission

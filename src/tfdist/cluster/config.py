@@ -22,17 +22,12 @@ from msgspec import Meta
 
 from tfdist._utils.yaml import Document, Source, decode, read_yaml_file
 from tfdist.cluster.addresses import LocalPorts, split_address
-from tfdist.cluster.environments import (
-    PRECEDENCE,
-    ROLES,
-    Claim,
-    Environment,
-    OpenMPI,
-    Sizes,
-    Slurm,
-    TfConfig,
-    stated_sizes,
-)
+from tfdist.cluster.roles import ROLES, Sizes, stated_sizes
+from tfdist.cluster.schedulers import PRECEDENCE
+from tfdist.cluster.schedulers.open_mpi import OpenMPI
+from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
+from tfdist.cluster.schedulers.slurm import Slurm
+from tfdist.cluster.schedulers.tf_config import TfConfig
 from tfdist.cluster.validation import (
     check_cluster,
     check_name,
@@ -420,8 +415,8 @@ class ClusterConfig:
         cls, wanted: Sizes | None, port: int | None, environ: Mapping[str, str] | None
     ) -> "tuple[ClusterConfig, Claim | None]":
         environ = os.environ if environ is None else environ
-        environments = [kind(environ) for kind in PRECEDENCE]
-        present = [environment for environment in environments if environment.present]
+        schedulers = [kind(environ) for kind in PRECEDENCE]
+        present = [scheduler for scheduler in schedulers if scheduler.present]
         if not present:
             _log.debug("the environment has no scheduler's variables")
             return cls(source=Source("the environment")), None
@@ -482,12 +477,12 @@ def _arguments(addresses: Mapping[str, Any]) -> dict[str, Any]:
     return {**{role: hosts for role, hosts in addresses.items() if role in ROLES}, "jobs": jobs}
 
 
-def _comparable(present: Iterable[Environment]) -> list[Environment]:
-    """Return the environments besides the first that must agree with it."""
+def _comparable(present: Iterable[Scheduler]) -> list[Scheduler]:
+    """Return the schedulers besides the first that must agree with it."""
     _, *others = present
-    if any(isinstance(environment, OpenMPI) for environment in present):
+    if any(isinstance(scheduler, OpenMPI) for scheduler in present):
         # mpirun starts its helpers through srun: Slurm then counts helpers, not tasks.
-        others = [environment for environment in others if not isinstance(environment, Slurm)]
+        others = [scheduler for scheduler in others if not isinstance(scheduler, Slurm)]
     return others
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.config import Task
-from tfdist.cluster.environments import DEFAULT_PORT
+from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.trainer.engine_sections import EngineSection
 

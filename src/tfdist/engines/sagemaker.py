@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.environments import SIZES
+from tfdist.cluster.roles import SIZES
 from tfdist.engines.cloud import (
     load_client,
     merged,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import Task
-from tfdist.cluster.environments import ROLES, SIZES
+from tfdist.cluster.roles import ROLES, SIZES
 from tfdist.engines.cloud import (
     load_client,
     merged,

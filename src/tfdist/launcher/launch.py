@@ -17,7 +17,7 @@ from tfdist._utils.files import storage_errors
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.cluster.environments import ROLES
+from tfdist.cluster.roles import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import chief_reports, progress_file
 from tfdist.launcher.console import ScreenOptions

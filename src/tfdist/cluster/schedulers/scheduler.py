@@ -1,0 +1,103 @@
+"""Define how a scheduler's variables are read, and read the values that several schedulers have."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+from tfdist._utils.yaml import Source
+from tfdist.cluster.roles import Sizes
+from tfdist.errors import ConfigError, shown
+
+__all__ = ["Claim", "Scheduler", "by_rank", "json_object", "read_task"]
+
+
+class Claim(NamedTuple):
+    """The cluster by one scheduler's variables: its addresses, and the task that this process is."""
+
+    source: Source
+    addresses: Mapping[str, Sequence[str]]
+    task: tuple[str, int] | None
+    task_source: Source
+    has_ports: bool = False  # whether the variables state the ports; otherwise tfdist chose them
+
+
+class Scheduler(ABC):
+    """The variables of one scheduler; `name` is for messages."""
+
+    name: ClassVar[str]
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Store the environment variables."""
+        self._environ = environ
+
+    @property
+    @abstractmethod
+    def present(self) -> bool:
+        """Return whether the variables are set."""
+
+    @abstractmethod
+    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+        """Return the cluster that the variables describe.
+
+        Raises:
+            ConfigError: The variables are malformed or contradict each other.
+        """
+
+    def _required(self, name: str, because: str) -> str:
+        if not self._environ.get(name):
+            raise ConfigError(name, f"is not set, though {because} is")
+        return self._environ[name]
+
+    def _number(self, name: str, *, least: int = 0, default: int | None = None) -> int:
+        text = self._environ.get(name, "" if default is None else str(default))
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+            raise ConfigError(name, expected=f"a whole number, {least} or more", received=shown(text))
+        return int(text)
+
+
+def by_rank(ranked: Sequence[str], rank: int, sizes: Sizes | None, hosts_name: str, rank_name: str) -> Claim:
+    """Return a claim that assigns the ranks to the roles."""
+    sizes = sizes or Sizes({"worker": len(ranked)}, hosts_name)
+    counts = dict(sorted(sizes.counts.items()))
+    if sum(counts.values()) != len(ranked):
+        problem = f"says {len(ranked)} tasks, but {sizes.said_by} says {sizes}"
+        raise ConfigError(
+            hosts_name, problem, remedy=f"Start {sum(counts.values())} tasks, or change the latter"
+        )
+    if rank >= len(ranked):
+        raise ConfigError(
+            rank_name, expected=f"a rank below {len(ranked)} ({hosts_name})", received=str(rank)
+        )
+    ends = accumulate(counts.values())
+    addresses = {
+        role: list(ranked[end - size : end]) for (role, size), end in zip(counts.items(), ends, strict=True)
+    }
+    members = [(role, i) for role, hosts in addresses.items() for i in range(len(hosts))]
+    return Claim(Source(hosts_name), addresses, members[rank], Source(rank_name))
+
+
+def json_object(value: Mapping[str, Any], key: str, source: Source) -> dict[str, Any]:
+    """Return the JSON object at a key; empty without the key."""
+    part = value.get(key, {})
+    if part is None:
+        return {}
+    if not isinstance(part, dict):
+        raise ConfigError(source.at(key), expected="a JSON object", received=shown(part))
+    return part
+
+
+def read_task(task: Mapping[str, Any], source: Source, roles: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the role and index of a `task` object; None if it names no task."""
+    if not task or task.get("type") in (None, ""):
+        return None
+    type_, index = task["type"], task.get("index", 0)
+    if not isinstance(type_, str):
+        raise ConfigError(source.at("type"), expected="a text", received=shown(type_))
+    # Some schedulers write the index as a text; TensorFlow's resolver accepts that too.
+    if isinstance(index, str) and re.fullmatch(r"[0-9]{1,9}", index):
+        index = int(index)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise ConfigError(source.at("index"), expected="a whole number", received=shown(index))
+    return roles.get(type_, type_), index

@@ -1,0 +1,95 @@
+"""Read the variables that Slurm's srun sets."""
+
+import re
+
+from tfdist.cluster.roles import Sizes
+from tfdist.cluster.schedulers.hostlists import MOST_HOSTS, expand_hosts
+from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
+from tfdist.errors import ConfigError, shown
+
+__all__ = ["Slurm"]
+
+
+class Slurm(Scheduler):
+    """The SLURM_* variables of a job step, which srun sets.
+
+    Ports start at `port`. The default port comes from the job's number, so that two jobs on one node use
+    different ports.
+    """
+
+    name = "Slurm's SLURM_STEP_NODELIST"
+
+    @property
+    def present(self) -> bool:
+        """Return whether srun started this process."""
+        # A batch script outside of srun is one process, whatever the size of the allocation.
+        return all(self._environ.get(name) for name in ("SLURM_STEP_NODELIST", "SLURM_PROCID"))
+
+    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+        """Return a task for each rank of the job step."""
+        hosts = expand_hosts(self._environ["SLURM_STEP_NODELIST"], "SLURM_STEP_NODELIST")
+        per_host = self._tasks_per_host(len(hosts))
+        rank = self._number("SLURM_PROCID")
+        total = sum(per_host)
+        stated = self._number("SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in self._environ else total
+        if stated != total:
+            problem = f"says {stated}, but SLURM_STEP_TASKS_PER_NODE says {total} over {len(hosts)} nodes"
+            raise ConfigError("SLURM_STEP_NUM_TASKS", problem)
+        first = port or 10_000 + self._number("SLURM_JOB_ID", default=0) % 10_000
+        tasks = dict(zip(hosts, per_host, strict=True))
+        ranked = [
+            f"{host}:{first + i}"
+            for group in self._groups(hosts)
+            for host, i in self._distributed([(host, i) for host in group for i in range(tasks[host])])
+        ]
+        return by_rank(ranked, rank, sizes, "SLURM_STEP_NODELIST", "SLURM_PROCID")
+
+    def _groups(self, hosts: list[str]) -> list[list[str]]:
+        """Return the hosts of the step, by component of the job, as Slurm numbers the ranks.
+
+        A heterogeneous job has several components. SLURM_STEP_NODELIST sorts the hosts of all of them, so
+        that the first host need not have the first rank.
+        """
+        stem = "SLURM_JOB_NODELIST"
+        found = [re.fullmatch(rf"{stem}_(?:HET|PACK)_GROUP_([0-9]{{1,5}})", name) for name in self._environ]
+        names = {int(match[1]): match[0] for match in found if match}  # both names have the same hosts
+        if not names and self._environ.get("SLURM_HET_SIZE", "1") in ("", "0", "1"):
+            return [hosts]
+        in_step = set(hosts)
+        groups = [
+            [host for host in expand_hosts(self._environ[name], name) if host in in_step]
+            for _, name in sorted(names.items())
+        ]
+        listed = [host for group in groups for host in group]
+        if sorted(listed) != sorted(hosts):
+            raise ConfigError(
+                "SLURM_HET_SIZE",
+                f"the hosts of {stem}_HET_GROUP_0 and so on must be those of SLURM_STEP_NODELIST, each once",
+                remedy="Give each component of the job nodes of its own, or state the cluster by TF_CONFIG",
+            )
+        return groups
+
+    def _tasks_per_host(self, hosts: int) -> list[int]:
+        name = "SLURM_STEP_TASKS_PER_NODE"
+        counts: list[int] = []
+        for part in self._required(name, "SLURM_STEP_NODELIST").split(","):
+            match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", part.strip())
+            if not match:
+                raise ConfigError(name, expected="counts such as 2(x3),1", received=shown(part))
+            counts += [int(match[1])] * int(match[2] or 1)
+            if sum(counts) > MOST_HOSTS:
+                raise ConfigError(name, expected=f"at most {MOST_HOSTS} tasks", received=shown(part))
+        if len(counts) != hosts:
+            raise ConfigError(name, f"counts {len(counts)} nodes, but SLURM_STEP_NODELIST names {hosts}")
+        return counts
+
+    def _distributed(self, slots: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return the slots in the order of their ranks, which srun's --distribution decides."""
+        order = self._environ.get("SLURM_DISTRIBUTION", "block").lower().split(":")[0].split(",")[0]
+        if order == "cyclic":
+            return sorted(slots, key=lambda slot: slot[1])
+        if order in ("block", "", "*"):
+            return slots
+        expected = "block or cyclic"
+        remedy = "Use `srun --distribution=block`"
+        raise ConfigError("SLURM_DISTRIBUTION", expected=expected, received=shown(order), remedy=remedy)
