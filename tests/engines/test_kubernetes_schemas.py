@@ -10,7 +10,7 @@ import yaml
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.registry import find_engine
 from tfdist.trainer.config import read_config
-from tfdist.trainer.engine_sections import EngineSection
+from tfdist.trainer.sections.engine import EngineSection
 
 pytestmark = pytest.mark.engines
 ENGINES = ("kubernetes", "jobset", "tfjob", "trainjob")

@@ -14,8 +14,8 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
-from tfdist.trainer.cloud_sections import VertexSection
-from tfdist.trainer.engine_sections import EngineSection
+from tfdist.trainer.sections.cloud import VertexSection
+from tfdist.trainer.sections.engine import EngineSection
 
 pytestmark = [
     pytest.mark.engines,

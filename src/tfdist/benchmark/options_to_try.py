@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tfdist.benchmark.run_scenario import Bench, Scenario
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.resources import own_cores, own_gpus
-from tfdist.trainer.config import CommunicationSection
+from tfdist.trainer.sections.strategy import CommunicationSection
 
 __all__ = ["Lever", "levers"]
 

@@ -21,11 +21,12 @@ from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError
-from tfdist.trainer.config import Config, StrategySection, read_config
+from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.factory import steps_per_epoch, total_steps
 from tfdist.trainer.measure_model import bytes_of
 from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
+from tfdist.trainer.sections.strategy import StrategySection
 from tfdist.training.variables import optimizer_variables
 
 __all__ = ["rehearse_parts"]

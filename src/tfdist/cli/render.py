@@ -15,7 +15,7 @@ from tfdist._utils.files import local_path, write_whole
 from tfdist.cli._jobs import made_by, requested
 from tfdist.engines.dockerfile import render_dockerfile
 from tfdist.trainer.config import read_config
-from tfdist.trainer.engine_sections import DockerfileSection
+from tfdist.trainer.sections.containers import DockerfileSection
 
 __all__ = ["main"]
 

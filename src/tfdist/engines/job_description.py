@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist.cluster.config import Task
 from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
-from tfdist.trainer.engine_sections import EngineSection
+from tfdist.trainer.sections.engine import EngineSection
 
 __all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command"]
 

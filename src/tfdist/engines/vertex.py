@@ -28,7 +28,7 @@ from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.trainer.cloud_sections import VertexSection
+from tfdist.trainer.sections.cloud import VertexSection
 
 __all__ = ["Vertex"]
 

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.config import Config, Named, name_and_arguments
+from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
+from tfdist.trainer.sections.values import Named, name_and_arguments
 from tfdist.training.arguments import callbacks_of
 from tfdist.training.early_stop import Stopping
 from tfdist.training.keras.callbacks import make_callbacks

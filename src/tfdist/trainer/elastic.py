@@ -22,7 +22,8 @@ from tfdist.coordination.health import answers
 from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost
-from tfdist.trainer.config import Config, ElasticSection
+from tfdist.trainer.config import Config
+from tfdist.trainer.sections.cluster_run import ElasticSection
 from tfdist.training.variables import take_from_chief
 
 __all__ = ["Elastic", "MembershipChanged"]

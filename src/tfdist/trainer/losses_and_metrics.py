@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
 from tfdist.models.output_kind import Outputs
-from tfdist.trainer.config import Named, name_and_arguments
 from tfdist.trainer.keras_names import call_named, find_class, parameters_of, snake_case
+from tfdist.trainer.sections.values import Named, name_and_arguments
 
 __all__ = ["make_loss", "make_metric"]
 

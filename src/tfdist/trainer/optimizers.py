@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.config import TrainSection, name_and_arguments
 from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.learning_rate import make_learning_rate
+from tfdist.trainer.sections.train import TrainSection
+from tfdist.trainer.sections.values import name_and_arguments
 
 __all__ = ["make_optimizer"]
 

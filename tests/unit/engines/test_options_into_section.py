@@ -4,8 +4,8 @@ import pytest
 
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError
-from tfdist.trainer.engine_sections import ComposeSection
-from tfdist.trainer.ray_section import RaySection
+from tfdist.trainer.sections.containers import ComposeSection
+from tfdist.trainer.sections.ray import RaySection
 
 
 def test_values_are_written_as_in_yaml():

@@ -11,7 +11,8 @@ from tfdist.engines.job_description import PYTHON, RUN_DIR, Job
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.engine_sections import EngineSection, SlurmSection
+from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.slurm_and_ssh import SlurmSection
 
 
 def job(*command, counts=None, alone=(), **section):

@@ -12,8 +12,9 @@ from tfdist.errors import ConfigError
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.profiling.timelines_of_run import FILE, timelines_in
-from tfdist.trainer.config import Config, TrainSection, read_config
+from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.profiled_steps import check_profile
+from tfdist.trainer.sections.train import TrainSection
 
 
 def steps_in(folder, file=FILE):

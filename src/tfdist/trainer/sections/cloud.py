@@ -5,9 +5,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tfdist.trainer.sections.values import Positive
+
 __all__ = ["SageMakerSection", "VertexSection"]
 
-Positive = Annotated[int, Meta(ge=1)]
 _SHARING = (
     "Whether the tasks get a secret, which submit writes to the bucket; without it they use TensorFlow's own"
     " communication."

@@ -1,0 +1,65 @@
+"""The sections `data` and `model`."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tfdist.trainer.sections.values import Positive
+
+__all__ = ["DataSection", "ModelSection"]
+
+
+class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Select the data set, and how it is read."""
+
+    name: Annotated[
+        str,
+        Meta(
+            description="mnist, cifar10 or another image set of tensorflow-datasets; digits or shapes; or a"
+            " path to a folder of images by class, of TFRecord files or of idx files, or to an .npz file."
+        ),
+    ] = "mnist"
+    dir: Annotated[
+        str | None, Meta(description="The folder of tensorflow-datasets; TFDS_DATA_DIR by default.")
+    ] = None
+    if_unavailable: Annotated[
+        Literal["fail", "digits", "shapes"],
+        Meta(description="What follows if the data are unavailable: an error, or training on drawn images."),
+    ] = "fail"
+    one_hot: Annotated[
+        bool | None,
+        Meta(description="Whether labels are one-hot; by default, if Keras's loss compares with them."),
+    ] = None
+    batch_size: Annotated[Positive, Meta(description="Examples in one step, over all workers together.")] = (
+        128
+    )
+    augment: Annotated[
+        Literal["none", "shift", "shift_flip", "crop_flip", "cifar10_2016"],
+        Meta(description="The random augmentation of training images."),
+    ] = "none"
+    image_size: Annotated[
+        tuple[Positive, Positive] | None,
+        Meta(description="Height and width to resize to; without it, all images must have one size."),
+    ] = None
+
+    def wanted(self) -> dict[str, Any]:
+        """Return the arguments of `open_data`."""
+        return {
+            "name": self.name,
+            "data_dir": self.dir,
+            "if_unavailable": self.if_unavailable,
+            "image_size": self.image_size,
+        }
+
+
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Select the model."""
+
+    name: Annotated[
+        str, Meta(description="mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")
+    ] = "mnist_cnn"
+    options: Annotated[
+        dict[str, bool | int | float | str],
+        Meta(description="Arguments for the function that builds the model, such as {dropout: 0.4}."),
+    ] = {}

@@ -1,0 +1,18 @@
+"""Define the values that several sections of the config have."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+__all__ = ["Named", "Positive", "name_and_arguments"]
+
+Positive = Annotated[int, Meta(ge=1)]
+# A name, or a mapping of a name and arguments: {name: adamw, weight_decay: 0.01}.
+Named = str | Annotated[dict[str, Any], Meta(extra_json_schema={"required": ["name"]})]
+
+
+def name_and_arguments(value: Named) -> tuple[str, dict[str, Any]]:
+    """Return the name in the config, and the arguments beside it."""
+    if isinstance(value, str):
+        return value, {}
+    return value["name"], {key: argument for key, argument in value.items() if key != "name"}
