@@ -28,7 +28,7 @@ from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import signals_to, task_log_path
 from tfdist.launcher.new_checkpoints import NewCheckpoints
-from tfdist.launcher.supervisor.restart_pause import Patience
+from tfdist.launcher.supervisor.backoff import Backoff
 from tfdist.trainer.sections.ray import Placement
 
 __all__ = ["RayCluster", "Work"]
@@ -108,7 +108,7 @@ class RayCluster:
         tasks = [Task(role, i) for role in sorted(work.counts) for i in range(work.counts[role])]
         self._members = [_Member(task, index) for index, task in enumerate(tasks)]
         self._restarts, self._checkpoints = work.max_failures, NewCheckpoints()
-        self._patience: defaultdict[Task | None, Patience] = defaultdict(Patience)
+        self._backoff: defaultdict[Task | None, Backoff] = defaultdict(Backoff)
         self._told: int | None = None
         self._failed: tuple[_Member, int] | None = None
         self._begin_round()
@@ -328,8 +328,8 @@ class RayCluster:
 
     def _start_again(self, member: _Member, status: int) -> None:
         alone, now = member.task.type in self._work.alone, time.monotonic()
-        patience = self._patience[member.task if alone else None]
-        pause = patience.pause_after(now - (member.began if alone else self._round_began))
+        backoff = self._backoff[member.task if alone else None]
+        pause = backoff.pause_after(now - (member.began if alone else self._round_began))
         left = f"{self._restarts} restarts are left"
         if alone:
             _say(f"{member} is lost ({_status(status)}) and starts again in {pause:g} s; {left}")

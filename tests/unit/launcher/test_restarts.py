@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
-from tfdist.launcher.supervisor.restart_pause import Patience
+from tfdist.launcher.supervisor.backoff import Backoff
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -306,8 +306,8 @@ def test_the_command_line_offers_the_same(tmp_path):
     ],
 )
 def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
-    patience = Patience()
-    assert [patience.pause_after(seconds) for seconds in lifetimes] == pauses
+    backoff = Backoff()
+    assert [backoff.pause_after(seconds) for seconds in lifetimes] == pauses
 
 
 SAVES_AND_DIES = (

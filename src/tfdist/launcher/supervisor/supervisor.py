@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .backoff import Backoff
 from .fork_server import ForkServer
 from .log_writer import LogWriter
 from .private_network import enter_private_network, why_no_private_network
 from .query_and_bind_processes import adopt_orphans, children_of, die_with_parent, in_session, with_variable
-from .restart_pause import Patience
 from .start_child import STOP_SIGNALS, start
 
 __all__ = ["Supervisor", "main"]
@@ -43,7 +43,7 @@ class Supervisor:
         self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
         self._allowed: int = plan["restarts"]  # without a new checkpoint in between
         self._restarts = self._allowed  # the remaining restarts
-        self._backoff: defaultdict[str, Patience] = defaultdict(Patience)
+        self._backoff: defaultdict[str, Backoff] = defaultdict(Backoff)
         self._fork_server: ForkServer | None = None
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that this process adopted and killed

@@ -1,12 +1,12 @@
 """Increase the pause before a restart each time that a task is lost soon after its start."""
 
-__all__ = ["Patience"]
+__all__ = ["Backoff"]
 
 _SHORT_LIFETIME = 60.0
 _LONGEST_PAUSE = 60.0
 
 
-class Patience:
+class Backoff:
     """How often a task, or all together, was lost soon after its start.
 
     The first restart is immediate. A task that is soon lost again may lack something that needs time, such
