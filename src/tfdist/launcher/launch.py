@@ -22,7 +22,7 @@ from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import chief_reports, progress_file
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
-from tfdist.launcher.launch_monitor import Job, TaskLog
+from tfdist.launcher.launch_monitor import LaunchMonitor, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
@@ -145,17 +145,17 @@ def launch(
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
         out, screen = stream or sys.stdout, screen or ScreenOptions()
-        job = Job(cluster, logs, supervisor, reports, out, plan, mark, events, screen, metrics)
-        stack.enter_context(job)
+        monitor = LaunchMonitor(cluster, logs, supervisor, reports, out, plan, mark, events, screen, metrics)
+        stack.enter_context(monitor)
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
         common = {key: plan[key] for key in ("network_isolation", "restarts", "heartbeat_timeout")}
         options = {"threads": threads, "pin": pin, **common, "alone": list(alone)}
-        job.begin([os.fsdecode(word) for word in command], where, options)
-        job.say(f"{where}; logs: {run_dir / 'logs'}")
+        monitor.begin([os.fsdecode(word) for word in command], where, options)
+        monitor.say(f"{where}; logs: {run_dir / 'logs'}")
         if network_isolation == "never" and not elsewhere:
-            job.warn_of_exposure("network_isolation is 'never'")
-        with signals_to(job.stop):
-            return job.follow()
+            monitor.warn_of_exposure("network_isolation is 'never'")
+        with signals_to(monitor.stop):
+            return monitor.follow()
 
 
 def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:

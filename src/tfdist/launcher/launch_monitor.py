@@ -39,7 +39,7 @@ from tfdist.launcher.run_events import (
 )
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 
-__all__ = ["Job", "TaskLog"]
+__all__ = ["LaunchMonitor", "TaskLog"]
 
 _TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 _CLEANUP_TIMEOUT = 10.0
@@ -63,7 +63,7 @@ class StartedProcess(NamedTuple):
     began: float
 
 
-class Job:
+class LaunchMonitor:
     """One launch: reads the supervisor's events, shows them, and forwards the user's signals."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Job:
         self._has_joined = False
         self._is_over = False
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> "LaunchMonitor":
         return self
 
     def __exit__(self, *_: object) -> None:

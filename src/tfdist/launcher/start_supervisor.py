@@ -46,7 +46,7 @@ def started_supervisor(
                 start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
             )
         try:
-            with contextlib.suppress(ConnectionError):  # it was killed, which Job.follow reports
+            with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
                 control.sendall(json.dumps(plan).encode() + b"\n")
             yield control, process.pid
         finally:
