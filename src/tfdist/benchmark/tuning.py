@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tfdist.benchmark.options_to_try import Lever
+from tfdist.benchmark.options_to_try import Candidate
 from tfdist.benchmark.records import Sample
 from tfdist.benchmark.run_scenario import Bench, Scenario, of_workers, run
 from tfdist.errors import TfdistError
@@ -30,7 +30,7 @@ class Tried:
     Attributes:
         name: The name in tables.
         scenario: The scenario with the change.
-        lever: The change; None for no change and for several at once.
+        candidate: The change; None for no change and for several at once.
         note: What a user should know about it.
         samples: The measurements of each round.
         ratios: The speed relative to the unchanged config, of each round.
@@ -39,7 +39,7 @@ class Tried:
 
     name: str
     scenario: Scenario
-    lever: Lever | None = None
+    candidate: Candidate | None = None
     note: str = ""
     samples: list[Sample] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -88,30 +88,32 @@ class Tuning:
     shortest: float
 
 
-def tune(bench: Bench, tries: Sequence[Lever]) -> Tuning:
+def tune(bench: Bench, tries: Sequence[Candidate]) -> Tuning:
     """Measure each change against the unchanged config on its own cluster, then the best ones together."""
     # Pinned only as the config says: comparisons of cluster sizes pin each worker to its own cores.
     scenario = replace(
         of_workers(bench, bench.workers), name=_UNCHANGED, pin=bench.settings.config.launch.pin
     )
     base = Tried(_UNCHANGED, scenario)
-    tried = [Tried(lever.name, lever.applied(scenario), lever, lever.note) for lever in tries]
+    tried = [
+        Tried(candidate.name, candidate.applied(scenario), candidate, candidate.note) for candidate in tries
+    ]
     _measure(bench, base, tried)
-    same = [change for change in tried if change.lever is not None and change.lever.keeps]
+    same = [change for change in tried if change.candidate is not None and change.candidate.keeps]
     best = chosen(same)
     if len(best) > 1:
         together = scenario
         for change in best:
-            together = change.lever.applied(together) if change.lever else together
+            together = change.candidate.applied(together) if change.candidate else together
         both, again = Tried(_TOGETHER, replace(together, name=_TOGETHER)), Tried(_UNCHANGED, scenario)
         _measure(bench, again, [both])
         same.append(both)
         if not both.helps or both.gain < best[0].gain:
             best = best[:1]
     samples = [sample for change in (base, *tried) for sample in change.samples]
-    helpful = [change.lever for change in best if change.lever is not None]
-    environment = {name: value for lever in helpful for name, value in lever.env.items()}
-    lines = yaml_lines([setting for lever in helpful for setting in lever.changes])
+    helpful = [change.candidate for change in best if change.candidate is not None]
+    environment = {name: value for candidate in helpful for name, value in candidate.env.items()}
+    lines = yaml_lines([setting for candidate in helpful for setting in candidate.changes])
     return Tuning(
         same=[base, *same],
         other=[change for change in tried if change not in same],
@@ -131,8 +133,8 @@ def chosen(tried: Sequence[Tried]) -> list[Tried]:
     """Return the best change of each key among those that help, the best of all first."""
     best_by_key: dict[str, Tried] = {}
     for change in sorted(tried, key=lambda change: -change.gain):
-        if change.helps and change.lever is not None:
-            best_by_key.setdefault(change.lever.key, change)
+        if change.helps and change.candidate is not None:
+            best_by_key.setdefault(change.candidate.key, change)
     return list(best_by_key.values())
 
 

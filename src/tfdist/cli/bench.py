@@ -81,11 +81,11 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
 
 
 def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
-    from tfdist.benchmark.options_to_try import levers
+    from tfdist.benchmark.options_to_try import options_to_try
     from tfdist.benchmark.report import as_values, show_tuning
     from tfdist.benchmark.tuning import tune
 
-    tried = levers(bench, only)
+    tried = options_to_try(bench, only)
     _prepare(bench.settings)
     results = tune(bench, tried)
     show_tuning(results)

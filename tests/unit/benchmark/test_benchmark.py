@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tfdist.benchmark.breakdown import NAMES, Parts, parts_of
-from tfdist.benchmark.options_to_try import Lever, levers
+from tfdist.benchmark.options_to_try import Candidate, options_to_try
 from tfdist.benchmark.records import Record, Sample
 from tfdist.benchmark.report import as_values, caveats, show_scaling
 from tfdist.benchmark.run_scenario import Bench, alone, of_workers, whole_machine
@@ -223,17 +223,20 @@ def test_what_makes_the_figures_uncertain_is_said():
 # -- tuning --
 
 
-def tried(lever, *ratios, refused=""):
-    return Tried(lever.name, None, lever, samples=[], ratios=list(ratios), refused=refused)
+def tried(candidate, *ratios, refused=""):
+    return Tried(candidate.name, None, candidate, samples=[], ratios=list(ratios), refused=refused)
 
 
 def test_of_each_key_the_best_is_chosen_that_helped_in_every_round():
-    ten, fifty = (Lever("k", (f"train.steps_per_execution={count}",)) for count in (10, 50))
+    ten, fifty = (Candidate("k", (f"train.steps_per_execution={count}",)) for count in (10, 50))
     pin, xla = (
-        Lever("launch.pin", ("launch.pin=true",)),
-        Lever("train.jit_compile", ("train.jit_compile=true",)),
+        Candidate("launch.pin", ("launch.pin=true",)),
+        Candidate("train.jit_compile", ("train.jit_compile=true",)),
     )
-    little, none = Lever("oneDNN", env={"X": "0"}), Lever("c", ("communication={implementation: ring}",))
+    little, none = (
+        Candidate("oneDNN", env={"X": "0"}),
+        Candidate("c", ("communication={implementation: ring}",)),
+    )
     found = chosen(
         [
             tried(ten, 1.05, 1.06, 1.04),
@@ -244,7 +247,7 @@ def test_of_each_key_the_best_is_chosen_that_helped_in_every_round():
             tried(none, refused="is not supported"),
         ]
     )
-    assert [each.lever for each in found] == [pin, fifty]
+    assert [each.candidate for each in found] == [pin, fifty]
 
 
 def test_what_is_set_is_written_as_a_config_has_it(tmp_path):
@@ -264,7 +267,7 @@ def test_what_is_set_is_written_as_a_config_has_it(tmp_path):
 @pytest.mark.parametrize("strategy", CLUSTERS)
 def test_what_is_tried_can_be_said_in_a_config_and_changes_it(bench, strategy, tmp_path):
     made = bench(strategy)
-    found = levers(made)
+    found = options_to_try(made)
     assert len({each.name for each in found}) == len(found)
     for each in found:
         if each.changes:
@@ -283,12 +286,12 @@ def test_onednn_is_tried_both_ways_unless_it_is_said(bench, monkeypatch, said, v
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     if said is not None:
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", said)
-    found = levers(bench(), ["TF_ENABLE_ONEDNN_OPTS"])
+    found = options_to_try(bench(), ["TF_ENABLE_ONEDNN_OPTS"])
     assert [each.env["TF_ENABLE_ONEDNN_OPTS"] for each in found] == values
 
 
 def test_other_steps_of_a_call_are_tried_only_where_they_are_said(bench):
-    found = levers(bench(more="train: {steps_per_execution: 10}"), ["train.steps_per_execution"])
+    found = options_to_try(bench(more="train: {steps_per_execution: 10}"), ["train.steps_per_execution"])
     assert [each.changes for each in found] == [
         ("train.steps_per_execution=1",),
         ("train.steps_per_execution=50",),
@@ -297,18 +300,21 @@ def test_other_steps_of_a_call_are_tried_only_where_they_are_said(bench):
 
 def test_only_what_is_named_is_tried(bench):
     made = bench()
-    assert {each.key for each in levers(made, ["train", "launch.pin"])} == {"train.jit_compile", "launch.pin"}
+    assert {each.key for each in options_to_try(made, ["train", "launch.pin"])} == {
+        "train.jit_compile",
+        "launch.pin",
+    }
     with pytest.raises(
         ConfigError, match=r"--only: there is no 'launch\.pins' to try\. Did you mean 'launch\.pin'\?"
     ):
-        levers(made, ["launch.pins"])
+        options_to_try(made, ["launch.pins"])
 
 
 def test_what_the_launcher_heeds_is_applied_to_the_launch(bench):
     scenario = of_workers(bench(), 2)
-    assert Lever("launch.threads", ("launch.threads=7",)).applied(scenario).threads == 7
-    assert Lever("launch.pin", ("launch.pin=true",)).applied(scenario).pin
-    assert Lever("oneDNN", env={"X": "0"}).applied(scenario).env == {"X": "0"}
+    assert Candidate("launch.threads", ("launch.threads=7",)).applied(scenario).threads == 7
+    assert Candidate("launch.pin", ("launch.pin=true",)).applied(scenario).pin
+    assert Candidate("oneDNN", env={"X": "0"}).applied(scenario).env == {"X": "0"}
 
 
 # -- the verb --
