@@ -15,7 +15,7 @@ from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.preemption import Notice, handling_stop_signals
-from tfdist.coordination.server_ending_notice import announce_departure
+from tfdist.coordination.server_termination import announce_termination
 from tfdist.coordination.stalled_worker import let_chief_end_this_worker
 from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
@@ -141,7 +141,7 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
             last_seen = now
         if notice.is_received and told_at > now:
             told_at = now
-            announce_departure()
+            announce_termination()
         if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
             return
         if now - last_seen > patience:

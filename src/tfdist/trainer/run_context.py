@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic
@@ -27,7 +27,7 @@ class RunContext:
         data: The data set.
         folder: The run's folders.
         notice: Whether this task was told to end.
-        departures: Whether a server was told to end.
+        server_termination: Whether a server was told to end.
         elastic: The tasks that take part, if they may change.
         remote: The folders that are in an object store, for the chief, which writes them.
     """
@@ -38,7 +38,7 @@ class RunContext:
     data: Data
     folder: RunFolder
     notice: Notice
-    departures: Departures
+    server_termination: ServerTermination
     elastic: Elastic | None = None
     remote: RemoteRunFolder | None = None
 

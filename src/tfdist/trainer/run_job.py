@@ -34,7 +34,7 @@ from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_stop_signals
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
@@ -193,14 +193,14 @@ def _connected(
     with (
         watcher,
         naming_lost_tasks("train", strategy),
-        Departures(servers) as departures,
+        ServerTermination(servers) as server_termination,
         StallWatch.of(cluster, config.watch.stall_timeout, at_stall=at_loss),
     ):
         record(PhaseBegun(phase="loading data"))
         data = open_data(**config.data.wanted())
         prepare_data_on_workers(cluster, data)
         remote = RemoteRunFolder(folder) if cluster.is_chief and folder.copies else None
-        yield RunContext(config, cluster, strategy, data, folder, notice, departures, elastic, remote)
+        yield RunContext(config, cluster, strategy, data, folder, notice, server_termination, elastic, remote)
 
 
 def _train(context: RunContext) -> Report | None:

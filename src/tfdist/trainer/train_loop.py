@@ -359,7 +359,7 @@ class Run:
 
     def _leaves(self, steps: int = 0) -> bool:
         """Return whether all tasks agree, after an execution, to leave; once they agree, that is final."""
-        wants = self._context.notice.is_received or self._context.departures.are_due
+        wants = self._context.notice.is_received or self._context.server_termination.is_announced
         self._is_leaving = self._is_leaving or self._agreement.after_execution(wants, steps)
         return self._is_leaving
 

@@ -17,7 +17,7 @@ from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.preemption import Notice, handling_stop_signals
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.errors import ConfigError, Preempted
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_facts import Facts, Place, find_together, raise_together, refuse_other
@@ -79,8 +79,11 @@ def open_checkpoints(
     with handling_stop_signals() as notice, naming_lost_tasks("fit", strategy):
         try:
             check_same_call(strategy)
-            with Departures(servers) as departures, CheckpointWriter(background=option.background) as writer:
-                yield FitCheckpoints(option, model, strategy, callbacks, notice, departures, writer)
+            with (
+                ServerTermination(servers) as server_termination,
+                CheckpointWriter(background=option.background) as writer,
+            ):
+                yield FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
             _finished_here.add(option.folder.absolute())
             notice.raise_if_received()  # after the last checkpoint: a script that starts again continues
         except Preempted:
@@ -100,11 +103,16 @@ class FitCheckpoints(NoCheckpoints):
         strategy: tf.distribute.Strategy,
         callbacks: Sequence[Any],
         notice: Notice,
-        departures: Departures,
+        server_termination: ServerTermination,
         writer: CheckpointWriter,
     ) -> None:
         super().__init__(model, strategy, callbacks)
-        self._option, self._notice, self._departures, self._writer = option, notice, departures, writer
+        self._option, self._notice, self._server_termination, self._writer = (
+            option,
+            notice,
+            server_termination,
+            writer,
+        )
         self._is_chief = is_chief(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
         self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
@@ -303,7 +311,7 @@ class FitCheckpoints(NoCheckpoints):
 
     def leaves(self) -> bool:
         """Return whether all tasks agree to leave; once they agree, that is final."""
-        wants = self._notice.is_received or self._departures.are_due
+        wants = self._notice.is_received or self._server_termination.is_announced
         self.is_leaving = self.is_leaving or self._agreement.after_execution(wants)
         return self.is_leaving
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
@@ -20,7 +20,13 @@ def test_an_accuracy_is_enough_whatever_it_was_counted_in(number, tmp_path, cach
     settings = read_config(config)
     checkpoint_manager = CheckpointManager(
         RunContext(
-            settings.config, ClusterConfig(), strategy, data, RunFolder.at(tmp_path), Notice(), Departures(())
+            settings.config,
+            ClusterConfig(),
+            strategy,
+            data,
+            RunFolder.at(tmp_path),
+            Notice(),
+            ServerTermination(()),
         )
     )
     assert [

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.config import read_config
@@ -47,7 +47,7 @@ def train(tmp_path, monkeypatch, data):
         tf.keras.utils.set_random_seed(config.train.seed)
         strategy = tf.distribute.get_strategy()
         context = RunContext(
-            config, ClusterConfig(), strategy, data, RunFolder.at(folder), Notice(), Departures(())
+            config, ClusterConfig(), strategy, data, RunFolder.at(folder), Notice(), ServerTermination(())
         )
         one = Run(context, compiled_model(config, data, "logits"))
         try:

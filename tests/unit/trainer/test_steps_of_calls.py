@@ -8,7 +8,7 @@ import tensorflow as tf
 from curves import curve
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model, steps_per_call
@@ -50,7 +50,7 @@ def test_a_chosen_number_gives_the_weights_and_curves_of_single_steps(data, tmp_
             data,
             RunFolder.at(tmp_path / str(len(calls))),
             Notice(),
-            Departures(()),
+            ServerTermination(()),
         )
         model = compiled_model(config, data, "logits")
         with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_ending_notice import Departures
+from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.trainer.callbacks import named_callbacks
@@ -40,7 +40,7 @@ def train(tmp_path, data):
         tf.keras.utils.set_random_seed(config.train.seed)
         strategy = tf.distribute.get_strategy()
         context = RunContext(
-            config, ClusterConfig(), strategy, data, RunFolder.at(tmp_path), Notice(), Departures(())
+            config, ClusterConfig(), strategy, data, RunFolder.at(tmp_path), Notice(), ServerTermination(())
         )
         model = compiled_model(config, data, "logits")
         one = Run(context, model)

@@ -15,30 +15,30 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.thread_per_task import TaskThreads
 
-__all__ = ["Departures", "announce_departure"]
+__all__ = ["ServerTermination", "announce_termination"]
 
 _MARK = "ram://tfdist/told-to-end"
 _SECONDS_BETWEEN_POLLS = 1.0
 _log = logging.getLogger("tfdist")
 
 
-def announce_departure() -> None:
+def announce_termination() -> None:
     """Tell the chief that this server ends soon."""
     with tf.io.gfile.GFile(_MARK, "w") as mark:
         mark.write("")  # creates the file: opening and closing it does not
 
 
-class Departures(TaskThreads):
+class ServerTermination(TaskThreads):
     """Poll, for as long as the block lasts, whether a server is about to end.
 
     Attributes:
-        are_due: Whether at least one server is about to end.
+        is_announced: Whether at least one server is about to end.
     """
 
     def __init__(self, servers: Iterable[Task]) -> None:
         """Store the servers that the chief needs to continue."""
         super().__init__(self._poll, servers)
-        self.are_due = False
+        self.is_announced = False
 
     def _poll(self, server: Task) -> None:
         mark = tf.constant(_MARK)
@@ -54,5 +54,5 @@ class Departures(TaskThreads):
                     return
                 if is_due:
                     _log.warning("%s was told to end: saving everything", server)
-                    self.are_due = True
+                    self.is_announced = True
                     return
