@@ -40,7 +40,7 @@ def is_private(name: str) -> bool:
 
 
 def attributes_of(tree: ast.AST) -> Iterator[tuple[ast.expr, str, int]]:
-    """Yield each attribute that is read or written, by its name or in a call of getattr and its like."""
+    """Yield each attribute that is read or written, by its name, by getattr and its like, or by attributes_set."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.value, node.attr, node.lineno
@@ -48,6 +48,8 @@ def attributes_of(tree: ast.AST) -> Iterator[tuple[ast.expr, str, int]]:
             owner, name = node.args[0], node.args[1] if len(node.args) > 1 else None
             if isinstance(name, ast.Constant):
                 yield owner, str(name.value), node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "attributes_set":
+            yield from ((node.args[0], keyword.arg, node.lineno) for keyword in node.keywords if keyword.arg)
 
 
 def defined_in(tree: ast.AST) -> set[str]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.set_attributes import attributes_set
+
 __all__ = [
     "accumulate_gradients",
     "accumulators_of",
@@ -342,11 +344,8 @@ def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Itera
 
     The optimizer calls it after it has clipped gradients, right before it changes variables. Seen in 3.15.
     """
-    optimizer._all_reduce_sum_gradients = add_up
-    try:
+    with attributes_set(optimizer, _all_reduce_sum_gradients=add_up):
         yield
-    finally:
-        del optimizer._all_reduce_sum_gradients
 
 
 # -- variables --
@@ -367,12 +366,8 @@ def uncast_value(variable: Any) -> Any:
 
     The first versions of Keras 3 have no such cast. Seen in 3.15.
     """
-    is_cast = getattr(variable, "_autocast", True)
-    variable._autocast = False
-    try:
+    with attributes_set(variable, _autocast=False):
         return variable.value
-    finally:
-        variable._autocast = is_cast
 
 
 def cast_as_layers_do(variable: Any, value: tf.Tensor) -> tf.Tensor:
@@ -395,14 +390,10 @@ def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Itera
     """
     loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")
     scaling = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    kept = {name: vars(loss_module)[name] for name in scaling if hasattr(loss_module, name)}
-    kept["reduce_weighted_values"] = loss_module.reduce_weighted_values
-    vars(loss_module).update(dict.fromkeys(kept, lambda value: value))
-    loss_module.reduce_weighted_values = replace(kept["reduce_weighted_values"])
-    try:
+    unscaled = dict.fromkeys((name for name in scaling if hasattr(loss_module, name)), lambda value: value)
+    reduce = replace(loss_module.reduce_weighted_values)
+    with attributes_set(loss_module, reduce_weighted_values=reduce, **unscaled):
         yield
-    finally:
-        vars(loss_module).update(kept)
 
 
 def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:

@@ -23,6 +23,8 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient
 from tensorflow.python.ops import script_ops
 
+from tfdist._utils.set_attributes import attributes_set
+
 __all__ = [
     "CollectiveAllReduce",
     "DistributedTable",
@@ -279,12 +281,8 @@ def traced_by_chief(strategy: Any) -> Iterator[None]:
         yield
         return
     servers = strategy.extended
-    before = servers._allow_run_without_coordinator
-    servers._allow_run_without_coordinator = True
-    try:
+    with attributes_set(servers, _allow_run_without_coordinator=True):
         yield
-    finally:
-        servers._allow_run_without_coordinator = before
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
@@ -454,11 +452,8 @@ def device_datasets_made_by(finish: Callable[[Any], Any]) -> Iterator[None]:
     TensorFlow gives these data sets no options. Seen in 2.12 and 2.21.
     """
     make = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *args: finish(make(*args))
-    try:
+    with attributes_set(multi_device_iterator_ops, _create_device_dataset=lambda *args: finish(make(*args))):
         yield
-    finally:
-        multi_device_iterator_ops._create_device_dataset = make
 
 
 def replica_specs(distributed_spec: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import ShardedVariableSavedAsOne, colocates_with_first_shard
 
 __all__ = ["Partitioner", "Sharded"]
@@ -79,15 +80,12 @@ class Partitioner:
             value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
         kwargs["initial_value"] = value
         shards = self._partition(value.shape, value.dtype)[0] if value.shape.rank else 1
-        self._is_cutting = True
-        try:
+        with attributes_set(self, _is_cutting=True):
             if shards < 2:
                 return next_creator(**kwargs)
             return Sharded(
                 self._parts(next_creator, value, shards, kwargs), name=kwargs.get("name") or "Sharded"
             )
-        finally:
-            self._is_cutting = False
 
     def _beside(self, whole: Sharded, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """Make a slot variable beside the shards of a variable; beside the first if it has another shape."""
@@ -96,14 +94,11 @@ class Partitioner:
             value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
         is_alike = value.shape == whole.shape
         values = tf.split(value, [shard.shape[0] for shard in whole.variables]) if is_alike else [value]
-        self._is_cutting = True
-        try:
+        with attributes_set(self, _is_cutting=True):
             parts = [
                 next_creator(**{**kwargs, "initial_value": part, "shape": part.shape, "colocate_with": shard})
                 for part, shard in zip(values, whole.variables, strict=False)
             ]
-        finally:
-            self._is_cutting = False
         return Sharded(parts, name=kwargs.get("name") or "Sharded") if is_alike else parts[0]
 
     @staticmethod

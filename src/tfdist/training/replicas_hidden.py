@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfdist._utils.set_attributes import attributes_set
+
 __all__ = ["replicas_hidden", "replicas_hideable"]
 
 _HERE = threading.local()  # TensorFlow traces each replica in a thread of its own
@@ -15,20 +17,13 @@ _HERE = threading.local()  # TensorFlow traces each replica in a thread of its o
 def replicas_hideable() -> Iterator[None]:
     """Make `replicas_hidden` work within the block; for one thread at a time."""
     kind = tf.distribute.Strategy
-    is_own = "num_replicas_in_sync" in vars(kind)
     original = kind.num_replicas_in_sync
 
     def count(strategy: tf.distribute.Strategy) -> int:
         return 1 if getattr(_HERE, "is_hidden", False) else original.fget(strategy)
 
-    kind.num_replicas_in_sync = property(count, doc=original.__doc__)
-    try:
+    with attributes_set(kind, num_replicas_in_sync=property(count, doc=original.__doc__)):
         yield
-    finally:
-        if is_own:
-            kind.num_replicas_in_sync = original
-        else:
-            del kind.num_replicas_in_sync
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import DistributedTable
 from tfdist.training.worker_index_in_graph import outermost_graph
 
@@ -26,9 +27,5 @@ def tables_in_loops() -> Iterator[None]:
         with outermost_graph().as_default():
             return original.fget(table)
 
-    with _PATCHING:
-        DistributedTable.resource_handle = property(resource_handle)
-        try:
-            yield
-        finally:
-            DistributedTable.resource_handle = original
+    with _PATCHING, attributes_set(DistributedTable, resource_handle=property(resource_handle)):
+        yield

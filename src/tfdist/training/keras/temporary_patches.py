@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_private import step_counter
+from tfdist._utils.set_attributes import attributes_set
 
 __all__ = [
     "ReplacedMethods",
@@ -95,7 +96,7 @@ def optimizers_applied_by(keras: ModuleType, apply: Callable[..., Any]) -> Itera
 
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            stack.enter_context(_attribute_set(kind, "apply", replaced(kind.apply)))
+            stack.enter_context(attributes_set(kind, apply=replaced(kind.apply)))
         yield
 
 
@@ -112,7 +113,7 @@ def means_counted_by(keras: ModuleType, count: Callable[..., Any]) -> Iterator[N
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         return count(functools.partial(original, metric), metric, values, sample_weight)
 
-    with _attribute_set(keras.metrics.Mean, "update_state", update_state):
+    with attributes_set(keras.metrics.Mean, update_state=update_state):
         yield
 
 
@@ -128,21 +129,8 @@ def gradients_taken_by(take: Callable[..., Any]) -> Iterator[None]:
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         return take(original, tape, target, sources, *args, **kwargs)
 
-    with _attribute_set(tf.GradientTape, "gradient", gradient):
+    with attributes_set(tf.GradientTape, gradient=gradient):
         yield
-
-
-@contextlib.contextmanager
-def _attribute_set(kind: type, name: str, value: Any) -> Iterator[None]:
-    is_inherited, before = name not in vars(kind), getattr(kind, name)
-    setattr(kind, name, value)
-    try:
-        yield
-    finally:
-        if is_inherited:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, before)
 
 
 @contextlib.contextmanager
