@@ -367,8 +367,8 @@ class ClusterConfig:
         cls,
         document: Document,
         *,
-        task: Task | str | None = None,
-        environ: Mapping[str, str] | None = None,
+        task: Task | str | None,
+        environ: Mapping[str, str] | None,
     ) -> "ClusterConfig":
         """Read a `cluster:` section of a parsed file; see `from_yaml`."""
         section, source = decode(document, ClusterSection), document.source

@@ -37,7 +37,7 @@ def idx_files(folder: Path) -> dict[tuple[str, str], Path]:
     return files
 
 
-def read_idx(folder: Path, classes: tuple[str, ...] = ()) -> Contents:
+def read_idx(folder: Path, classes: tuple[str, ...]) -> Contents:
     """Read the four idx files of a data set.
 
     Args:

@@ -88,9 +88,9 @@ class Data:
         parts: Sequence[tuple[int, int]],
         *,
         of: int,
-        seed: int = 0,
-        augment: str = "none",
-        skip_steps: int = 0,
+        seed: int,
+        augment: str,
+        skip_steps: int,
         without: Sequence[int] = (),
     ) -> Any:
         """Return an endless tf.data.Dataset of these parts of every training step, one part after the other.

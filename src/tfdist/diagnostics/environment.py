@@ -107,7 +107,7 @@ def bytes_available(root: Path = Path("/")) -> int | None:
     return 1024 * int(text.split()[0]) if text else None
 
 
-def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> list[str]:
+def gpu_names(driver: Path) -> list[str]:
     """Return the names of the GPUs that the driver lists, or else the numbers of those that are visible."""
     models = [_value(path, "Model") for path in sorted(driver.glob("gpus/*/information"))]
     return [model for model in models if model] or [f"GPU {name}" for name in own_gpus()]

@@ -21,7 +21,7 @@ __all__ = ["Served"]
 class Served(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types
     """A model, from pixels to logits or probabilities, with the signatures that an export contains."""
 
-    def __init__(self, model: Any, image_shape: tuple[int, ...], outputs: Outputs = "logits") -> None:
+    def __init__(self, model: Any, image_shape: tuple[int, ...], outputs: Outputs) -> None:
         super().__init__()
         self.model = model
         self.outputs = outputs

@@ -131,7 +131,7 @@ class LiveView:
             lines.append(bar)
         return lines
 
-    def _set(self, name: str, state: str, *, is_bad: bool = False) -> None:
+    def _set(self, name: str, state: str, *, is_bad: bool) -> None:
         row = self._rows[name]
         row.state, row.is_bad = state, is_bad
         row.milliseconds = row.share = None

@@ -97,7 +97,7 @@ class LaunchError(TfdistError, RuntimeError):
         problem: str,
         *,
         exit_code: int = 1,
-        exits: Sequence[TaskExit] = (),
+        exits: Sequence[TaskExit],
         tail: Sequence[str] = (),
     ) -> None:
         super().__init__(where, problem)
@@ -130,9 +130,7 @@ class LaunchError(TfdistError, RuntimeError):
         return cls("launcher", problem, exit_code=_status_after(number, exits), exits=exits)
 
     @classmethod
-    def of_supervisor(
-        cls, problem: str, exits: Sequence[TaskExit], number: int | None = None
-    ) -> "LaunchError":
+    def of_supervisor(cls, problem: str, exits: Sequence[TaskExit], number: int | None) -> "LaunchError":
         """Return the error of a launch whose supervisor another process has ended.
 
         Args:

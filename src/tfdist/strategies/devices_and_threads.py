@@ -23,7 +23,7 @@ __all__ = [
 _LEAST_INTER_OP_THREADS = 8
 
 
-def check_device(device: str, *, memory_growth: bool | None = None) -> None:
+def check_device(device: str, *, memory_growth: bool | None) -> None:
     """Raise ConfigError if this machine does not have the device."""
     check_device_name(device)
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
@@ -54,7 +54,7 @@ def configure_devices(
     logical_devices: int | None = None,
     memory_growth: bool | None = None,
     intra_op_threads: int | None = None,
-    inter_op_threads: int | None = None,
+    inter_op_threads: int | None,
 ) -> None:
     """Set up the devices of this process."""
     try:
@@ -90,7 +90,7 @@ def threads_to_wait() -> int | None:
     return max(_LEAST_INTER_OP_THREADS, os.cpu_count() or 1)
 
 
-def server_config(device: str, *, memory_growth: bool | None = None) -> Any:
+def server_config(device: str, *, memory_growth: bool | None) -> Any:
     """Return the configuration of a TensorFlow server, which ignores the settings of its process."""
     return tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=_LEAST_INTER_OP_THREADS,

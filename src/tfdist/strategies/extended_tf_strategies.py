@@ -186,7 +186,7 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
 
     ps_transfer: PsTransfer | None = None
 
-    def __init__(self, cluster: ClusterConfig, partitioner: Partitioner | None, device: str = "auto") -> None:
+    def __init__(self, cluster: ClusterConfig, partitioner: Partitioner | None, device: str) -> None:
         tf.config.experimental_connect_to_cluster(
             cluster.cluster_spec(), job_name="chief", task_index=0, protocol="grpc"
         )

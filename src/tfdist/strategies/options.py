@@ -250,7 +250,7 @@ def roles_started_alone(strategy: StrategyName) -> tuple[str, ...]:
     return ("worker", "evaluator") if strategy == "parameter_server" else ("evaluator",)
 
 
-def choose_strategy(cluster: ClusterConfig, *, devices: int = 1) -> tuple[StrategyName, str]:
+def choose_strategy(cluster: ClusterConfig, *, devices: int) -> tuple[StrategyName, str]:
     """Return the strategy that fits a cluster and its devices, and the reason."""
     training = ClusterConfig() if cluster.is_evaluator else cluster
     workers = training.size("chief") + training.size("worker")

@@ -90,9 +90,7 @@ class RingAllReduce(LimitedAllReduce):
         keeps_rounding_errors: Whether a step adds what the step before has rounded away.
     """
 
-    def __init__(
-        self, replaced: Any, ring: Ring, wire_type: str = "float32", limit: TimeLimit | None = None
-    ) -> None:
+    def __init__(self, replaced: Any, ring: Ring, wire_type: str, limit: TimeLimit | None) -> None:
         """Replace TensorFlow's cross-device operations; 32-bit gradients travel as `wire_type`."""
         super().__init__(replaced, limit)
         self.ring, self._thread = ring, ExchangeThread()

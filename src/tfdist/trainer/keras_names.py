@@ -16,7 +16,7 @@ def find_class(
     name: str,
     module: ModuleType,
     base: type,
-    without: Collection[str] = (),
+    without: Collection[str],
     others: Collection[str] = (),
 ) -> type:
     """Return a class of Keras's by a name that Keras accepts: `AdamW`, `adamw`, `kl_divergence`, `mse`.

@@ -195,7 +195,7 @@ def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
             remove_folder(folder / str(step))
 
 
-def obsolete(steps: Sequence[int], keep: int, also: Sequence[int] = ()) -> list[int]:
+def obsolete(steps: Sequence[int], keep: int, also: Sequence[int]) -> list[int]:
     """Return all steps but the newest `keep`, and those in `also`."""
     return [step for step in steps[:-keep] if step not in also]
 

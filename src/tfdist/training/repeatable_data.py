@@ -45,7 +45,7 @@ class ResumableData:
         reads_again: Whether the order of a pass depends on what was read in the passes before it.
     """
 
-    def __init__(self, data: Data, validation_data: Data | None = None) -> None:
+    def __init__(self, data: Data, validation_data: Data | None) -> None:
         """Check the data, or a function that makes them when it is called.
 
         Raises:

@@ -231,7 +231,7 @@ class Session:
         return self._cluster.coordinator is not None or self.strategy.num_replicas_in_sync > 1
 
     def _graph(
-        self, execution: Callable[..., Any], dataset: Any, step: Step, applied: AppliedSteps | None = None
+        self, execution: Callable[..., Any], dataset: Any, step: Step, applied: AppliedSteps | None
     ) -> Any:
         """Return the graph of an execution over data like these; the execution itself if it runs eagerly."""
         if self._cluster.coordinator is None:

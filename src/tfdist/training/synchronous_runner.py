@@ -31,8 +31,8 @@ class SynchronousRunner:
         execute: Callable[..., Any],
         dataset: Any,
         *,
-        step: str = "a step",
-        settle_writes: Callable[[], None] = lambda: None,
+        step: str,
+        settle_writes: Callable[[], None],
     ) -> None:
         """Prepare to run an execution over distributed data.
 

@@ -21,7 +21,7 @@ class State:
         self,
         model: Any,
         strategy: tf.distribute.Strategy,
-        others: Sequence[Any] = (),
+        others: Sequence[Any],
         *,
         has_learning_rate: bool = False,
     ) -> None:

@@ -29,7 +29,7 @@ def join_ring(
     *,
     timeout: float | None = None,
     may_share: bool = True,
-    is_encrypted: bool = False,
+    is_encrypted: bool,
 ) -> Ring:
     """Return the ring of the tasks that train; all of them must call this at the same time.
 

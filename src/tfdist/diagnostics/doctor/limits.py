@@ -8,7 +8,7 @@ __all__ = ["core_limit", "memory_left"]
 _NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
 
 
-def core_limit(root: Path = Path("/")) -> float | None:
+def core_limit(root: Path) -> float | None:
     """Return how many cores' time this process may use; None without a limit.
 
     Args:

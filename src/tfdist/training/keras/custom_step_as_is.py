@@ -34,7 +34,7 @@ class OwnStep:
         name: str,
         element_spec: Any,
         *,
-        stops_at_failure: bool = False,
+        stops_at_failure: bool,
     ) -> None:
         self._model = model
         self._strategy = strategy
