@@ -98,7 +98,8 @@ def check_cluster(addresses: Addresses, source: Source) -> None:
         problem = "no worker: the evaluator is outside the training cluster"
         raise ConfigError(source.at(), problem, remedy="Add worker: addresses")
     first: dict[tuple[str, int], str] = {}
-    for role, index, address in _all_addresses(addresses):
+    placed = [(role, index, address) for role in addresses for index, address in enumerate(addresses[role])]
+    for role, index, address in placed:
         task = f"{role}:{index}"
         other = first.setdefault(split_address(address), task)
         if other != task:
@@ -147,7 +148,3 @@ def check_same_sizes(sizes: Sizes, wanted: Sizes) -> None:
     if any(sizes.counts.get(role, 0) != wanted.counts.get(role, 0) for role in roles):
         problem = f"says {wanted}, but {sizes.said_by} says {sizes}"
         raise ConfigError(wanted.said_by, problem, remedy="Correct the one that is wrong, or unset it")
-
-
-def _all_addresses(addresses: Addresses) -> list[tuple[str, int, str]]:
-    return [(role, index, address) for role in addresses for index, address in enumerate(addresses[role])]

@@ -17,25 +17,15 @@ _SECONDS_BETWEEN_SAMPLES = 1.0
 _BYTES_ACKED, _LENGTH = 120, 128
 
 
-class _Counter:
-    """Count the bytes that went to other tasks in shared memory."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        """Add to the count."""
-        with self._lock:
-            self.count += count
-
-
-_shared_memory_bytes = _Counter()
+_counting = threading.Lock()
+_bytes_in_memory = 0  # that went to other tasks in shared memory
 
 
 def count_as_sent(count: int) -> None:
     """Count bytes that went to another task in shared memory, as if this process had sent them over TCP."""
-    _shared_memory_bytes.add(count)
+    global _bytes_in_memory
+    with _counting:
+        _bytes_in_memory += count
 
 
 class Connections:
@@ -54,7 +44,7 @@ class Connections:
         """
         self._port = port
         self._addresses = {address for host in set(hosts) for address in _addresses(host)}
-        self._in_memory_before = _shared_memory_bytes.count
+        self._in_memory_before = _bytes_in_memory
         self._sent: dict[int, int] = {}  # by the inode of the socket, which no later socket has
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -81,7 +71,7 @@ class Connections:
                     self._sample(int(descriptor.name))
                 except OSError:  # closed meanwhile, not a socket, or not connected
                     continue
-            return sum(self._sent.values()) + _shared_memory_bytes.count - self._in_memory_before
+            return sum(self._sent.values()) + _bytes_in_memory - self._in_memory_before
 
     def _sample_until_over(self) -> None:
         while not self._is_over.wait(_SECONDS_BETWEEN_SAMPLES):

@@ -88,13 +88,9 @@ def _read(path: Path, dimensions: int) -> Array:
     except (EOFError, zlib.error, OSError) as error:  # a bad gzip file is an OSError
         raise DataError(str(path), f"cannot be read: {error}", remedy="Copy or download it again") from None
     if len(data) != math.prod(shape):
-        expected = f"{math.prod(shape)} bytes after the header, for {_size(shape)}"
+        expected = f"{math.prod(shape)} bytes after the header, for {' x '.join(map(str, shape))}"
         received = "more" if len(data) > math.prod(shape) else f"{len(data)}"
         raise DataError(str(path), expected=expected, received=received, remedy="Copy or download it again")
     if not data:
         raise DataError(str(path), "has no examples")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
