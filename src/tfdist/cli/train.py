@@ -24,7 +24,8 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration
 from tfdist.launcher.prometheus_metrics import serving_metrics
-from tfdist.launcher.run_events import FILE, is_launched
+from tfdist.launcher.record_events import is_launched
+from tfdist.launcher.run_events import FILE
 from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config

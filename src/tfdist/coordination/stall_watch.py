@@ -26,7 +26,8 @@ from typing import Any, TypeVar, cast
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.stall_limit import KEY, Activity, StallLimit, StallTimeout
 from tfdist.errors import LOST, TaskLost
-from tfdist.launcher.run_events import TaskStalled, record
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import TaskStalled
 
 __all__ = [
     "BETWEEN_STEPS",

@@ -18,7 +18,8 @@ from tfdist.coordination.stall_limit import Activity, StallLimit, StallTimeout
 from tfdist.coordination.stall_watch import end_stalled_process, stalled
 from tfdist.coordination.thread_per_task import call_each
 from tfdist.launcher.chief_reports import report_silent
-from tfdist.launcher.run_events import TaskStalled, record
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import TaskStalled
 
 __all__ = ["WorkerExecutions", "end_stalled_worker", "let_chief_end_this_worker"]
 

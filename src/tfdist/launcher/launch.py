@@ -25,9 +25,10 @@ from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor, TaskLog
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
+from tfdist.launcher.record_events import VARIABLE as EVENTS
+from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
-from tfdist.launcher.run_events import FILE, EventFile
-from tfdist.launcher.run_events import VARIABLE as EVENTS
+from tfdist.launcher.run_events import FILE
 from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
 
 __all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to", "task_log_path"]

@@ -23,10 +23,10 @@ from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress_text import count
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
+from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.run_events import (
     AnyEvent,
     CheckpointSaved,
-    EventFile,
     LaunchEnded,
     LaunchStarted,
     NetworkChosen,

@@ -14,7 +14,8 @@ import msgspec
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, as_report, listening
+from tfdist.launcher.record_events import listening
+from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, as_report
 
 __all__ = ["showing_progress"]
 

@@ -41,16 +41,13 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
 from tfdist.launcher.prometheus_metrics import serving_metrics
+from tfdist.launcher.record_events import events_to_file, is_launched, listening, record
 from tfdist.launcher.run_events import (
     FILE,
     Configured,
     Exported,
     PhaseBegun,
     RunEnded,
-    events_to_file,
-    is_launched,
-    listening,
-    record,
 )
 from tfdist.models.output_kind import Outputs
 from tfdist.strategies.factory import make_strategy

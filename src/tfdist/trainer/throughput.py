@@ -8,7 +8,8 @@ import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.run_events import TaskSpeed, record, record_progress
+from tfdist.launcher.record_events import record, record_progress
+from tfdist.launcher.run_events import TaskSpeed
 from tfdist.trainer.stragglers import Stragglers
 from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
 

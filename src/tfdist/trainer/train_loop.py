@@ -16,8 +16,9 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.command_without_secrets import without_secrets
+from tfdist.launcher.record_events import is_launched, record
 from tfdist.launcher.resources import own_cores
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted, is_launched, record
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start

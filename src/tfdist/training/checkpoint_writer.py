@@ -12,7 +12,8 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TfdistError
 from tfdist.launcher.progress_file import write_saved_step
-from tfdist.launcher.run_events import CheckpointSaved, record
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import CheckpointSaved
 from tfdist.training import checkpoint
 
 __all__ = ["CheckpointWriter"]

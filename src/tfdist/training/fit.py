@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
-from tfdist.launcher.run_events import events_to_file
+from tfdist.launcher.record_events import events_to_file
 from tfdist.training.arguments import callbacks_of, limited, refuse_unknown, strategy_of, verbosity
 from tfdist.training.checkpoint_option import apart
 from tfdist.training.fit_checkpoints import open_checkpoints

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist.launcher.run_events import VARIABLE as EVENTS
+from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.training.keras.callbacks import is_chief

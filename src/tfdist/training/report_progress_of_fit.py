@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.run_events import EpochEnded, record, record_progress
+from tfdist.launcher.record_events import record, record_progress
+from tfdist.launcher.run_events import EpochEnded
 from tfdist.training.logs import as_scalars
 
 __all__ = ["FitReports"]

@@ -4,7 +4,8 @@ import pytest
 
 from tfdist.cli.train import _page_written
 from tfdist.errors import TaskLost
-from tfdist.launcher.run_events import FILE, RunEnded, events_to_file, record
+from tfdist.launcher.record_events import events_to_file, record
+from tfdist.launcher.run_events import FILE, RunEnded
 from tfdist.trainer.run_folder import RunFolder
 
 

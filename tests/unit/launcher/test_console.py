@@ -22,7 +22,13 @@ from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import describe_progress, duration
-from tfdist.launcher.run_events import LaunchEnded, LaunchStarted, TaskExited, TaskStarted, read_events
+from tfdist.launcher.run_events import (
+    LaunchEnded,
+    LaunchStarted,
+    TaskExited,
+    TaskStarted,
+    read_events,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -6,7 +6,8 @@ import logging
 
 from tfdist.launcher import progress_of_one_process
 from tfdist.launcher.progress_of_one_process import showing_progress
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed, record
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed
 
 
 class Terminal(io.StringIO):

@@ -311,7 +311,8 @@ def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
 
 
 SAVES_AND_DIES = (
-    "from tfdist.launcher.run_events import CheckpointSaved, record\n"
+    "from tfdist.launcher.record_events import record\n"
+    "from tfdist.launcher.run_events import CheckpointSaved\n"
     "if me == 'worker-0':\n"
     "    record(CheckpointSaved(step={step}, seconds=0.1)); time.sleep(2)\n"
     "    if life < 3: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -4,23 +4,21 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
-from tfdist.launcher import chief_reports, run_events
+from tfdist.launcher import chief_reports, record_events, run_events
+from tfdist.launcher.record_events import EventFile, events_to_file, record
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
-    EventFile,
     PhaseBegun,
     Progressed,
     TaskStarted,
     Warned,
-    event_types,
-    events_to_file,
     read_events,
-    record,
 )
 
 DOCS = Path(__file__).parents[3] / "docs/events.md"
@@ -73,7 +71,7 @@ def test_processes_add_whole_lines(tmp_path):
 
 def test_progress_is_written_once_a_second_and_at_the_last_step(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(run_events.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(record_events.time, "monotonic", lambda: now[0])
     file = EventFile(tmp_path / "events.jsonl")
     for step in range(1, 41):
         now[0] += 0.1
@@ -87,7 +85,7 @@ def test_progress_is_written_once_a_second_and_at_the_last_step(tmp_path, monkey
 
 def test_a_run_of_a_month_has_a_small_file(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(run_events.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(record_events.time, "monotonic", lambda: now[0])
     file = EventFile(tmp_path / "events.jsonl")
     while now[0] < 30 * 86_400:
         now[0] += 10
@@ -99,7 +97,7 @@ def test_a_run_of_a_month_has_a_small_file(tmp_path, monkeypatch):
 def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     reader, writer = os.pipe()
     monkeypatch.setenv(chief_reports.VARIABLE, chief_reports.address(writer))
-    monkeypatch.setenv(run_events.VARIABLE, str(tmp_path / "events.jsonl"))
+    monkeypatch.setenv(record_events.VARIABLE, str(tmp_path / "events.jsonl"))
     with events_to_file():  # the launcher has named the file
         record(PhaseBegun(phase="training"))
         record(Warned(text="x" * 5000))  # longer than what a pipe takes at once
@@ -119,7 +117,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
         record(PhaseBegun(phase="training"))
 
 
-@pytest.mark.parametrize("kind", event_types())
+@pytest.mark.parametrize("kind", get_args(run_events.AnyEvent))
 def test_the_docs_describe_every_event_with_its_fields(kind):
     described = DOCS.read_text()
     assert f"`{kind.__struct_config__.tag}`" in described
@@ -129,7 +127,7 @@ def test_the_docs_describe_every_event_with_its_fields(kind):
 
 def test_warnings_are_printed_too_where_a_script_sets_up_no_logging(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
-    with run_events.events_to_file(tmp_path / "events.jsonl"):
+    with record_events.events_to_file(tmp_path / "events.jsonl"):
         logging.getLogger("tfdist").warning("resuming at step 4")
     assert capsys.readouterr().err == "resuming at step 4\n"
     assert '"resuming at step 4"' in (tmp_path / "events.jsonl").read_text()

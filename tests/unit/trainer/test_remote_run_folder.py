@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfdist._utils.files import write_json
 from tfdist._utils.object_store import list_files, list_names, read_file, remove_file, write_file
 from tfdist.errors import StorageError
-from tfdist.launcher.run_events import FILE, EventFile, Warned, stamped
+from tfdist.launcher.record_events import EventFile
+from tfdist.launcher.run_events import FILE, Warned, stamped
 from tfdist.trainer import remote_run_folder
 from tfdist.trainer.remote_report import fetch_report, put_events
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, newest_step

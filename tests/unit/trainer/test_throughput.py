@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.run_events import Progressed, TaskSpeed, listening
+from tfdist.launcher.record_events import listening
+from tfdist.launcher.run_events import Progressed, TaskSpeed
 from tfdist.trainer import throughput
 from tfdist.trainer.throughput import Throughput, record_task_speed
 

@@ -1,0 +1,137 @@
+"""Record the events of a run: in a file, with listeners in this process, and with the launcher.
+
+The launcher records what it sees of the tasks. The chief records what it does; where a launcher watches it,
+the launcher gets those events too, and shows them.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tfdist.launcher import chief_reports
+from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, as_event, stamped
+
+__all__ = [
+    "VARIABLE",
+    "EventFile",
+    "events_to_file",
+    "is_launched",
+    "listening",
+    "record",
+    "record_progress",
+]
+
+VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its events
+# Of one kind that may come often: a run of a month has some ten thousand of them, and one of a minute has 60.
+_SECONDS_BETWEEN, _PART_BETWEEN = 1.0, 1e-3
+_OFTEN = (Progressed, TaskSpeed)
+
+
+class EventFile:
+    """A file to which processes of one machine add whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; a run that continues adds to the events of its earlier starts."""
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._began = time.monotonic()
+        self._recorded_at: dict[type, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, event: AnyEvent) -> None:
+        """Write an event, unless one of a kind that comes often was written just before."""
+        # A full disk ends the training where it saves, with a message; here it only costs the event.
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_too_early(event):
+                os.write(self._fd, msgspec.json.encode(event) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _is_too_early(self, event: AnyEvent) -> bool:
+        now, kind = time.monotonic(), type(event)
+        is_last = isinstance(event, Progressed) and event.step == event.steps
+        pause = max(_SECONDS_BETWEEN, _PART_BETWEEN * (now - self._began))
+        if isinstance(event, _OFTEN) and not is_last and now - self._recorded_at.get(kind, -pause) < pause:
+            return True
+        self._recorded_at[kind] = now
+        return False
+
+
+_file: EventFile | None = None
+_listeners: list[Callable[[AnyEvent], object]] = []
+
+
+@contextlib.contextmanager
+def events_to_file(path: Path | None = None) -> Iterator[None]:
+    """Make `record` write to the file that the launcher names, or else to this one, while the block runs.
+
+    A folder that cannot be written to leaves the run without events: what it needs is checked elsewhere.
+    """
+    global _file
+    named = os.environ.get(VARIABLE)
+    path = Path(named) if named else path
+    if path is None or _file is not None:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _file = EventFile(path)
+    handler = _WarningsToEvents(logging.WARNING)
+    logging.getLogger("tfdist").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("tfdist").removeHandler(handler)
+        if _file is not None:
+            _file.close()
+        _file = None
+
+
+class _WarningsToEvents(logging.Handler):
+    """Record what is logged, and print it as Python does where no other handler is set up."""
+
+    def emit(self, record_: logging.LogRecord) -> None:
+        record(Warned(text=record_.getMessage()))
+        others = {*logging.getLogger("tfdist").handlers, *logging.getLogger().handlers} - {self}
+        if not others and logging.lastResort is not None:
+            logging.lastResort.handle(record_)
+
+
+def is_launched() -> bool:
+    """Return whether a launcher on this machine records the events of the tasks."""
+    return bool(os.environ.get(VARIABLE))
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[AnyEvent], object]) -> Iterator[None]:
+    """Call a function with each event that this process records while the block runs."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def record(event: AnyEvent) -> None:
+    """Add an event of the chief to its file, if it has one, and tell the launcher, if there is one."""
+    stamped(event)
+    for listener in _listeners:
+        listener(event)
+    if _file is not None:
+        _file.add(event)
+    if not isinstance(event, Progressed):  # the launcher gets a report of it twice a second
+        chief_reports.report_event(msgspec.json.encode(event))
+
+
+def record_progress(report: chief_reports.Progress) -> None:
+    """Report progress to the launcher, engine or Kubeflow, and record it."""
+    step, steps, speed, loss = report
+    chief_reports.report_progress(step, steps, examples_per_second=speed, loss=loss)
+    record(as_event(report))
