@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,33 +82,6 @@ class Data:
 
         split = self.prepared.split("train")
         return train_batches(split, batch, shard=shard, seed=seed, augment=augment, skip_steps=skip_steps)
-
-    def train_parts(
-        self,
-        parts: Sequence[tuple[int, int]],
-        *,
-        of: int,
-        seed: int,
-        augment: str,
-        skip_steps: int,
-        without: Sequence[int] = (),
-    ) -> Any:
-        """Return an endless tf.data.Dataset of these parts of every training step, one part after the other.
-
-        Args:
-            parts: start and end of each part among a step's examples.
-            of: the number of examples of a step.
-            seed: determines order and augmentation, as for `train`.
-            augment: none, shift, shift_flip, crop_flip or cifar10_2016.
-            skip_steps: the first step; skipping costs no time.
-            without: the steps to leave out; the steps after them move up.
-        """
-        from tfdist.datasets.pipeline import train_parts
-
-        split = self.prepared.split("train")
-        return train_parts(
-            split, parts, of=of, seed=seed, augment=augment, skip_steps=skip_steps, without=without
-        )
 
     def test(self, batch: int, *, shard: tuple[int, int] = (0, 1)) -> Any:
         """Return a tf.data.Dataset of one shard's test batches, in order.

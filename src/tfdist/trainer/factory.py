@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.datasets.open_data import Data
+from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
 from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.models.registry import build
@@ -117,7 +118,8 @@ def train_batches(
     per_pipeline = replicas // pipelines
     own = range(context.input_pipeline_id * per_pipeline, (context.input_pipeline_id + 1) * per_pipeline)
     parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
-    dataset = data.train_parts(
+    dataset = train_parts(
+        data.prepared.split("train"),
         parts,
         of=of,
         seed=config.train.seed,

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.datasets.augmentation import AUGMENTATIONS, draws
 from tfdist.datasets.cache import Contents, prepare
 from tfdist.datasets.open_data import open_data
+from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError, DataError
 
 TRAIN, TEST = 103, 41  # primes: no batch size divides them
@@ -94,7 +95,9 @@ def test_parts_of_any_sizes_are_the_batch_of_one_process(digits, pipelines):
     for count in pipelines:
         parts = list(itertools.pairwise(edges))[begun : begun + count]
         begun += count
-        dataset = digits.train_parts(parts, of=32, seed=5, augment="shift", skip_steps=2)
+        dataset = train_parts(
+            digits.prepared.split("train"), parts, of=32, seed=5, augment="shift", skip_steps=2
+        )
         assert (dataset.element_spec[0].shape[0] is None) == (len({b - a for a, b in parts}) > 1)
         images, labels = taken(dataset, 4 * count)
         for step in range(4):
@@ -116,8 +119,14 @@ def test_a_skipped_step_is_the_step_that_would_have_come(digits, skip):
 @pytest.mark.parametrize("parts", [[(0, 20)], [(0, 7), (7, 20)]])
 def test_what_is_left_out_is_left_out_and_nothing_else(digits, parts):
     whole, whole_labels = taken(digits.train(20, seed=3, augment="crop_flip"), 9)
-    dataset = digits.train_parts(
-        parts, of=20, seed=3, augment="crop_flip", skip_steps=2, without=[7, 1, 3, 4]
+    dataset = train_parts(
+        digits.prepared.split("train"),
+        parts,
+        of=20,
+        seed=3,
+        augment="crop_flip",
+        skip_steps=2,
+        without=[7, 1, 3, 4],
     )
     images, labels = (np.concatenate(each) for each in taken(dataset, 4 * len(parts)))
     np.testing.assert_array_equal(images, np.concatenate([whole[step] for step in (2, 5, 6, 8)]))
