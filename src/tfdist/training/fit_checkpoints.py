@@ -153,7 +153,7 @@ class FitCheckpoints(NoCheckpoints):
         Raises:
             ConfigError: The checkpoint is one of another model, of other data or of other settings.
         """
-        self._session, self._training, self._testing = session, training, testing
+        self._training, self._testing = training, testing
         self._position, self._part = position, EpochPart()
         self._tests = self._epoch = 0
         others = [*session.random_states, *other_optimizers(self._model)]
