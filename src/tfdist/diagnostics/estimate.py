@@ -67,15 +67,7 @@ def examples_per_replica(config: Config, cluster: ClusterConfig, name: StrategyN
 def estimate_tasks(
     config: Config, cluster: ClusterConfig, name: StrategyName, sizes: ModelSizes, devices: int = 1
 ) -> list[TaskEstimate]:
-    """Return the estimate for each task; for a single process, one.
-
-    Args:
-        config: The config.
-        cluster: The cluster; without any task for a single process.
-        name: The strategy, which is not `auto`.
-        sizes: The sizes of the model on one replica's part of a batch.
-        devices: The devices of a single process under mirrored.
-    """
+    """Return the estimate for each task, or for one process, by the sizes of the model on one replica."""
     step = _Step(config, cluster, name, sizes, devices)
     if not cluster:
         return [step.process("process")]

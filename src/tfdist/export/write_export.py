@@ -71,12 +71,6 @@ def try_formats(
 ) -> None:
     """Check before the training that `export` will support the formats.
 
-    Args:
-        model: The model, from pixels to logits or probabilities.
-        image_shape: Height, width and channels.
-        formats: As for `export`.
-        outputs: As for `export`.
-
     Raises:
         ConfigError: A format does not support the model.
         TfdistError: Another process cannot use the model in one of the formats.

@@ -73,12 +73,6 @@ def report_progress(
 
     A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
     dropped. An engine's file is written every two seconds at most.
-
-    Args:
-        step: The number of steps done.
-        steps: The number of all steps.
-        examples_per_second: The speed of the whole cluster.
-        loss: The last loss.
     """
     report = Progress(step, steps, examples_per_second, loss)._asdict()
     _report(report)

@@ -112,13 +112,7 @@ class _Reporter:
 
 
 def report_to_kubeflow(step: int, steps: int | None, metrics: Mapping[str, float | None]) -> None:
-    """Report how many steps are done, if this is the first pod of a TrainJob.
-
-    Args:
-        step: The number of steps done.
-        steps: The number of all steps.
-        metrics: Figures by name; None is left out.
-    """
+    """Report steps and figures, if this is the first pod of a TrainJob; a figure that is None is left out."""
     if (reporter := _reporter()) is not None:
         reporter.report(step, steps, metrics)
 

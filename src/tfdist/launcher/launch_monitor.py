@@ -123,13 +123,7 @@ class LaunchMonitor:
         self._send("end" if len(self._signals) == 1 else "kill")
 
     def begin(self, command: Sequence[str], shares: str, options: Mapping[str, Any]) -> None:
-        """Record the start of the launch.
-
-        Args:
-            command: The program and its arguments.
-            shares: How the tasks share this machine, in one line.
-            options: The options of the launch that `tfdist launch` has as flags.
-        """
+        """Record the start of the launch."""
         tasks = {str(task): self._cluster.address(task) for task in self._cluster.tasks()}
         words = without_secrets(command)
         self._record(LaunchStarted(tasks=tasks, command=words, shares=shares, options=dict(options)))

@@ -131,13 +131,7 @@ class LaunchError(TfdistError, RuntimeError):
 
     @classmethod
     def of_supervisor(cls, problem: str, exits: Sequence[TaskExit], number: int | None) -> "LaunchError":
-        """Return the error of a launch whose supervisor another process has ended.
-
-        Args:
-            problem: What has happened to it.
-            exits: How each task has ended.
-            number: The signal that had told the job to end; None if the tasks are lost with the supervisor.
-        """
+        """Return the error of a launch whose supervisor another process has ended, perhaps after a signal."""
         code = LOST if number is None else _status_after(number, exits)
         return cls("launcher", problem, exit_code=code, exits=exits)
 

@@ -40,7 +40,6 @@ class Recorder:
     """The recording of this process, from `begin` to `end`."""
 
     def __init__(self, task: str) -> None:
-        """Prepare to record this process as a task."""
         self._task = task
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._began = 0

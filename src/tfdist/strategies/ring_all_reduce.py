@@ -55,7 +55,6 @@ class LimitedAllReduce(CollectiveAllReduce):
     """TensorFlow's collectives, with a time limit if one is set."""
 
     def __init__(self, replaced: Any, limit: TimeLimit | None) -> None:
-        """Replace TensorFlow's cross-device operations."""
         super().__init__(replaced)
         self._limit = limit
 

@@ -95,11 +95,6 @@ def find_run_folder(run_dir: str | None, default: Path, environ: Mapping[str, st
 
     The user's --run_dir comes first, then the variables of Vertex AI or SageMaker, then the default.
 
-    Args:
-        run_dir: The value of --run_dir.
-        default: The folder without it.
-        environ: The environment variables.
-
     Raises:
         ConfigError: An address has no bucket.
     """

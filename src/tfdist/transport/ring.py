@@ -110,16 +110,6 @@ class Ring:
         previous: Neighbour,
         why_lost: Callable[[float], str] = lambda seconds: "",
     ) -> None:
-        """Own the connections to the neighbours.
-
-        Args:
-            rank: The place of this task in the ring.
-            size: How many tasks there are.
-            following: The task that receives from this task.
-            previous: The task that sends to this task.
-            why_lost: Called once a second while no bytes move, with the seconds that this has lasted.
-                Returns why no more bytes will move, or an empty string.
-        """
         self.rank, self.size, self.following, self.previous = rank, size, following, previous
         self.why_lost, self._why_broken, self._rounds = why_lost, "", 0
         self.scratch = np.empty(_CHUNK, np.uint8)

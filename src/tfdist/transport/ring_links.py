@@ -90,7 +90,6 @@ class _SharedMemoryNeighbour(Neighbour):
     """
 
     def __init__(self, name: str, connection: Connection, memory: Shared) -> None:
-        """Own the connection, and of the sender's memory."""
         super().__init__(name, connection)
         self.has_room = select.POLLIN  # then the receiver's answer has come
         memory.grow(_CAPACITY)

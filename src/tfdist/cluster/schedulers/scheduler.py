@@ -29,7 +29,6 @@ class Scheduler(ABC):
     name: ClassVar[str]
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Store the environment variables."""
         self._environ = environ
 
     @property

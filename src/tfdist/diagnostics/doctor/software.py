@@ -47,13 +47,7 @@ class Loaded(msgspec.Struct, frozen=True):
 def check_software(
     environ: Mapping[str, str] = os.environ, root: Path = Path("/"), *, seconds: float = _SECONDS_TO_LOAD
 ) -> tuple[Loaded, list[Finding]]:
-    """Return what loads, and what the checks of it find.
-
-    Args:
-        environ: The environment variables of the process that loads TensorFlow.
-        root: The folder that has the system's `proc`.
-        seconds: After how long the process counts as hanging.
-    """
+    """Return what loads within some seconds, and what the checks of it find."""
     loaded, problem = _load(environ, seconds)
     findings = [*_own_versions(), *_tensorflow(loaded, problem)]
     if not problem:
