@@ -23,7 +23,6 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
 from tfdist.training.exact_sparse_gradients import slices_of_one_process
-from tfdist.training.keras.caught_writes import caught_scope, variables_made_in
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
 from tfdist.training.keras.loss_normalization import (
@@ -35,6 +34,7 @@ from tfdist.training.keras.loss_normalization import (
 from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import value_of
@@ -168,7 +168,7 @@ class SharedCustomStep(MetricStep):
                 tf.function(self._trace_alone, autograph=False).get_concrete_function(spec)
 
     def _trace_alone(self, batch: Any) -> None:
-        with caught_scope(self._keras, []):
+        with non_trainable_scope(self._keras, []):
             self._own(batch)
 
     def _probe(self, spec: Any) -> None:
@@ -266,7 +266,7 @@ class SharedCustomStep(MetricStep):
         scales = {id(scaler): tf.identity(scaler.dynamic_scale.value) for scaler in scalers}
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
         state = [*metrics, *self._randomness.snapshot(), *factors]
-        return ReplicaTrace(caught_scope(self._keras, state), batch_size(data), share, seed, scales)
+        return ReplicaTrace(non_trainable_scope(self._keras, state), batch_size(data), share, seed, scales)
 
     def _share(self, size: tf.Tensor) -> tf.Tensor:
         needs_share = bool(self._means) or any(log.is_sum for log in self._flat_logs)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.keras.caught_writes import CaughtScope
 from tfdist.training.keras.loss_normalization import Divisor
+from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.replicas_hidden import replicas_hidden
 
@@ -40,7 +40,7 @@ class ReplicaTrace:
         is_updating: Whether an optimizer updates variables.
     """
 
-    scope: CaughtScope
+    scope: NonTrainableScope
     size: tf.Tensor
     share: tf.Tensor
     seed: GraphSeed

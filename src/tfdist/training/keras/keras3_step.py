@@ -24,7 +24,6 @@ from tfdist.training.exact_sparse_gradients import (
 )
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
-from tfdist.training.keras.caught_writes import NotedScope, noted_scope
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
     check_numbers,
@@ -36,6 +35,7 @@ from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
@@ -319,7 +319,7 @@ class Keras3Step(MetricStep):
         state = self._layer_writes.to_share(found, seeds)
         return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
-    def _written(self, scope: NotedScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
+    def _written(self, scope: RecordingScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that layers have written, with their values; note the variables."""
         found = self._layer_writes.found(scope, self._metrics.variables)
         traced.written = [variable for variable, _ in found]
@@ -373,7 +373,7 @@ class Keras3Step(MetricStep):
         seeds: list[tuple[Any, tf.Tensor]],
         metrics: list[tuple[Any, tf.Tensor]],
         came: Sequence[tuple[Any, tf.Tensor]] = (),
-    ) -> NotedScope:
+    ) -> RecordingScope:
         # Regularizers get the weights from the scope only.
         here = {id(variable) for variable, _ in came}
         penalized = [
@@ -382,7 +382,7 @@ class Keras3Step(MetricStep):
             if variable.regularizer is not None and id(variable) not in here
         ]
         weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
-        return noted_scope(self._keras, [*metrics, *weights, *seeds, *came])
+        return recording_scope(self._keras, [*metrics, *weights, *seeds, *came])
 
     def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
         """Return the values to add up: the counts of the metrics, and the losses times their weights."""

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.training.keras.caught_writes import NotedScope
+from tfdist.training.keras.recording_scopes import RecordingScope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import is_alone
@@ -21,7 +21,7 @@ class LayerWrites:
         self._model, self._randomness = model, randomness
         self._is_alone = is_alone(strategy)
 
-    def found(self, scope: NotedScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
+    def found(self, scope: RecordingScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to in a scope, except those `apart`, with their values.
 
         Raises:

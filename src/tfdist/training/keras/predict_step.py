@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist.training.empty_replicas import computed_or_zero
-from tfdist.training.keras.caught_writes import noted_scope
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites
+from tfdist.training.keras.recording_scopes import recording_scope
 from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.ps_cache import PsCache
@@ -79,7 +79,10 @@ class PredictStep:
 
         def on_replica(data: Any) -> tuple[Any, Any, list[tf.Tensor]]:
             seeds = self._randomness.snapshot()
-            with noted_scope(self._keras, [*seeds, *came]) as scope, self._randomness.unseeded_from_here():
+            with (
+                recording_scope(self._keras, [*seeds, *came]) as scope,
+                self._randomness.unseeded_from_here(),
+            ):
                 numbers, outputs = self._predict_part(data)
             found = self._layer_writes.found(scope)
             written[:] = [variable for variable, _ in found]

@@ -1,4 +1,4 @@
-"""Catch what a model writes to Keras variables, but not what it or an optimizer writes to weights."""
+"""Record what a model writes to Keras variables, in scopes that leave the variables as they are."""
 
 import contextlib
 import functools
@@ -10,13 +10,19 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
 
-__all__ = ["CaughtScope", "NotedScope", "caught_scope", "noted_scope", "variables_made_in"]
+__all__ = [
+    "NonTrainableScope",
+    "RecordingScope",
+    "non_trainable_scope",
+    "recording_scope",
+    "variables_made_in",
+]
 
 
-class NotedScope(Protocol):
+class RecordingScope(Protocol):
     """A stateless scope of Keras 3 that tells which variables were written to in it."""
 
-    def __enter__(self) -> "NotedScope":
+    def __enter__(self) -> "RecordingScope":
         """Enter the scope."""
 
     def __exit__(self, *error: Any) -> None:
@@ -29,7 +35,7 @@ class NotedScope(Protocol):
         """Return the variables that were written to, with their values."""
 
 
-class CaughtScope(NotedScope, Protocol):
+class NonTrainableScope(RecordingScope, Protocol):
     """A scope of Keras 3 that keeps the values that are assigned to variables.
 
     Attributes:
@@ -38,22 +44,22 @@ class CaughtScope(NotedScope, Protocol):
 
     is_paused: bool
 
-    def __enter__(self) -> "CaughtScope":
+    def __enter__(self) -> "NonTrainableScope":
         """Enter the scope."""
 
     def begun(self, variable: Any) -> tf.Tensor:
         """Return the value that a variable was given at the beginning."""
 
 
-def noted_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> NotedScope:
+def recording_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> RecordingScope:
     """Return a stateless scope in which some variables start from given values, also weights."""
-    scope: NotedScope = _noted_kind(keras)(state, collect_losses=True)
+    scope: RecordingScope = _recording_kind(keras)(state, collect_losses=True)
     return scope
 
 
-def caught_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> CaughtScope:
+def non_trainable_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> NonTrainableScope:
     """Return a scope in which some variables start from given values."""
-    scope: CaughtScope = _kind(keras)(state)
+    scope: NonTrainableScope = _non_trainable_kind(keras)(state)
     return scope
 
 
@@ -70,7 +76,7 @@ def variables_made_in(strategy: tf.distribute.Strategy, keras: ModuleType) -> It
 
 
 @functools.cache
-def _noted_kind(keras: ModuleType) -> Any:
+def _recording_kind(keras: ModuleType) -> Any:
     class Scope(keras.StatelessScope):  # type: ignore[misc, name-defined]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -91,8 +97,8 @@ def _noted_kind(keras: ModuleType) -> Any:
 
 
 @functools.cache
-def _kind(keras: ModuleType) -> Any:
-    class Scope(_noted_kind(keras)):  # type: ignore[misc]
+def _non_trainable_kind(keras: ModuleType) -> Any:
+    class Scope(_recording_kind(keras)):  # type: ignore[misc]
         def __init__(self, state: Sequence[tuple[Any, tf.Tensor]]) -> None:
             super().__init__(state, collect_losses=True)
             self._begun = {id(variable): value for variable, value in state}
