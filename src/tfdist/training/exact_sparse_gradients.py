@@ -3,6 +3,7 @@
 Keras's optimizers square and clip slice by slice, which gives another number than the square of their sum.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ __all__ = [
     "Addend",
     "addends",
     "dense_where_rows_are_shared",
-    "dense_where_rows_are_unique",
+    "have_unique_rows",
     "is_length",
     "slices_of_one_process",
     "summed",
@@ -96,8 +97,7 @@ def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_add
         are_added_up: Whether the update adds up the slices of a row, so that the replica may do so before.
     """
     gradients = dense_where_rows_are_shared(gradients)
-    one_slice = with_rows_summed if are_added_up else dense_where_rows_are_unique
-    return shaped(one_slice(gradients), variables)
+    return shaped(with_rows_summed(gradients) if are_added_up else gradients, variables)
 
 
 def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
@@ -113,16 +113,14 @@ def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
     ]
 
 
-def dense_where_rows_are_unique(gradients: list[Any]) -> list[Any]:
-    """Return gradients, as tensors if TensorFlow has left each row of the batch once, as in a sparse input.
+def have_unique_rows(gradients: list[Any]) -> list[bool]:
+    """Return of which gradients TensorFlow has left each row of the batch once, as in a sparse input.
 
-    One process has one slice for such a row, too, although several examples contain it.
+    One process has one slice for such a row, although several examples contain it. Of several replicas, each
+    has one, so the slices of a row are added up where the replicas have shared them.
     """
     return [
-        tf.convert_to_tensor(gradient)
-        if isinstance(gradient, tf.IndexedSlices) and _are_unique(gradient.indices)
-        else gradient
-        for gradient in gradients
+        isinstance(gradient, tf.IndexedSlices) and _are_unique(gradient.indices) for gradient in gradients
     ]
 
 
@@ -132,11 +130,12 @@ def _are_unique(rows: tf.Tensor) -> bool:
     return _before_reshapes(rows).op.type in ("Unique", "UniqueV2")
 
 
-def with_rows_summed(gradients: list[Any]) -> list[Any]:
-    """Return gradients in which each row has one slice: the sum of its slices."""
+def with_rows_summed(gradients: list[Any], chosen: Sequence[bool] | None = None) -> list[Any]:
+    """Return gradients of which all, or the chosen ones, have one slice for each row: the sum of its own."""
+    chosen = [True] * len(gradients) if chosen is None else chosen
     return [
-        _with_rows_summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-        for gradient in gradients
+        _with_rows_summed(gradient) if is_chosen and isinstance(gradient, tf.IndexedSlices) else gradient
+        for gradient, is_chosen in zip(gradients, chosen, strict=True)
     ]
 
 

@@ -4,6 +4,7 @@ Replicas that each have a part of the batch average their means, and add up thei
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +22,10 @@ _SIZES = ("Shape", "Size")
 _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
 
 
-def reduction_of(number: tf.Tensor) -> str | None:
+def reduction_of(number: Any) -> str | None:
     """Return "mean" or "sum" over a batch of any size, "same" without regard to it, None if it is unknown."""
+    if not tf.is_tensor(number):  # but one of Python's
+        return "same"
     if tf.executing_eagerly():  # there is no graph to look at
         return None
     operation = number.op

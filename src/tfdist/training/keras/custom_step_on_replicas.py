@@ -22,7 +22,11 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
-from tfdist.training.exact_sparse_gradients import slices_of_one_process
+from tfdist.training.exact_sparse_gradients import (
+    have_unique_rows,
+    slices_of_one_process,
+    with_rows_summed,
+)
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
 from tfdist.training.keras.loss_normalization import (
@@ -403,12 +407,15 @@ class SharedCustomStep(MetricStep):
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
             weight, _ = weight_of(replica.divisors, replica.size)
+            are_unique = have_unique_rows(known) if self._replicas > 1 else [False] * len(known)
             shared = shared_mean(known, [], [], size=replica.size, weight=weight)
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
                 updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)
 
-            tf.distribute.get_replica_context().merge_call(apply, args=(shared.gradients, scale))
+            tf.distribute.get_replica_context().merge_call(
+                apply, args=(with_rows_summed(shared.gradients, are_unique), scale)
+            )
         return None
 
 

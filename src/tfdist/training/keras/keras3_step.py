@@ -20,7 +20,9 @@ from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.exact_sparse_gradients import (
     addends,
+    have_unique_rows,
     slices_of_one_process,
+    with_rows_summed,
 )
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
@@ -78,10 +80,12 @@ class _Traced:
     Attributes:
         fetched: The variables that are fetched from parameter servers for the step.
         written: The variables besides the weights that the step writes to.
+        unique: Which gradients have each row once on each replica, as in one process.
     """
 
     fetched: FetchedVariables | None = None
     written: list[Any] = field(default_factory=list)
+    unique: list[bool] = field(default_factory=list)
 
 
 class Keras3Step(MetricStep):
@@ -242,7 +246,8 @@ class Keras3Step(MetricStep):
             totals.metrics,
             traced.fetched,
         )
-        return shaped(shared.gradients, self._trainable), shared.state, self._counted(shared)
+        gradients = with_rows_summed(shared.gradients, traced.unique)
+        return shaped(gradients, self._trainable), shared.state, self._counted(shared)
 
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
         return self._gradients(data, scale, self._metrics.zeros(), _Traced()).gradients
@@ -316,6 +321,7 @@ class Keras3Step(MetricStep):
             for loss, weight in zip(scaled, weighs, strict=True)
         )
         gradients, added = addends(gradients, added)
+        traced.unique = self._have_unique_rows(gradients, added)
         state = self._layer_writes.to_share(found, seeds)
         return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
 
@@ -330,6 +336,12 @@ class Keras3Step(MetricStep):
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
         return slices_of_one_process(gradients, self._trainable, are_added_up=self._updating.adds_rows_up)
+
+    def _have_unique_rows(self, gradients: list[Any], added: list[Any]) -> list[bool]:
+        if self._strategy.num_replicas_in_sync == 1:
+            return [False] * len(gradients)
+        others = have_unique_rows(added or [None] * len(gradients))
+        return [one or other for one, other in zip(have_unique_rows(gradients), others, strict=True)]
 
     def _tested(
         self,

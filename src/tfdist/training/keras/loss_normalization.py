@@ -125,7 +125,7 @@ def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
 ) -> tuple[str, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
-    if not values.shape.rank and reduction is not None:
+    if not keras.ops.ndim(values) and reduction is not None:
         return _kind_of_number(values, sample_weight, reduction), None
     if reduction == "sum":
         return "sum", None
@@ -139,7 +139,7 @@ def _divisor(
     return "count", None
 
 
-def _kind_of_number(number: tf.Tensor, sample_weight: Any, reduction: str) -> str:
+def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
     if sample_weight is not None:
         return "weighted number"
     kinds = {"mean": "count", "same": "count", "sum": "sum"}

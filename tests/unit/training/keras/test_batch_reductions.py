@@ -63,3 +63,7 @@ def test_a_penalty_on_a_weight_is_the_same_for_all_examples():
 
 def test_without_a_graph_it_is_unknown():
     assert reduction_of(tf.reduce_mean(tf.ones([4, 2]))) is None
+
+
+def test_a_number_of_python_is_the_same_for_all_examples():
+    assert [reduction_of(0), reduction_of(1.0)] == ["same", "same"]
