@@ -131,7 +131,7 @@ def _are_unique(rows: tf.Tensor) -> bool:
 
 
 def with_rows_summed(gradients: list[Any], chosen: Sequence[bool] | None = None) -> list[Any]:
-    """Return gradients of which all, or the chosen ones, have one slice for each row: the sum of its own."""
+    """Return gradients with the slices of each row added up to one: in all of them, or in the chosen ones."""
     chosen = [True] * len(gradients) if chosen is None else chosen
     return [
         _with_rows_summed(gradient) if is_chosen and isinstance(gradient, tf.IndexedSlices) else gradient
