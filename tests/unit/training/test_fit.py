@@ -500,3 +500,27 @@ def test_refuses_in_its_scope_a_model_made_outside():
     model = linear()
     with strategy.scope(), pytest.raises(ConfigError, match=r"within `with strategy.scope\(\):`"):
         fit(model, batches(), strategy=strategy, verbose=0)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 logs what compute_metrics returns")
+def test_logs_of_compute_metrics_are_named_and_those_of_get_metrics_result_are_there(strategy, caplog):
+    class Twice(keras.Sequential):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            results = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**results, "twice": 2 * results["loss"]}
+
+    class TwiceInResults(keras.Sequential):
+        def get_metrics_result(self):
+            results = super().get_metrics_result()
+            return {**results, "twice": 2 * results["loss"]}
+
+    logs = {}
+    for kind in (Twice, TwiceInResults):
+        with strategy.scope():
+            model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        logs[kind] = fit(model, *points(), strategy=strategy, verbose=0).history
+
+    assert caplog.text.count("the logs leave out what compute_metrics adds: twice.") == 1
+    assert "twice" not in logs[Twice]
+    assert logs[TwiceInResults]["twice"] == pytest.approx([2 * loss for loss in logs[TwiceInResults]["loss"]])

@@ -7,6 +7,7 @@ results of the replicas before any variable changes.
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,6 +51,12 @@ from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["Keras3Step"]
+
+_LOST_LOGS = (
+    "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"
+    " sees the metrics of all examples, or write a metric"
+)
+_log = logging.getLogger("tfdist")
 
 
 class _Losses(NamedTuple):
@@ -95,6 +102,7 @@ class Keras3Step(MetricStep):
         super().__init__(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._batch_means = BatchMeans(self._keras)
+        self._has_lost_logs = False  # and has said so
         self._loss_trackers = loss_trackers(model)
         has_own_loss = has_own(model, "compute_loss")
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
@@ -365,7 +373,7 @@ class Keras3Step(MetricStep):
             loss = compiled_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
-        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
             if not has_own(model, "compute_loss"):
@@ -379,6 +387,15 @@ class Keras3Step(MetricStep):
         if is_of_examples or not added or self._strategy.num_replicas_in_sync == 1:
             return _Losses(loss, None, weight)
         return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
+
+    def _check_logs(self, logs: Any) -> None:
+        """Warn once of what an overridden compute_metrics adds to the logs, which know the metrics only."""
+        if self._has_lost_logs or not has_own(self._model, "compute_metrics"):
+            return
+        lost = [name for name in logs or {} if name not in self._model.get_metrics_result()]
+        self._has_lost_logs = bool(lost)
+        if lost:
+            _log.warning(_LOST_LOGS, self._model.name, ", ".join(lost))
 
     def _scope(
         self,
