@@ -16,6 +16,8 @@ from tfdist.launcher.chief_reports import report_joined
 
 __all__ = ["connecting", "is_connected"]
 
+_FUNCTIONS_PER_TASK = 4  # more than training makes: most of its functions are in one task as a whole
+
 
 @contextlib.contextmanager
 def connecting(
@@ -33,10 +35,13 @@ def connecting(
     training = cluster.training()
     try:
         with contextlib.ExitStack() as stack:
-            if training.task in training.tasks() and len(training.tasks()) > 1 and not is_connected():
+            connects = training.task in training.tasks() and len(training.tasks()) > 1 and not is_connected()
+            if connects:
                 stack.enter_context(admitting_only_peers(cluster))
                 _await_all(where, training, shared, timeout)
             yield
+            if connects and shared is None:
+                _make_room_for_functions(training)
     except (tf.errors.UnknownError, tf.errors.InternalError, tf.errors.AlreadyExistsError) as error:
         if "gRPC server" not in str(error) or training.task is None:
             raise
@@ -55,6 +60,22 @@ def _await_all(
         await_servers(where, training, others, timeout)
     else:
         hold_rendezvous(training, marks_of(training, shared), timeout=timeout)
+
+
+def _make_room_for_functions(training: ClusterConfig) -> None:
+    """Grow TensorFlow's vector of functions that are partly in other tasks, before threads use it.
+
+    TensorFlow reads an entry of this vector without its lock. If another thread adds an entry meanwhile, and
+    the vector moves, the call takes what it reads from freed memory: it names a device in random bytes, and
+    fails. A vector that has grown keeps its room: for twice as many functions as are made here, less one.
+    """
+    server = next(task for task in training.tasks() if task != training.task)
+    with tf.device(f"/job:{server.type}/replica:0/task:{server.index}/device:CPU:0"):
+        there = tf.raw_ops.MatchingFiles(pattern=tf.constant("/"))
+    functions = 1 + 2 ** (_FUNCTIONS_PER_TASK * len(training.tasks()) - 1).bit_length()
+    with tf.device(tf.config.list_logical_devices("CPU")[0].name):
+        for number in range(functions):  # a message is a part of a function's name
+            tf.raw_ops.PreventGradient(input=there, message=str(number))
 
 
 def is_connected() -> bool:
