@@ -43,7 +43,6 @@ class OwnStep:
         self._logs: dict[str, Any] = {}
         # Keras 2 converts the user's steps with AutoGraph if that is on, and Keras 3 does not.
         self._call = tf.autograph.to_graph(_call) if is_keras_2(model) else _call
-        self._one: Any = self._run
         self._more: Any = None
         if not model.run_eagerly:
             # The first trace may create variables, which TensorFlow does not allow in a loop.
@@ -98,24 +97,28 @@ class OwnStep:
     ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
         """Run up to `steps` steps on an iterator; return how many ran, the last logs, and the waiting time.
 
-        A loop in a graph must know in advance what each step returns. So the first step ever runs outside a
-        loop. The waiting time is that of the loop.
+        A loop in a graph must know in advance what each step returns, so the step is traced before. The
+        waiting time is that of the loop.
         """
-        done, waited = 0, tf.zeros([], tf.float64)
-        while done < int(steps) and (self._more is None or not self._logs):
-            batch = iterator.get_next_as_optional()
-            if not batch.has_value():
-                return tf.constant(done), totals, waited
-            totals, done = self._one(batch.get_value()), done + 1
-            if self._stops and self.is_failing(totals):
-                return tf.constant(done), totals, waited
         if self._more is None:
-            return tf.constant(done), totals, waited
+            return self._eager_execution(iterator, int(steps), totals)
         if not totals.metrics:
             specs = self._one.get_concrete_function().structured_outputs
             totals = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
-        ran, totals, waited = self._more(iterator, steps - done, totals)
-        return done + ran, totals, waited
+        return self._more(iterator, steps, totals)  # type: ignore[no-any-return]
+
+    def _eager_execution(
+        self, iterator: Any, steps: int, totals: Totals
+    ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        done = 0
+        while done < steps:
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                break
+            totals, done = self._run(batch.get_value()), done + 1
+            if self._stops and self.is_failing(totals):
+                break
+        return tf.constant(done), totals, tf.zeros([], tf.float64)
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the logs, or the metrics' results if the logs name exactly the metrics."""
