@@ -21,6 +21,8 @@ __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
 # TensorFlow ships no types. The type that is meant:
 Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
+_BATCHES_AHEAD = 1  # that are read while a step computes
+
 
 def known_steps(data: Data, wanted: str) -> int | None:
     """Return the number of batches of a data set, None if unknown; refuse a data set that never ends."""
@@ -47,13 +49,24 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
             check_order(data)
             check_same_data(data, strategy)
         data = untuned(copied_from_python(data))
+        if _reads_where_it_computes(strategy):
+            return data.prefetch(_BATCHES_AHEAD)
         if strategy.num_replicas_in_sync > 1 and contains_sparse(data):
             return strategy.distribute_datasets_from_function(replica_batches(data))
         return strategy.experimental_distribute_dataset(_sharded_by_example(data))
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
-    return strategy.distribute_datasets_from_function(_checked(data))
+    make = _checked(data)
+    if _reads_where_it_computes(strategy):
+        return make(tf.distribute.InputContext()).prefetch(_BATCHES_AHEAD)
+    return strategy.distribute_datasets_from_function(make)
+
+
+def _reads_where_it_computes(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether batches need no copy to a device, for which TensorFlow makes slow iterators."""
+    is_one_device = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    return is_one_device and "/device:CPU:" in strategy.extended.worker_devices[0]
 
 
 def distribute_to_workers(
