@@ -198,6 +198,7 @@ ONLY_ON = {
         "order_cases.drawn",
         "call_cases.apart",
         "model_cases.written",
+        "model_cases.made",
         "call_cases.agreed",
     ],
     "parameter_server": [

@@ -332,3 +332,22 @@ def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         except ConfigError as error:
             found[name] = str(error)
     return found
+
+
+def made(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Make variables of which each worker has other values, and quantize a model."""
+    del folder
+    worker = strategy.cluster_resolver.task_id
+    names = ("int8", "int16", "uint8", "uint32", "int64", "bfloat16", "float16", "complex64", "bool")
+    found: dict[str, Any] = {}
+    with strategy.scope():
+        for name in names:
+            variable = tf.Variable(tf.cast(tf.constant([1 - worker, 100 + worker, 3]), name))
+            found[name] = str(variable.numpy().tolist())
+    if keras.__version__ >= "3":
+        keras.utils.set_random_seed(worker)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.quantize("int8")
+        found["outputs"] = predict(model, np.ones((2, 3), "float32"), strategy=strategy, verbose=0).tolist()
+    return found

@@ -13,6 +13,7 @@ CASES = [
         "recovered",
         "shuffled",
         "summed",
+        "made",
     )
 ]
 TOLERANCE = {"rel": 1e-10, "abs": 1e-10}  # float64: sums in another order
@@ -107,3 +108,12 @@ def test_other_clusters_do_the_same(shape, tmp_path, alone):
         _check_training(found, alone)
         summed = found.chief["model_cases.summed"]
         assert summed["total"] == 4 * summed["replicas"]
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_variables_of_every_type_begin_as_the_chiefs(strategy, finished):
+    chiefs, others = (result["model_cases.made"] for result in finished(strategy).results.values())
+
+    assert chiefs == others
+    assert chiefs["int8"] == "[1, 100, 3]"
+    assert chiefs["bfloat16"] == "[1.0, 100.0, 3.0]"

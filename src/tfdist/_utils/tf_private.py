@@ -37,6 +37,7 @@ __all__ = [
     "cluster_resolver",
     "colocates_with_first_shard",
     "connected_tasks",
+    "convert_initial_values",
     "cross_device_ops_of",
     "dataset_inputs",
     "dataset_options",
@@ -308,6 +309,35 @@ def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable
     extended = strategy.extended
     extended._cross_device_ops = replace(extended._cross_device_ops)
     extended._host_cross_device_ops = replace(extended._host_cross_device_ops)
+
+
+def convert_initial_values(
+    strategy: tf.distribute.Strategy,
+    to_sent: Callable[[tf.Tensor], tf.Tensor],
+    from_sent: Callable[[tf.Tensor, tf.DType], tf.Tensor],
+) -> None:
+    """Convert the initial values of variables before mirrored workers take those of the chief, and after it.
+
+    Seen in 2.12 and 2.21.
+    """
+    extended = strategy.extended
+    make_broadcast = extended._get_variable_creator_initial_value
+
+    def make_converted(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        if replica_id != 0:  # it copies the variable of this worker's first replica
+            return make_broadcast(replica_id, device, primary_var, **kwargs)
+
+        def converted() -> tf.Tensor:
+            with tf.device(device):
+                value = kwargs["initial_value"]
+                value = value() if callable(value) else value
+                value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), kwargs.get("dtype"))
+                sent = {"initial_value": to_sent(value), "dtype": None}
+                return from_sent(make_broadcast(replica_id, device, primary_var, **sent)(), value.dtype)
+
+        return converted
+
+    extended._get_variable_creator_initial_value = make_converted
 
 
 class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore[misc]  # TensorFlow ships no types

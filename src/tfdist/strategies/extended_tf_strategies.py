@@ -11,12 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import (
+    convert_initial_values,
     cross_device_ops_of,
     replace_cross_device_ops,
     set_cluster_resolver,
 )
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.strategies.broadcast_types import as_broadcast, from_broadcast
 from tfdist.strategies.keras_methods import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
@@ -54,11 +56,18 @@ def _aggregating(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     """
     none = tf.VariableAggregation.NONE
     if kwargs.get("aggregation", none) in (None, none):
-        dtype = kwargs.get("dtype")
+        dtype = _dtype_of_variable(**kwargs)
         is_whole = dtype is not None and not tf.as_dtype(dtype).is_floating
         aggregations = tf.VariableAggregation
         kwargs["aggregation"] = aggregations.ONLY_FIRST_REPLICA if is_whole else aggregations.MEAN
     return next_creator(**kwargs)
+
+
+def _dtype_of_variable(initial_value: Any = None, dtype: Any = None, **_: Any) -> Any:
+    """Return the type of a variable, None if a function makes it."""
+    if dtype is not None or initial_value is None or callable(initial_value):
+        return dtype
+    return tf.convert_to_tensor(initial_value).dtype
 
 
 class _Entered:
@@ -107,6 +116,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             timeout: Seconds that an exchange may take; None for no limit.
         """
         super().__init__(resolver, options)
+        convert_initial_values(self, as_broadcast, from_broadcast)
         self._timeout = timeout
         self._limit = None if timeout is None else TimeLimit(timeout)
         if self._limit:

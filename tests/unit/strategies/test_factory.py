@@ -39,11 +39,12 @@ def test_an_evaluator_trains_with_nobody():
 def test_mirrored_lets_replicas_write_variables():
     strategy = make_strategy(None, "mirrored")
     with strategy.scope():
-        fraction, whole = tf.Variable(1.0), tf.Variable(1, dtype=tf.int64)
+        fraction, whole, count = tf.Variable(1.0), tf.Variable(1, dtype=tf.int64), tf.Variable(1)
 
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert fraction.aggregation == tf.VariableAggregation.MEAN
-    assert whole.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    for integer in (whole, count):  # with and without a dtype
+        assert integer.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def test_a_scope_can_be_entered_again_and_within_itself():
