@@ -154,7 +154,8 @@ def resuming(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     callbacks = [keras.callbacks.BackupAndRestore(str(own / "backup")), interrupted]
     if not IS_KERAS_2 and not strategy.extended.should_checkpoint:
         del callbacks[0]  # who does not write may as well do without it; in Keras 2, all have to save
-    history = fit(model, data, strategy=strategy, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    with strategy.scope():  # as after `tfdist.start()`
+        history = fit(model, data, strategy=strategy, epochs=EPOCHS, callbacks=callbacks, verbose=0)
     at_once = compiled_model(strategy)
     fit(at_once, data, strategy=strategy, epochs=EPOCHS, verbose=0)
     return {

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import outside_scopes
 
-__all__ = ["replace_methods", "save_outside_scopes"]
+__all__ = ["replace_methods", "save_and_load_outside_scopes"]
 
 _METHODS = ("fit", "evaluate", "predict")
-_saving: list[Callable[..., Any]] = []  # the methods that `save_outside_scopes` has made
+_outside: list[Callable[..., Any]] = []  # the methods that `save_and_load_outside_scopes` has made
 
 
 def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
@@ -29,20 +29,21 @@ def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
     for name in _METHODS:
         if name not in vars(model):  # it is a method of a base class
             setattr(model, name, _by_strategy(name, getattr(model, name), kinds))
-    save_outside_scopes(model)
+    save_and_load_outside_scopes(model)
 
 
-def save_outside_scopes(model: Any) -> None:
-    """Make `save` and `save_weights` of Keras 3's class of models leave the scope of mirrored workers.
+def save_and_load_outside_scopes(model: Any) -> None:
+    """Make `save`, `save_weights` and `load_weights` of Keras 3's models leave the scope of mirrored workers.
 
-    Keras makes an optimizer whenever it saves a model, to learn the names of its attributes. In the scope,
-    the variables of this optimizer would wait for all workers, but a callback saves on the chief alone.
+    Keras makes an optimizer whenever it saves or loads, to learn the names of its attributes. In the scope,
+    the variables of this optimizer would wait for all workers, but a callback saves on the chief alone, and
+    BackupAndRestore loads there.
     """
-    for name in ("save", "save_weights"):
+    for name in ("save", "save_weights", "load_weights"):
         method = getattr(model, name)
-        if method not in _saving:
-            _saving.append(_outside_scopes(method))
-            setattr(model, name, _saving[-1])
+        if method not in _outside:
+            _outside.append(_outside_scopes(method))
+            setattr(model, name, _outside[-1])
 
 
 def _outside_scopes(of_keras: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
 from tfdist.strategies.factory import make_strategy
-from tfdist.strategies.keras_methods import save_outside_scopes
+from tfdist.strategies.keras_methods import save_and_load_outside_scopes
 from tfdist.strategies.lasting_scope import enter_for_good
 from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
@@ -130,6 +130,6 @@ def _replace_methods_of_keras() -> None:
             setattr(model, method.__name__, method)
     keras = sys.modules.get("keras")
     if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
-        save_outside_scopes(keras.Model)
+        save_and_load_outside_scopes(keras.Model)
         for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
             setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))

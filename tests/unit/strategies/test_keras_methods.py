@@ -63,9 +63,9 @@ def test_methods_that_are_replaced_stay() -> None:
     assert {name: vars(keras.Model)[name] for name in METHODS} == before
 
 
-def test_a_worker_saves_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_saves_and_loads_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    for name in ("save", "save_weights"):
+    for name in ("save", "save_weights", "load_weights"):
         monkeypatch.setattr(keras.Model, name, vars(keras.Model)[name])
     replace_methods((tf.distribute.MultiWorkerMirroredStrategy,))
     made: list[Any] = []
@@ -79,6 +79,8 @@ def test_a_worker_saves_a_model_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_p
         count = len(made)
         model.save(tmp_path / "model.keras")
         model.save_weights(tmp_path / "model.weights.h5")
+        model.load_weights(tmp_path / "model.weights.h5")
+        model.load_weights(tmp_path / "model.keras")
         assert tf.distribute.get_strategy() is strategy
 
     assert len(made) == count > 0
