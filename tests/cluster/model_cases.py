@@ -335,7 +335,7 @@ def written(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def made(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Make variables of which each worker has other values, and quantize a model."""
+    """Make variables of which each worker has other values, quantize a model, and predict in all types."""
     del folder
     worker = strategy.cluster_resolver.task_id
     names = ("int8", "int16", "uint8", "uint32", "int64", "bfloat16", "float16", "complex64", "bool")
@@ -350,4 +350,13 @@ def made(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         model.quantize("int8")
         found["outputs"] = predict(model, np.ones((2, 3), "float32"), strategy=strategy, verbose=0).tolist()
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        kinds = [keras.layers.Lambda(lambda x, name=name: tf.cast(x, name)) for name in names]
+        model = keras.Model(inputs, [kind(inputs) for kind in kinds])
+    x = np.float32([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
+    outputs = predict(model, x, batch_size=3, strategy=strategy, verbose=0)
+    for name, output in zip(names, outputs, strict=True):
+        assert output.dtype == tf.as_dtype(name).as_numpy_dtype
+        np.testing.assert_array_equal(output, tf.cast(x, name).numpy())
     return found

@@ -206,6 +206,7 @@ def samples_of_keras():
     adagrad.build(model.trainable_variables)
     modules = {
         "loss_module": "keras.src.losses.loss",
+        "saving_module": "keras.src.saving.saving_lib",
         "state_module": "keras.src.backend.common.global_state",
     }
     return {

@@ -66,6 +66,7 @@ __all__ = [
     "values_in_order",
     "variable_of_tensorflow",
     "variables_of_metric",
+    "wrap_names_of_attributes",
 ]
 
 
@@ -476,3 +477,15 @@ def split_arrays(
     module: Any = adapters_of_keras_2(keras) if is_old else importlib.import_module(name)
     parts: tuple[Any, Any] = module.train_validation_split(arrays, validation_split=share)
     return parts
+
+
+def wrap_names_of_attributes(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Wrap the function by which Keras 3 learns, when it saves or loads, what attributes its classes have.
+
+    Earlier versions call it get_attr_skiplist. Seen in 3.15.
+    """
+    saving_module: Any = importlib.import_module("keras.src.saving.saving_lib")
+    name = "get_attr_skipset" if hasattr(saving_module, "get_attr_skipset") else "get_attr_skiplist"
+    wrapped = wrap(getattr(saving_module, name))
+    setattr(saving_module, name, wrapped)
+    return wrapped

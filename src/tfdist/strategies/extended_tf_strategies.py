@@ -18,7 +18,7 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.strategies.broadcast_types import as_broadcast, from_broadcast
+from tfdist.strategies.collective_types import from_collective_type, to_collective_type
 from tfdist.strategies.keras_methods import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
@@ -116,7 +116,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             timeout: Seconds that an exchange may take; None for no limit.
         """
         super().__init__(resolver, options)
-        convert_initial_values(self, as_broadcast, from_broadcast)
+        convert_initial_values(self, to_collective_type, from_collective_type)
         self._timeout = timeout
         self._limit = None if timeout is None else TimeLimit(timeout)
         if self._limit:

@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_private import wrap_names_of_attributes
 from tfdist._utils.tf_private import outside_scopes
 
 __all__ = ["replace_methods", "save_and_load_outside_scopes"]
 
 _METHODS = ("fit", "evaluate", "predict")
-_outside: list[Callable[..., Any]] = []  # the methods that `save_and_load_outside_scopes` has made
+_outside: list[Any] = []  # the function that `save_and_load_outside_scopes` has made
 
 
 def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
@@ -29,32 +30,29 @@ def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
     for name in _METHODS:
         if name not in vars(model):  # it is a method of a base class
             setattr(model, name, _by_strategy(name, getattr(model, name), kinds))
-    save_and_load_outside_scopes(model)
+    save_and_load_outside_scopes()
 
 
-def save_and_load_outside_scopes(model: Any) -> None:
-    """Make `save`, `save_weights` and `load_weights` of Keras 3's models leave the scope of mirrored workers.
+def save_and_load_outside_scopes() -> None:
+    """Make Keras 3 learn the names of attributes outside of the scope of mirrored workers.
 
-    Keras makes an optimizer whenever it saves or loads, to learn the names of its attributes. In the scope,
-    the variables of this optimizer would wait for all workers, but a callback saves on the chief alone, and
-    BackupAndRestore loads there.
+    Keras makes an optimizer whenever it saves a model or loads weights, to learn what attributes it has. In
+    the scope, the variables of this optimizer would wait for all workers, but a callback saves on the chief
+    alone, and BackupAndRestore loads there.
     """
-    for name in ("save", "save_weights", "load_weights"):
-        method = getattr(model, name)
-        if method not in _outside:
-            _outside.append(_outside_scopes(method))
-            setattr(model, name, _outside[-1])
+    if not _outside:
+        _outside.append(wrap_names_of_attributes(_outside_scopes))
 
 
 def _outside_scopes(of_keras: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_keras)
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         if not isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
             return of_keras(*args, **kwargs)
         with outside_scopes():
             return of_keras(*args, **kwargs)
 
-    return method
+    return function
 
 
 def _by_strategy(name: str, of_keras: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:

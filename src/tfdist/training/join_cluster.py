@@ -130,6 +130,6 @@ def _replace_methods_of_keras() -> None:
             setattr(model, method.__name__, method)
     keras = sys.modules.get("keras")
     if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
-        save_and_load_outside_scopes(keras.Model)
+        save_and_load_outside_scopes()
         for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
             setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))

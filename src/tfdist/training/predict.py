@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.strategies.collective_types import from_collective_type, to_collective_type
 from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import Begun
 from tfdist.training.arguments import (
@@ -213,7 +214,8 @@ def _in_step(
 
     def gathered(batch: Any) -> Any:
         # The values are those of all replicas, or plain tensors if there is only one replica.
-        return tf.nest.map_structure(lambda value: strategy.gather(value, axis=0), step.run(with_none(batch)))
+        outputs = step.run(with_none(batch))
+        return tf.nest.map_structure(lambda value: _of_all_replicas(strategy, value), outputs)
 
     if eagerly:
         return gathered
@@ -222,6 +224,14 @@ def _in_step(
         # For batches of any size. (One replica traces the first batch with its size, as Keras does.)
         graph.get_concrete_function(spec)
     return graph
+
+
+def _of_all_replicas(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """Return the replicas' values in one tensor."""
+    dtype = strategy.experimental_local_results(value)[0].dtype
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        value = strategy.run(to_collective_type, args=(value,))
+    return from_collective_type(strategy.gather(value, axis=0), dtype)
 
 
 def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
