@@ -1,7 +1,7 @@
 """Convert tensors to the types that TensorFlow's collectives take, and back, bit by bit.
 
-All of them take float16, float32, float64, int32 and int64. A quantized layer has weights of int8, and a model
-of the policy `mixed_bfloat16` predicts in bfloat16.
+All of them take float16, float32, float64, int32 and int64. A quantized layer has weights of int8, and a
+model of the policy `mixed_bfloat16` predicts in bfloat16.
 """
 
 import tensorflow as tf

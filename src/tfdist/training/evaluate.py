@@ -81,7 +81,8 @@ def evaluate(
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
         leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
         position = DataPosition.of(x, model, strategy, steps)
-        logs = run_tests(testing, model, steps, calls, expected=expected, leave=leave, position=position)
+        options: Any = {"expected": expected, "leave": leave, "position": position}
+        logs = run_tests(testing, model, steps, calls, **options, name="the data")
     return logs if return_dict else in_order(model, logs)
 
 
@@ -98,12 +99,13 @@ def run_tests(
     leave: Callable[[], bool] | None = None,
     position: DataPosition | None = None,
     together: int | None = None,
+    name: str = "the validation data",
 ) -> dict[str, float]:
     """Run a test epoch of `steps` batches, all if None, and return the metrics' results.
 
     `leave` is called after each execution. If it returns True, the results are those of a part of the data.
     `position` is the beginning of the data, if a number of steps may end after them. `together` is the number
-    of batches in an execution, if it is not that of the model.
+    of batches in an execution, if it is not that of the model. `name` names the data in an error.
     """
     # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
     testing.runner.rewind()
@@ -128,7 +130,7 @@ def run_tests(
             if leave is not None and leave():
                 break
     if not part.done:
-        raise DataError("the validation data", "contain no batch")
+        raise DataError(name, "contain no batch")
     logs = as_logs(part.logs)
     if calls is not None:
         calls.on_test_end(logs)

@@ -6,7 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
@@ -66,6 +66,14 @@ def test_a_callback_ends_it(strategy):
 def test_refuses_what_it_does_not_know(strategy):
     with pytest.raises(ConfigError, match="evaluate: has no argument 'step'"):
         evaluate(made(), batches(), step=3)
+
+
+def test_refuses_data_without_an_example(strategy):
+    with strategy.scope():
+        model = made()
+    x = tf.zeros((0, 3))
+    with pytest.raises(DataError, match=r"^the data: contain no batch"):
+        evaluate(model, x, x[:, :1], verbose=0)
 
 
 @pytest.mark.skipif(keras.__version__.startswith("2."), reason="Keras 2 has another compute_loss")

@@ -483,6 +483,7 @@ def test_refuses_counts_that_mean_nothing(strategy, options, words):
         (batches().repeat(), "never ends"),
         (batches().take(0), "contain no batch"),
         (lambda context: points(), "expected a tf.data.Dataset returned"),
+        (None, "x: is None"),
     ],
 )
 def test_refuses_data_that_it_cannot_train_on(strategy, data, words):
@@ -490,6 +491,14 @@ def test_refuses_data_that_it_cannot_train_on(strategy, data, words):
         model = linear()
     with pytest.raises(DataError, match=words):
         fit(model, data, strategy=strategy, verbose=0)
+
+
+@pytest.mark.parametrize(("weights", "received"), [("balanced", "'balanced'"), (np.ones(2), "array")])
+def test_refuses_weights_of_classes_that_are_no_dict(strategy, weights, received):
+    with strategy.scope():
+        model = linear()
+    with pytest.raises(DataError, match=rf"class_weight: expected a dict .* received {received}.* Pass dict"):
+        fit(model, batches(), class_weight=weights, verbose=0)
 
 
 def test_validates_after_the_epochs_that_are_named(strategy):

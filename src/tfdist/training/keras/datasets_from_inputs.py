@@ -4,13 +4,14 @@ Keras's own adapters make them, so a seed gives the same order as in one process
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
-from tfdist.errors import DataError
+from tfdist.errors import DataError, shown
 from tfdist.training.dataset_checks import MOST_BYTES
 from tfdist.training.keras.compat import (
     adapted,
@@ -57,6 +58,12 @@ def made_data(
     Raises:
         DataError: Keras does not accept the data, or TensorFlow cannot send them to workers.
     """
+    if x is None:
+        raise DataError("x", "is None", remedy="Pass arrays, a tf.data.Dataset or a PyDataset")
+    if class_weight is not None and not isinstance(class_weight, Mapping):
+        remedy = "Pass dict(enumerate(weights)), if weights are those of the classes 0, 1, 2, …"
+        expected = "a dict of the weight of each class"
+        raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
     is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
     is_function = callable(x) and not tf.is_tensor(x)
     if is_set or is_function:
