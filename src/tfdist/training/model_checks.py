@@ -7,11 +7,21 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_compiled, layers_of
 from tfdist._utils.tf_private import worker_count
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, DataError
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.reduction import unpacked
 
-__all__ = ["check_model", "check_optimizer", "check_states", "has_own", "is_alone", "reductions", "uses_xla"]
+__all__ = [
+    "check_model",
+    "check_optimizer",
+    "check_states",
+    "check_targets",
+    "has_own",
+    "is_alone",
+    "reductions",
+    "uses_xla",
+]
 
 _log = logging.getLogger("tfdist")
 
@@ -38,6 +48,16 @@ def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated:
     if model.jit_compile and (reason := _why_without_xla(model, strategy)):
         _log.warning("jit_compile has no effect: %s", reason)
     _check_scope(model, strategy)
+
+
+def check_targets(model: Any, batch_spec: Any, method: str) -> None:
+    """Refuse data without targets, where the loss that a model is compiled with needs them."""
+    if not model.loss or has_own(model, method) or has_own(model, "compute_loss"):
+        return
+    _, y, _ = unpacked(batch_spec)
+    if y is None:
+        remedy = "Pass y, or yield (x, y); for validation, pass validation_data=(x, y)"
+        raise DataError("the data", "have no targets, and the loss compares with them", remedy=remedy)
 
 
 def is_alone(strategy: tf.distribute.Strategy) -> bool:

@@ -22,7 +22,7 @@ from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.model_checks import check_model, has_own
+from tfdist.training.model_checks import check_model, check_targets, has_own
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.writes_to_servers import settle_writes
@@ -117,6 +117,7 @@ class Session:
         self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
         self._dataset, self._spec = self._cluster.distribute(data)
+        check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
         if not is_keras_2(model) and has_call(model):
             with strategy.scope(), built_on_parts(model.optimizer):
                 build_model(model, replica_spec(self._spec))
@@ -143,6 +144,7 @@ class Session:
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""
         dataset, spec = (self._dataset, self._spec) if data is None else self._cluster.distribute(data)
+        check_targets(self._model, replica_spec(spec), "test_step")
         return self._phase("test_step", dataset, spec)
 
     @property

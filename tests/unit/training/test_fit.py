@@ -493,6 +493,15 @@ def test_refuses_data_that_it_cannot_train_on(strategy, data, words):
         fit(model, data, strategy=strategy, verbose=0)
 
 
+def test_refuses_data_without_targets_that_the_loss_needs(strategy):
+    with strategy.scope():
+        model = linear()
+    without = batches().map(lambda x, y: x)
+    for data in ({"x": without}, {"x": batches(), "validation_data": without}):
+        with pytest.raises(DataError, match=r"have no targets, and the loss .* yield \(x, y\)"):
+            fit(model, **data, verbose=0)
+
+
 @pytest.mark.parametrize(("weights", "received"), [("balanced", "'balanced'"), (np.ones(2), "array")])
 def test_refuses_weights_of_classes_that_are_no_dict(strategy, weights, received):
     with strategy.scope():
