@@ -1,5 +1,6 @@
 """Callbacks that write files, that decide, that stop training, and that take it up again."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -154,7 +155,8 @@ def resuming(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     callbacks = [keras.callbacks.BackupAndRestore(str(own / "backup")), interrupted]
     if not IS_KERAS_2 and not strategy.extended.should_checkpoint:
         del callbacks[0]  # who does not write may as well do without it; in Keras 2, all have to save
-    with strategy.scope():  # as after `tfdist.start()`
+    # As after `tfdist.start()`; a checkpoint of Keras 2 makes a counter in the scope where it restores.
+    with contextlib.nullcontext() if IS_KERAS_2 else strategy.scope():
         history = fit(model, data, strategy=strategy, epochs=EPOCHS, callbacks=callbacks, verbose=0)
     at_once = compiled_model(strategy)
     fit(at_once, data, strategy=strategy, epochs=EPOCHS, verbose=0)
