@@ -67,7 +67,7 @@ def _dtype_of_variable(initial_value: Any = None, dtype: Any = None, **_: Any) -
     """Return the type of a variable, None if a function makes it."""
     if dtype is not None or initial_value is None or callable(initial_value):
         return dtype
-    return tf.convert_to_tensor(initial_value).dtype
+    return getattr(initial_value, "dtype", None) or tf.convert_to_tensor(initial_value).dtype
 
 
 class _Entered:
