@@ -54,6 +54,7 @@ class Way(NamedTuple):
         title: Its name in the table.
         loop: The software.
         ours: The way of tfdist to compare it with; empty for one process.
+        buckets: The bytes after which the first bucket and the others are full; empty for tfdist's own.
     """
 
     title: str
@@ -63,8 +64,10 @@ class Way(NamedTuple):
     dtype: str = ""
     strategy: str = ""
     encryption: str = ""
+    buckets: tuple[int, ...] = ()
 
 
+_MB = 1 << 20
 _ASYNC, _SYNC = "parameter_server", "parameter_server_sync"
 WAYS = {
     "one": Way("tfdist, one process", "tfdist"),
@@ -75,6 +78,9 @@ WAYS = {
     "bfloat16": Way("tfdist, tcp, gradients as bfloat16", "tfdist", "tcp", "tcp", "bfloat16"),
     "int8": Way("tfdist, tcp, gradients as int8", "tfdist", "tcp", "tcp", "int8"),
     "tls": Way("tfdist, tcp, `encryption: tls`", "tfdist", "tcp", encryption="tls"),
+    "small_buckets": Way("tfdist, tcp, buckets of 1 MB", "tfdist", "tcp", "tcp", buckets=(_MB // 4, _MB)),
+    "large_buckets": Way("tfdist, tcp, buckets of 16 MB", "tfdist", "tcp", "tcp", buckets=(_MB, 16 * _MB)),
+    "one_bucket": Way("tfdist, tcp, one bucket", "tfdist", "tcp", "tcp", buckets=(1 << 40, 1 << 40)),
     "ring": Way("tfdist, `implementation: ring` (gRPC)", "tfdist", "tcp", "ring"),
     "keras": Way("tf_keras fit, MultiWorkerMirrored", "keras", "tcp"),
     "ddp": Way("PyTorch, DistributedDataParallel with gloo", "torch", "tcp"),
@@ -215,6 +221,7 @@ def table_of(setup: Setup, model: str, link: str, ways: Sequence[str], flags: An
     found = table((f"`{model}`", *COLUMNS), rows)
     kind = " ps" if WAYS[ways[0]].strategy else ""
     kind += " tls" if any(WAYS[name].encryption for name in ways) else ""
+    kind += " buckets" if any(WAYS[name].buckets for name in ways) else ""
     put(f"networks {model} {flags.workers} {link}{kind}", head, found, before="networks more")
 
 
@@ -236,7 +243,9 @@ def flags_of() -> Any:
     )
     parser.add_argument("--peers", type=Path, default=CACHE, help="the folder of the peers' environments")
     flags: Any = parser.parse_args()
-    flags.ways = flags.ways or [name for name, way in WAYS.items() if flags.workers == 2 or not way.strategy]
+    flags.ways = flags.ways or [
+        name for name, way in WAYS.items() if not way.buckets and (flags.workers == 2 or not way.strategy)
+    ]
     if flags.workers != PS_WORKERS and any(WAYS[name].strategy for name in flags.ways):
         sys.exit("benchmarks/networks.py: --ways: parameter servers have two workers; expected --workers 2")
     return flags

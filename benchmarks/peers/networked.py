@@ -112,7 +112,13 @@ class Tfdist(Keras):
         if is_one:
             return tfdist.make_strategy(None)
         said = {name: order[name] for name in ("implementation", "dtype", "encryption") if order[name]}
-        return tfdist.make_strategy(tfdist.ClusterConfig.from_environment(), communication=said)
+        strategy = tfdist.make_strategy(tfdist.ClusterConfig.from_environment(), communication=said)
+        if order["buckets"]:
+            from tfdist._utils.tf_private import cross_device_ops_of
+            from tfdist.strategies.plan_buckets import BucketBytes
+
+            cross_device_ops_of(strategy)._buckets.bucket_bytes = BucketBytes(*order["buckets"])
+        return strategy
 
     def options(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"steps_per_execution": order["window"]}
