@@ -150,7 +150,7 @@ def _result(folder: Path) -> dict[str, object]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
-@pytest.mark.parametrize("data", ["arrays", "steps"])
+@pytest.mark.parametrize("data", ["arrays", pytest.param("steps", marks=pytest.mark.slow)])
 def test_one_process_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(
     tmp_path, monkeypatch, forking, data
 ):
