@@ -1,13 +1,15 @@
-"""Find processes of this machine in /proc by what they were started with."""
+"""Find processes of this machine in /proc by what they were started with, and stop them."""
 
 import contextlib
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "naming", "task_of", "with_variable"]
+__all__ = ["Process", "naming", "stop", "task_of", "with_variable"]
 
 
 class Process(NamedTuple):
@@ -40,6 +42,22 @@ def task_of(folder: Path, task: str) -> int:
     found = [process.pid for process in naming(folder) if process.task == task]
     assert found, f"no process is {task} of {folder}"
     return found[0]
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when none of its threads runs any more, which `os.kill` does not wait for."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path("/proc", str(pid), "task")
+    while any(_state(thread) not in "TZX" for thread in os.listdir(threads)):
+        time.sleep(0.001)
+
+
+def _state(thread: str) -> str:
+    """Return the letter that Linux has for what a thread does; X if it has ended."""
+    try:
+        return Path("/proc", thread, "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def _with_text(file: str, text: str) -> Iterator[Process]:

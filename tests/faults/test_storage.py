@@ -10,6 +10,7 @@ from proofs import prove_exact, prove_nothing_left
 from setups import config
 from training import Training
 
+import proc
 from tfdist.errors import LOST
 
 pytestmark = pytest.mark.faults
@@ -69,7 +70,7 @@ def test_a_run_whose_checkpoints_are_removed_says_so_or_goes_on(is_writing, tmp_
 
         def is_stopped_there():
             assert training.status() is None, training.tail()
-            os.kill(training.process.pid, signal.SIGSTOP)
+            proc.stop(training.process.pid)
             partial = [training.run / "checkpoints" / name for name in training.partial("checkpoints")]
             # A partial folder may also be one that is removed, or whose checkpoint has its name already.
             is_written = any(path.name.isdigit() for folder in partial for path in folder.iterdir())
