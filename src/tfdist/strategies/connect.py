@@ -67,7 +67,7 @@ def _make_room_for_functions(training: ClusterConfig) -> None:
 
     TensorFlow reads an entry of this vector without its lock. If another thread adds an entry meanwhile, and
     the vector moves, the call takes what it reads from freed memory: it names a device in random bytes, and
-    fails. A vector that has grown keeps its room: for twice as many functions as are made here, less one.
+    fails. A vector that has grown keeps its room: for twice as many functions as are made here, less two.
     """
     server = next(task for task in training.tasks() if task != training.task)
     with tf.device(f"/job:{server.type}/replica:0/task:{server.index}/device:CPU:0"):

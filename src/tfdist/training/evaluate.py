@@ -81,8 +81,16 @@ def evaluate(
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
         leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
         position = DataPosition.of(x, model, strategy, steps)
-        options: Any = {"expected": expected, "leave": leave, "position": position}
-        logs = run_tests(testing, model, steps, calls, **options, name="the data")
+        logs = run_tests(
+            testing,
+            model,
+            steps,
+            calls,
+            expected=expected,
+            leave=leave,
+            position=position,
+            name="the data",
+        )
     return logs if return_dict else in_order(model, logs)
 
 
