@@ -16,6 +16,7 @@ from tfdist.training.leave_loop_together import Agreement
 from tfdist.training.predict import predict
 from tfdist.training.saving import save
 from tfdist.training.steps_per_call import StepsPerCall
+from tfdist.training.watch_variables import watch_variables
 
 keras = tf.keras
 BUSY_SECONDS = 40
@@ -91,6 +92,17 @@ def ended_first(strategy: tf.distribute.Strategy, folder: Path) -> None:
     if not strategy.extended.should_checkpoint:
         time.sleep(1)
         predict(model, points()[0], strategy=strategy, verbose=0)
+
+
+def loaded(strategy: tf.distribute.Strategy, folder: Path) -> None:
+    """Load the model on the chief alone, while the other worker waits at a barrier."""
+    model = trained(strategy)
+    watch_variables(strategy)
+    save(model, folder / "model.keras")
+    if strategy.extended.should_checkpoint:
+        with strategy.scope():  # `start` enters it
+            keras.models.load_model(folder / "model.keras")
+    barrier()
 
 
 class Failing(keras.callbacks.Callback):

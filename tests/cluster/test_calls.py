@@ -89,6 +89,13 @@ def ended(folder, case, options):
             "and has left its 2nd call, fit, by ValueError: a bad file",
             id="a worker has caught its exception",
         ),
+        pytest.param(
+            "loaded",
+            [2, 2],
+            "worker:0 makes the variable kernel of a model after its 2nd call, save; "
+            "worker:1 is in its 3rd call, barrier",
+            id="the chief loads a model alone",
+        ),
     ],
 )
 def test_a_worker_that_has_left_the_others_is_named(tmp_path, case, codes, line, options):

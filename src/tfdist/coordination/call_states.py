@@ -2,6 +2,7 @@
 
 Each task numbers its calls, of `fit`, `evaluate` and so on. Tasks are out of step for certain if two are in
 calls of one number and of different names, or if one is in a call that another has ended without making.
+They also count the variables that they make, for which all wait too: a new variable takes the chief's value.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,8 +26,8 @@ NAMES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "barri
 _MOST_NAMED = 3
 _LONGEST_ERROR = 120
 _REMEDY = (
-    "Make the same calls in the same order on all workers; for one alone, call tfdist.save(model, path) on "
-    "all, and load the file after the launch"
+    "Make the same calls in the same order on all workers, and build and load the same models; for one "
+    "alone, call tfdist.save(model, path) on all, and load the file after the launch"
 )
 
 
@@ -43,6 +44,8 @@ class CallState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         error: That exception.
         is_broken: Whether an exchange has failed in the call that it is in.
         has_ended: Whether its script has ended, and not by an exception.
+        made: How many variables it has begun to make.
+        making: The name of the variable that it makes; "" if none.
     """
 
     number: int = 0
@@ -54,6 +57,8 @@ class CallState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
     is_broken: bool = False
     has_ended: bool = False
+    made: int = 0
+    making: str = ""
 
     def begun(self, name: str) -> "CallState":
         """Return the state of a task that has begun another call."""
@@ -86,15 +91,20 @@ def are_out_of_step(states: Sequence[CallState]) -> bool:
     ended_after = min((state.number for state in states if state.has_ended), default=None)
     if ended_after is not None and any(state.inside > ended_after for state in inside):
         return True
+    if any(other.has_ended for _, other in _without_variable(states)):
+        return True
     return any(state.is_broken or other.is_broken for state, other in _parted(states))
 
 
 def have_parted(states: Sequence[CallState]) -> bool:
-    """Return whether a task is in a call that another has left by an exception of its own.
+    """Return whether a task waits for what another seems not to do.
 
-    That is certain only after some time, in which the first may leave the call by the same exception.
+    It is in a call that another has left by an exception of its own; or it makes a variable, and another is
+    in a later call. That is certain only after some time, in which the first may leave the call by the same
+    exception, and the other may make the variable in its call.
     """
-    return any(_parted(states))
+    is_in_later_call = any(other.inside > state.number for state, other in _without_variable(states))
+    return is_in_later_call or any(_parted(states))
 
 
 def _parted(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
@@ -105,16 +115,26 @@ def _parted(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]
             yield from ((state, other) for state in states if state.inside == other.failed)
 
 
+def _without_variable(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
+    """Yield each task that makes a variable, with one that has not begun to make it."""
+    for state in states:
+        if state.making:
+            yield from ((state, other) for other in states if other.made < state.made)
+
+
 def first_waiting(states: Sequence[CallState]) -> int | None:
-    """Return the index of the first task that is in a call which another task has not begun."""
-    least = min((state.number for state in states if not state.has_ended), default=0)
-    return next((index for index, state in enumerate(states) if state.inside > least), None)
+    """Return the index of the first task that waits for one which is not there yet."""
+    return next((index for index in range(len(states)) if late(states, index)), None)
 
 
 def late(states: Sequence[CallState], waiting: int) -> list[int]:
-    """Return the indices of the tasks that have not begun the call that one task is in."""
-    begun = states[waiting].inside
-    return [index for index, state in enumerate(states) if state.number < begun and not state.has_ended]
+    """Return the indices of the tasks that have not begun the call or the variable that one task is in."""
+    begun, made = states[waiting].inside, states[waiting].made if states[waiting].making else 0
+    return [
+        index
+        for index, state in enumerate(states)
+        if (state.number < begun or state.made < made) and not state.has_ended
+    ]
 
 
 def out_of_step(names: Sequence[str], states: Sequence[CallState]) -> ConfigError:
@@ -127,7 +147,9 @@ def waits_text(names: Sequence[str], states: Sequence[CallState], waiting: int, 
     """Return for how long a task has waited in its call, and what each task does that it waits for."""
     behind = late(states, waiting)
     told = _told([names[index] for index in behind], [states[index] for index in behind], ())
-    return f"has waited {seconds:.0f} s in its {_call(*states[waiting].call)}: {told}"
+    state = states[waiting]
+    place = f"to make the variable {state.making}" if state.making else f"in its {_call(*state.call)}"
+    return f"has waited {seconds:.0f} s {place}: {told}"
 
 
 def _told(names: Sequence[str], states: Sequence[CallState], waited_for: Collection[int]) -> str:
@@ -154,6 +176,8 @@ def _does(state: CallState, waited_for: Collection[int]) -> str:
             if state.number
             else "has ended its script without a call"
         )
+    elif state.making:
+        text = f"makes the variable {state.making} of a model{f' after its {last}' if state.number else ''}"
     elif state.inside:
         text = f"is in its {_call(*state.call)}"
     else:

@@ -36,6 +36,7 @@ _SECONDS_BEFORE_WARNING = 30.0
 _SECONDS_BETWEEN_WARNINGS = 300.0
 _SECONDS_TO_HEAR = 1.0  # for the other tasks, before the first task, at which they ask, ends
 _SECONDS_TO_CLOSE = 5.0
+_NOBODY = (0, 0, 0)
 _log = logging.getLogger("tfdist")
 
 
@@ -92,7 +93,7 @@ class CallWatch:
         self._found, self._wakes, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._sent, self._heard = Counter[str](), Counter[int]()
         self._parted_at = clock()  # not before
-        self._waits: tuple[int, int] = (0, 0)
+        self._waits = _NOBODY
         self._waits_since = self._warns_at = 0.0
         # The first task hears each other one; the others hear the first.
         self._listened = [own] if own else range(1, len(names))
@@ -136,6 +137,23 @@ class CallWatch:
             self.state = self.state.left(before)
         finally:
             self._has_met = had_met
+
+    @contextlib.contextmanager
+    def variable(self, name: str) -> Iterator[None]:
+        """Count the block as the making of a variable, for which all tasks wait.
+
+        Raises:
+            ConfigError: Another task has ended its script without this variable.
+        """
+        before = self.state
+        self.state = msgspec.structs.replace(before, made=before.made + 1, making=name)
+        try:
+            self._raise_if_certain()
+            yield
+        except BaseException:
+            self.state = before  # no task has waited for another, or the cluster is lost
+            raise
+        self.state = msgspec.structs.replace(self.state, making=before.making)
 
     def met(self) -> None:
         """Note that all tasks are in this call."""
@@ -267,7 +285,7 @@ class CallWatch:
     def _warn_of_late(self, states: Sequence[CallState], now: float) -> None:
         """Log from time to time, in the first task that waits, which other task has not come to its call."""
         waiting = first_waiting(states)
-        key = (0, 0) if waiting is None else (waiting, states[waiting].inside)
+        key = _NOBODY if waiting is None else (waiting, states[waiting].inside, states[waiting].made)
         if key != self._waits or waiting is None:
             self._waits, self._waits_since, self._warns_at = key, now, now + _SECONDS_BEFORE_WARNING
             return
@@ -318,7 +336,7 @@ class CallWatch:
     def _tell_end(self) -> None:
         if self._was_lost or hasattr(sys, "last_type"):  # of an exception that nothing has caught
             return
-        ended = msgspec.structs.replace(self.state, inside=0, inside_name="", has_ended=True)
+        ended = msgspec.structs.replace(self.state, inside=0, inside_name="", making="", has_ended=True)
         if self._own:
             self._send("of", self._own, ended)
         else:

@@ -98,9 +98,11 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
     Attributes:
         ring: The ring that adds gradients up; None if TensorFlow adds them.
+        while_making: Returns, for the name of a variable, a context in which it is made.
     """
 
     ring: Ring | None = None
+    while_making: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
 
     def __init__(
         self,
@@ -157,7 +159,13 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
     def scope(self) -> Any:
         """Return the scope, in which replicas may write to the variables."""
         replace_methods(_OF_CLUSTERS)
-        return _Entered(super().scope(), _aggregating)
+        return _Entered(super().scope(), _aggregating, self._make)
+
+    def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self.while_making is None:
+            return next_creator(**kwargs)
+        with self.while_making(kwargs.get("name") or "without a name"):
+            return next_creator(**kwargs)
 
 
 class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]

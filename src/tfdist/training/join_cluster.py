@@ -24,6 +24,7 @@ from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_repli
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.same_call import watch_calls
+from tfdist.training.watch_variables import watch_variables
 
 __all__ = ["start"]
 
@@ -88,6 +89,7 @@ def start(
     made = make_strategy(cluster, strategy, **options)
     enter_for_good(made)
     watch_calls(made)
+    watch_variables(made)
     # Both last for the rest of the script.
     StallWatch.of(cluster, stall_timeout).__enter__()
     if isinstance(made, tf.distribute.ParameterServerStrategy):

@@ -1,5 +1,6 @@
 """What tasks tell about their calls shows whether they are out of step, and who is late."""
 
+import msgspec
 import pytest
 
 from tfdist.coordination.call_states import (
@@ -68,6 +69,34 @@ def test_one_in_a_call_that_another_has_left_by_an_exception_is_found():
     assert have_parted([parted().left(CallState()).begun("fit"), inside(1, "fit")])
     assert not have_parted([inside(1, "fit"), parted().left(CallState())])  # it may call again
     assert not have_parted([parted(), parted()])
+
+
+def test_one_that_makes_a_variable_which_no_other_will_make_is_found():
+    outer = CallState(number=2, name="save", made=8)
+    alone = msgspec.structs.replace(outer, made=9, making="kernel")
+    ended, in_next = msgspec.structs.replace(outer, **ENDED), outer.begun("barrier")
+    for states in ([alone, ended], [ended, alone]):
+        assert are_out_of_step(states)
+    for states in ([alone, in_next], [in_next, alone]):
+        assert have_parted(states)
+    assert not are_out_of_step([alone, in_next])  # its call may make the variable
+    said = str(out_of_step(TWO, [alone, in_next]))
+    assert (
+        "worker:0 makes the variable kernel of a model after its 2nd call, save; worker:1 is in its 3" in said
+    )
+
+
+def test_a_variable_that_another_makes_later_is_awaited():
+    making = CallState(made=3, making="bias")
+    behind, in_fit = CallState(made=2), CallState(1, "fit", 1, "fit", made=3, making="bias")
+    done, busy = CallState(made=5, has_ended=True), CallState(1, "fit", 1, "fit", made=2)
+    for states in ([making, behind], [making, done], [in_fit, busy], [in_fit, behind], [making, making]):
+        assert not are_out_of_step(states)
+        assert not have_parted(states)
+    assert late([making, behind, done], 0) == [1]
+    assert first_waiting([behind, making]) == 1
+    said = waits_text(TWO, [making, behind], 0, 30)
+    assert said == "has waited 30 s to make the variable bias: worker:1 has made no call"
 
 
 def test_a_callback_that_catches_the_exception_of_a_call_within_fit_is_found():

@@ -119,6 +119,32 @@ def test_the_first_task_that_has_ended_is_named_by_the_others(cluster):
         )
 
 
+def test_one_that_makes_a_variable_alone_is_named(cluster):
+    (chief, other), _, clock = cluster()
+    for task in (chief, other):
+        with task.watch.variable("kernel"):
+            pass
+    with chief.watch.variable("bias"):
+        with other.watch.call("barrier", meets=True):
+            time.sleep(0.3)
+            assert not chief.ends  # the barrier might make it
+            clock.now = 11.0
+            chief.watch._wakes.set()
+            said = chief.ended()
+        assert "worker:0 makes the variable bias of a model; worker:1 is in its 1st call, barrier" in said
+        assert other.ended() == said
+
+
+def test_a_variable_that_fails_does_not_count(cluster):
+    (chief, other), *_ = cluster()
+    with pytest.raises(ValueError, match="shape"), chief.watch.variable("kernel"):
+        raise ValueError("shape")
+    assert chief.watch.state == other.watch.state
+    other.watch.close()
+    time.sleep(0.3)
+    assert not chief.ends
+
+
 def test_a_call_that_comes_after_the_end_of_another_script_is_refused_at_once(cluster):
     (chief, other), *_ = cluster()
     chief.watch.close()
