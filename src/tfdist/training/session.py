@@ -14,7 +14,7 @@ from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
 from tfdist.training.data import Data, distribute, distribute_to_workers
 from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner, GraphsOfBatches
 from tfdist.training.kept_traces import Traces, kinds
-from tfdist.training.keras.compat import has_call, is_keras_2
+from tfdist.training.keras.compat import build_for, has_call, is_keras_2
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step
@@ -24,6 +24,7 @@ from tfdist.training.keras.sharded_variables import built_on_parts, check_parts,
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, check_targets, has_own
 from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.writes_to_servers import settle_writes
 
@@ -118,10 +119,18 @@ class Session:
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
         self._dataset, self._spec = self._cluster.distribute(data)
         check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
-        if not is_keras_2(model) and has_call(model):
-            with strategy.scope(), built_on_parts(model.optimizer):
-                build_model(model, replica_spec(self._spec))
+        self._build()
         check_parts(model)
+
+    def _build(self) -> None:
+        """Build the model, and with Keras 3 its metrics and its optimizer, which Keras 2 builds in a step."""
+        model, batch = self._model, replica_spec(self._spec)
+        if is_keras_2(model):
+            with self.strategy.scope():
+                build_for(model, unpacked(batch)[0])
+        elif has_call(model):
+            with self.strategy.scope(), built_on_parts(model.optimizer):
+                build_model(model, batch)
 
     @property
     def spec(self) -> Any:

@@ -82,6 +82,20 @@ def test_predicts_with_a_model_that_is_not_built(strategy, compiles):
         assert len(fit(model, batches((x, found)), verbose=0).history["loss"]) == 1
 
 
+def test_trains_layers_that_do_not_know_their_inputs(strategy):
+    x = pictures()[:, 0, 0]
+
+    def fitted(layers):
+        keras.utils.set_random_seed(4)
+        with strategy.scope():
+            model = keras.Sequential([*layers, keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
+            model.compile("adam", "mse", metrics=["mae"])
+        losses = fit(model, batches((x, x)), epochs=2, verbose=0).history["loss"]
+        return [*losses, *predict(model, batches(x), verbose=0).ravel()]
+
+    assert fitted([]) == pytest.approx(fitted([keras.Input((2,))]), abs=1e-6)
+
+
 class Several(keras.Model):
     """A model of several inputs and outputs, one of them ragged."""
 

@@ -60,9 +60,12 @@ def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_for(model: Any, x: Any) -> None:
-    """Build a Keras 3 model for inputs of a spec, unless it is built or has no `call`."""
+    """Build a model for inputs of a spec, unless it is built or has no `call`."""
     keras = keras_of(model)
     if model.built or not has_call(model):
+        return
+    if is_keras_2(model):  # its layers make their variables outside of the graph that calls them
+        tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(x)
         return
 
     def symbolic(spec: Any) -> Any:
