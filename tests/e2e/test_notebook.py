@@ -48,6 +48,8 @@ def test_what_cannot_be_sent_is_refused_in_a_line():
         ConfigError, match=r"the function cannot be sent: .*Create models and data sets, and open files"
     ):
         notebook_launcher(lambda stream: stream, (sys.stdout,))
+    with pytest.raises(ConfigError, match=r"expected a function, received 'script\.py'"):
+        notebook_launcher("script.py")
 
 
 def _result(cell):

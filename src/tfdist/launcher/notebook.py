@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch import NetworkIsolation, launch
 
 __all__ = ["notebook_launcher"]
@@ -51,6 +51,8 @@ def notebook_launcher(
         ConfigError: cloudpickle is not installed, or the function cannot be sent to other processes.
         LaunchError: A task failed; the message names its log.
     """
+    if not callable(function):
+        raise ConfigError("notebook_launcher", expected="a function", received=shown(function))
     cloudpickle = _cloudpickle()
     cluster = ClusterConfig.local(workers=workers, ps=ps)
     try:

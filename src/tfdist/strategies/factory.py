@@ -5,7 +5,7 @@ strategy = make_strategy(None, "mirrored", logical_devices=2)
 """
 
 import logging
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from tfdist.cluster.roles import ROLES
 from tfdist.coordination.chief_end import shut_servers_down_at_exit
 from tfdist.coordination.preemption import own_handler_restored
 from tfdist.coordination.waiting import START_TIMEOUT
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, shown
 from tfdist.strategies.choose_transport import (
     collectives_of,
     exchange_over_ring,
@@ -53,7 +53,7 @@ from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.transport.authentication import SECRET
 
-__all__ = ["check_strategy", "make_strategy"]
+__all__ = ["check_cluster", "check_strategy", "make_strategy"]
 
 _log = logging.getLogger("tfdist")
 
@@ -98,6 +98,7 @@ def make_strategy(
         ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
         TaskLost: A task did not start in time.
     """
+    check_cluster("make_strategy", cluster)
     cluster = ClusterConfig() if cluster is None else cluster
     options = StrategyOptions(
         communication=CommunicationOptions.of(communication),
@@ -117,6 +118,16 @@ def make_strategy(
     remember(cluster, made)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
+
+
+def check_cluster(where: str, cluster: object) -> None:
+    """Raise ConfigError if a user's argument is something else than a cluster: a path, a name, a dict."""
+    if cluster is not None and not isinstance(cluster, ClusterConfig):
+        remedy = "Read one with ClusterConfig.from_environment() or ClusterConfig.from_yaml(path)"
+        if cluster in ("auto", *get_args(StrategyName)):
+            remedy = f"Write strategy={cluster!r}"
+        expected, received = "a ClusterConfig", shown(cluster)
+        raise ConfigError(f"{where}: cluster", expected=expected, received=received, remedy=remedy)
 
 
 def _prepare_process(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) -> None:

@@ -82,7 +82,10 @@ class CommunicationOptions:
 
     @classmethod
     def of(cls, communication: Mapping[str, Any] | None) -> "CommunicationOptions":
-        """Return the options in a mapping; raise ConfigError for an unknown key."""
+        """Return the options in a mapping; raise ConfigError for something else, and for an unknown key."""
+        if communication is not None and not isinstance(communication, Mapping):
+            expected, received = 'a dict such as {"implementation": "tcp"}', shown(communication)
+            raise ConfigError("communication", expected=expected, received=received)
         known = [option.name for option in fields(cls)]
         for key in communication or {}:
             if key not in known:

@@ -13,7 +13,7 @@ from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
-from tfdist.strategies.factory import make_strategy
+from tfdist.strategies.factory import check_cluster, make_strategy
 from tfdist.strategies.keras_methods import save_and_load_outside_scopes
 from tfdist.strategies.lasting_scope import enter_for_good
 from tfdist.strategies.options import StrategyName
@@ -76,6 +76,7 @@ def start(
     if _started:
         return _started_with(wanted)
     print_own_errors_in_a_line()
+    check_cluster("start", cluster)
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:

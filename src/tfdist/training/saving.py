@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist._utils.files import fresh_path
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
-from tfdist.training.keras.compat import is_keras_2
+from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.same_call import check_same_call, in_call
 from tfdist.training.task_errors import naming_lost_tasks
@@ -48,6 +48,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         expected = "a path, or an address of a store that TensorFlow can write to"
         remedy = "Import the package that adds it, such as tensorflow_io, or save to a path"
         raise ConfigError("save", expected=expected, received=shown(target), remedy=remedy)
+    keras_of(model)  # or an error
     if not model.built:
         remedy = "Call fit, or the model itself on a batch, before"
         raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)

@@ -82,6 +82,7 @@ def test_refuses_what_the_cluster_cannot_run(made, name, words):
             "communication.implementation: has no effect with one_d",
         ),
         ({"communication": {"dtyp": "int8"}}, "communication: unknown key 'dtyp'. Did you mean 'dtype'"),
+        ({"communication": "tcp"}, 'expected a dict such as {"implementation": "tcp"}, received'),
         ({"communication": {"timeout": "1"}}, "communication.timeout: has no effect with one_device"),
         ({"max_shards": 2}, "Leave it out, or take parameter_server"),
         ({"precision": "float8"}, "precision: is unknown"),
@@ -99,6 +100,19 @@ def test_refuses_options_that_do_nothing(options, words):
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_strategy(None, "one_device", **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("mirrored", "expected a ClusterConfig, received 'mirrored'. Write strategy='mirrored'"),
+        ("ps2w.yaml", "received 'ps2w.yaml'. Read one with ClusterConfig.from_environment() or"),
+        ({"worker": ["a:1"]}, "received a dict of 1. Read one with"),
+    ],
+)
+def test_refuses_a_cluster_that_is_something_else(given, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_strategy(given)
 
 
 @pytest.mark.parametrize(
