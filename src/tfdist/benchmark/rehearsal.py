@@ -21,13 +21,14 @@ from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError
+from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.factory import steps_per_epoch, total_steps
-from tfdist.trainer.measure_model import bytes_of
+from tfdist.trainer.measure_model import memory_of_this_process, sizes_of
+from tfdist.trainer.model_sizes import devices_of, examples_per_replica
 from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
-from tfdist.training.variables import optimizer_variables
 
 __all__ = ["rehearse_parts"]
 
@@ -39,6 +40,7 @@ def rehearse_parts(plan: Plan) -> None:
     settings = read_config(plan.config, plan.changes)
     config, cluster = settings.config, settings.find_cluster(task=plan.task)
     opened: list[Data] = []
+    memory = memory_of_this_process()
 
     def data() -> Part:
         opened.append(open_data(**config.data.wanted()))
@@ -47,7 +49,7 @@ def rehearse_parts(plan: Plan) -> None:
     tries: dict[str, Callable[[], Part]] = {
         "strategy": lambda: _strategy(config, cluster, plan.run_dir),
         "data": data,
-        "model": lambda: _model(config, opened[0]),
+        "model": lambda: _model(config, cluster, opened[0], memory),
     }
     if plan.measures_speed:
         tries["speed"] = lambda: _speed(config, cluster)
@@ -79,16 +81,17 @@ def _data(data: Data) -> Part:
     return Part(name="data", found=described(data), fingerprint=data.fingerprint, folder=folder)
 
 
-def _model(config: Config, data: Data) -> Part:
+def _model(config: Config, cluster: ClusterConfig, data: Data, memory: tuple[int, int]) -> Part:
     model = checked_model(config, data)
-    if hasattr(model.optimizer, "build"):  # not in Keras 2's older optimizers
-        model.optimizer.build(model.trainable_variables)
+    devices = devices_of(config)
+    examples = examples_per_replica(
+        config, cluster, strategy_name(config.strategy.name, cluster, devices=devices), devices
+    )
     steps = f"{total_steps(config, data)} steps, of which {steps_per_epoch(config, data)} are an epoch"
     return Part(
         name="model",
         found=f"{config.model.name} builds and compiles: {model.count_params()} parameters; {steps}",
-        parameter_bytes=sum(map(bytes_of, model.weights)),
-        slot_bytes=sum(map(bytes_of, optimizer_variables(model.optimizer))),
+        sizes=sizes_of(model, data, config, examples, memory),
     )
 
 

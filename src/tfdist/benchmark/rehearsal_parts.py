@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tfdist.trainer.model_sizes import ModelSizes
+
 __all__ = ["PARTS", "Part", "Plan"]
 
 PARTS = ("strategy", "data", "model", "speed")
@@ -17,8 +19,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         remedy: What to do about the problem.
         fingerprint: Of data: the digits that identify their contents.
         folder: Of data: where they are, prepared.
-        parameter_bytes: Of a model: the bytes of its weights.
-        slot_bytes: Of a model: the bytes of its optimizer's variables.
+        sizes: Of a model: what determines the memory that training needs.
         examples_per_second: Of speed: how fast one process trains.
         batch_size: Of speed: the examples in each of its steps.
     """
@@ -29,8 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     fingerprint: str = ""
     folder: str = ""
-    parameter_bytes: int = 0
-    slot_bytes: int = 0
+    sizes: ModelSizes | None = None
     examples_per_second: float = 0.0
     batch_size: int = 0
 

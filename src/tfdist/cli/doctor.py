@@ -43,6 +43,9 @@ def main(
     if measure and not config:
         remedy = "Name a file: --config cluster.yaml"
         raise ConfigError("--measure", "trains some steps, for which it needs a config", remedy=remedy)
+    if set and not config:
+        remedy = "Name the file too: --config cluster.yaml"
+        raise ConfigError("--set", "sets values of a config, and there is none", remedy=remedy)
     plan = Plan(config=config or "", changes=tuple(set), task=task, run_dir=run_dir, measures_speed=measure)
     findings = list(_shown(_check(plan, wait), json=json))
     if json:

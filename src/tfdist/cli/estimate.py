@@ -10,19 +10,14 @@ with real runs.
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from itertools import groupby
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, examples_per_replica, milliseconds
+from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
 from tfdist.errors import ConfigError
-from tfdist.launcher.resources import own_gpus
 from tfdist.strategies.options import StrategyName, strategy_name
-from tfdist.trainer.config import Config, read_config
-
-if TYPE_CHECKING:
-    from tfdist.trainer.model_sizes import ModelSizes
+from tfdist.trainer.config import read_config
+from tfdist.trainer.model_sizes import ModelSizes, devices_of, examples_per_replica
 
 __all__ = ["main"]
 
@@ -35,7 +30,7 @@ def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     settings = read_config(config, set)
     cluster = settings.find_cluster()
-    devices = _devices(settings.config)
+    devices = devices_of(settings.config)
     name = strategy_name(settings.config.strategy.name, cluster, devices=devices)
     load_tensorflow_quietly()
     from tfdist.trainer.measure_model import measure_model  # loads TensorFlow, after all mistakes are found
@@ -49,12 +44,7 @@ def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
         _print_tables(name, sizes, estimates)
 
 
-def _devices(config: Config) -> int:
-    gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
-    return config.strategy.logical_devices or max(1, gpus)
-
-
-def _print_json(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[TaskEstimate]) -> None:
+def _print_json(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:
     tasks = {
         each.task: {
             **asdict(each),
@@ -66,7 +56,7 @@ def _print_json(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[Tas
     print(json.dumps({"strategy": name, "libraries": sizes.libraries, "tasks": tasks}, indent=2))
 
 
-def _print_tables(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[TaskEstimate]) -> None:
+def _print_tables(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -75,7 +65,7 @@ def _print_tables(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[T
     # A file or a pipe has no width, so rich would cut the lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(f"{name}, {_megabytes(parameters)} of variables. Memory of each task, in MB:")
-    estimates = _one_of_each(estimates)
+    estimates = one_of_each(estimates)
     parts = list(dict.fromkeys(part for each in estimates for part in each.memory))
     table = Table("", *(each.task for each in estimates), box=SIMPLE)
     for part in parts:
@@ -90,20 +80,6 @@ def _print_tables(name: StrategyName, sizes: "ModelSizes", estimates: Sequence[T
         row = (f"{milliseconds(each.sent, speed):,.1f}" for speed in _SPEEDS)
         times.add_row(each.task, f"{each.sent / 1e6:,.2f}", *row)
     console.print(times)
-
-
-def _one_of_each(estimates: Sequence[TaskEstimate]) -> list[TaskEstimate]:
-    """Return one estimate for neighbours that are equal, with the names of the first and the last task."""
-    found = []
-    for (_, equal), group in groupby(estimates, lambda each: (_role(each), replace(each, task=""))):
-        names = [each.task for each in group]
-        last = names[-1].partition(":")[2]
-        found.append(replace(equal, task=names[0] if len(names) == 1 else f"{names[0]}…{last}"))
-    return found
-
-
-def _role(estimate: TaskEstimate) -> str:
-    return estimate.task.partition(":")[0]
 
 
 def _number(count: int) -> str:

@@ -5,15 +5,16 @@ docs/estimate.md compares the estimates with real runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
+from tfdist.trainer.model_sizes import ModelSizes, VariableSizes, examples_per_replica
 
-__all__ = ["TaskEstimate", "estimate_tasks", "examples_per_replica", "milliseconds"]
+__all__ = ["TaskEstimate", "estimate_tasks", "milliseconds", "one_of_each"]
 
 # Measured with TensorFlow 2.21 on CPUs: what a task has besides the parts that follow from the model, such as
 # traced and optimized graphs, executors, connections, and buffers of the input pipeline.
@@ -52,18 +53,6 @@ def milliseconds(sent: int, gigabits: float) -> float:
     return sent * 8 / (gigabits * 1e9) * 1e3
 
 
-def examples_per_replica(config: Config, cluster: ClusterConfig, name: StrategyName, devices: int) -> int:
-    """Return how many examples one replica computes in a step; `devices` are those of a single process."""
-    replicas = {
-        "one_device": 1,
-        "mirrored": devices,
-        "multi_worker_mirrored": cluster.size("chief") + cluster.size("worker"),
-        "parameter_server": 1,
-        "parameter_server_sync": cluster.size("worker"),
-    }[name]
-    return -(-config.data.batch_size // max(1, replicas))
-
-
 def estimate_tasks(
     config: Config, cluster: ClusterConfig, name: StrategyName, sizes: ModelSizes, devices: int = 1
 ) -> list[TaskEstimate]:
@@ -72,6 +61,20 @@ def estimate_tasks(
     if not cluster:
         return [step.process("process")]
     return [step.task(task) for task in cluster.tasks()]
+
+
+def one_of_each(estimates: Sequence[TaskEstimate]) -> list[TaskEstimate]:
+    """Return one estimate for neighbours that are equal, with the names of the first and the last task."""
+    found = []
+    for (_, equal), group in groupby(estimates, lambda each: (_role(each), replace(each, task=""))):
+        names = [each.task for each in group]
+        last = names[-1].partition(":")[2]
+        found.append(replace(equal, task=names[0] if len(names) == 1 else f"{names[0]}…{last}"))
+    return found
+
+
+def _role(estimate: TaskEstimate) -> str:
+    return estimate.task.partition(":")[0]
 
 
 class _Step:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.datasets.open_data import open_data
+from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 from tfdist.training.variables import optimizer_variables
 
-__all__ = ["bytes_of", "measure_model"]
+__all__ = ["bytes_of", "measure_model", "memory_of_this_process", "sizes_of"]
 
 _BYTES_OF_LABEL = 4
 
@@ -46,11 +46,27 @@ def measure_model(config: Config, examples: int) -> ModelSizes:
         ConfigError: The model or its optimizer cannot be built, or has layers without a shape.
         DataError: The data are unavailable.
     """
-    private, libraries = _memory_of_this_process()
+    memory = memory_of_this_process()
     data = open_data(**config.data.wanted())
     if config.strategy.precision is not None:
         tf.keras.mixed_precision.set_global_policy(config.strategy.precision)
-    model = compiled_model(config, data, find_outputs(config, data))
+    return sizes_of(compiled_model(config, data, find_outputs(config, data)), data, config, examples, memory)
+
+
+def sizes_of(model: Any, data: Data, config: Config, examples: int, memory: tuple[int, int]) -> ModelSizes:
+    """Return the sizes of a compiled model and its data.
+
+    Args:
+        model: The model.
+        data: The data.
+        config: The config, which says how the data are augmented.
+        examples: How many examples of a batch a replica computes.
+        memory: What `memory_of_this_process` returned before the model and the data were made.
+
+    Raises:
+        ConfigError: The model has layers without a shape.
+    """
+    private, libraries = memory
     image, label = data.train(examples, augment=config.data.augment).element_spec
     if not model.built:
         model(tf.zeros((1, *image.shape[1:]), image.dtype))
@@ -69,7 +85,8 @@ def measure_model(config: Config, examples: int) -> ModelSizes:
 
 def _variables(model: Any, rows_read: Sequence[int]) -> Iterator[VariableSizes]:
     optimizer = model.optimizer
-    optimizer.build(model.trainable_variables)
+    if hasattr(optimizer, "build"):  # not in Keras 2's older optimizers
+        optimizer.build(model.trainable_variables)
     trained = {id(variable) for variable in model.trainable_variables}
     values = sum(bytes_of(variable) for variable in model.trainable_variables)
     # Scalars are the step and the learning rate.
@@ -141,7 +158,7 @@ def _size(tensor: tf.Tensor) -> int:
     return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
 
 
-def _memory_of_this_process() -> tuple[int, int]:
+def memory_of_this_process() -> tuple[int, int]:
     """Return the bytes that this process has for itself, and those of the files that it has mapped."""
     status = Path("/proc/self/status")
     if not status.exists():

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-__all__ = ["ModelSizes", "VariableSizes"]
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.resources import own_gpus
+from tfdist.strategies.options import StrategyName
+from tfdist.trainer.config import Config
+
+__all__ = ["ModelSizes", "VariableSizes", "devices_of", "examples_per_replica"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +79,21 @@ class ModelSizes:
     test_data: int
     private: int
     libraries: int
+
+
+def devices_of(config: Config) -> int:
+    """Return how many devices a process of this machine computes on."""
+    gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
+    return config.strategy.logical_devices or max(1, gpus)
+
+
+def examples_per_replica(config: Config, cluster: ClusterConfig, name: StrategyName, devices: int) -> int:
+    """Return how many examples one replica computes in a step; `devices` are those of a single process."""
+    replicas = {
+        "one_device": 1,
+        "mirrored": devices,
+        "multi_worker_mirrored": cluster.size("chief") + cluster.size("worker"),
+        "parameter_server": 1,
+        "parameter_server_sync": cluster.size("worker"),
+    }[name]
+    return -(-config.data.batch_size // max(1, replicas))

@@ -1,7 +1,7 @@
 """The tables of `tfdist estimate`: one column for tasks that need the same."""
 
-from tfdist.cli.estimate import _one_of_each, _print_tables
-from tfdist.diagnostics.estimate import TaskEstimate
+from tfdist.cli.estimate import _print_tables
+from tfdist.diagnostics.estimate import TaskEstimate, one_of_each
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 
 
@@ -13,7 +13,7 @@ def test_equal_neighbours_of_a_role_share_a_column():
         TaskEstimate("ps:0", memory, sent=1),
         TaskEstimate("ps:1", memory, sent=2),
     ]
-    merged = _one_of_each(estimates)
+    merged = one_of_each(estimates)
     assert [each.task for each in merged] == ["chief:0", "worker:0…11", "ps:0", "ps:1"]
     assert (merged[1].memory, merged[1].sent) == (memory, 1)
 

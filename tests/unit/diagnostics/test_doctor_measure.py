@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from model_parts import sizes_of
 
 from commands import tfdist
 from tfdist.benchmark.rehearsal_parts import Part
@@ -22,7 +23,7 @@ from tfdist.trainer.config import Config
 SECRET = b"0123456789abcdef"
 FIRST, SECOND = Task("worker", 0), Task("worker", 1)
 PARTS = {
-    "model": Part(name="model", parameter_bytes=4_000_000),
+    "model": Part(name="model", sizes=sizes_of(4_000_000)),
     "speed": Part(name="speed", examples_per_second=1000.0, batch_size=100),
 }
 

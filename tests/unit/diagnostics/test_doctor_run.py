@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.benchmark.rehearsal_parts import Plan
+from tfdist.cli.doctor import main
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.run import check_run, config_digest, memory_finding, try_parts
-from tfdist.trainer.config import read_config
+from tfdist.errors import ConfigError
+from tfdist.trainer.config import Config, read_config
 
 BROKEN = """
 import os, signal, time
@@ -111,16 +114,28 @@ def test_a_strategy_that_does_not_fit_is_a_failure(written):
 
 
 def test_the_memory_that_tasks_need_is_told():
-    model = Part(name="model", parameter_bytes=100_000_000, slot_bytes=200_000_000)
-    mirrored = ClusterConfig.local(workers=2)
-    beside = ClusterConfig(chief=["a:1"], worker=["b:1", "c:1"], ps=["d:1"])
+    sizes = sizes_of(100_000_000, slots=200_000_000, private=300_000_000, libraries=250_000_000)
+    here, hosts = ClusterConfig.local(workers=2), ["a:1", "b:1"]
+    elsewhere = ClusterConfig(worker=hosts).with_task(("worker", 1))
 
-    enough = memory_finding(model, mirrored, 1_800_000_000)
-    short = memory_finding(model, mirrored, 1_799_999_999)
-    assert (enough.state, short.state) == ("ok", "warning")
-    assert "400.0 MB for each task that computes" in enough.found
-    assert "2 of them here need 1800.0 MB" in short.found
-    assert "200.0 MB for each task that computes" in memory_finding(model, beside, None).found
+    def found(cluster, available):
+        return memory_finding(sizes, Config(), cluster, available)
+
+    total = 2 * (300 + 180 + 100 + 200 + 100) + 250
+    assert found(here, total * 1_000_000).state == "ok"
+    short = found(here, total * 1_000_000 - 1)
+    assert short.state == "warning"
+    assert "worker:0…1 880 MB; 250 MB for libraries and data" in short.found
+    assert "2,010 MB in all on one machine, and 2,010 MB is available" in short.found
+    assert found(elsewhere, None).found.startswith(
+        "worker:1 880 MB; 250 MB"
+    )  # the others have machines of their own
+
+
+@pytest.mark.parametrize(("name", "value"), [("measure", True), ("set", ["train.epochs=3"])])
+def test_what_is_of_a_config_needs_one(name, value):
+    with pytest.raises(ConfigError, match=f"--{name}: .*--config cluster.yaml"):
+        main(None, **{name: value})
 
 
 def test_a_digest_depends_on_what_is_said_alone(written):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.estimate import estimate_tasks, examples_per_replica, milliseconds
+from tfdist.diagnostics.estimate import estimate_tasks, milliseconds
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
+from tfdist.trainer.model_sizes import ModelSizes, VariableSizes, examples_per_replica
 
 KERNEL = VariableSizes("kernel", (1000, 250), 1_000_000, slots=2_000_000)
 BIAS = VariableSizes("bias", (250,), 1000, slots=2000)

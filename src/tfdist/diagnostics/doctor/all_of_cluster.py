@@ -25,7 +25,7 @@ from tfdist.diagnostics.doctor.participant import Participant
 from tfdist.diagnostics.doctor.run import config_digest
 from tfdist.diagnostics.doctor.software import Loaded
 from tfdist.diagnostics.doctor.speed import check_links, expected_speed
-from tfdist.diagnostics.doctor.transport import check_transport
+from tfdist.diagnostics.doctor.transport import ANY_PORT, check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings
 from tfdist.transport.authentication import find_secret
@@ -61,7 +61,7 @@ def check_cluster(
         yield from own
         is_free = any(finding.check == "own port" and finding.state == "ok" for finding in own)
         if seconds > 0 and is_free and cluster.task is not None and len(cluster.tasks()) > 1:
-            needs_any_port = any("ports that the system chooses" in finding.found for finding in transport)
+            needs_any_port = any(ANY_PORT in finding.found for finding in transport)
             facts = _facts(cluster, cluster.task, settings, loaded, parts, measures=measures)
             gathering = _Gathering(cluster, cluster.task, config, facts, parts)
             yield from gathering.findings(seconds, needs_any_port=needs_any_port)

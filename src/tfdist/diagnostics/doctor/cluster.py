@@ -92,8 +92,7 @@ def of_reached(cluster: ClusterConfig, task: Task, reached: Reached) -> Finding:
         return _find.ok(str(task), f"{address}: something listens at the port")
     if reached.is_refused:
         return _find.ok(str(task), f"{address}: the host answers; nothing listens at the port yet")
-    is_unknown = reached.problem.startswith("its name is unknown")
-    remedy = f"Correct {cluster.source.at(task.type, task.index)}" if is_unknown else _FIREWALL
+    remedy = f"Correct {cluster.source.at(task.type, task.index)}" if reached.is_unknown else _FIREWALL
     return _find.failed(str(task), f"{address} cannot be reached: {reached.problem}", remedy)
 
 

@@ -114,7 +114,9 @@ class Meeting:
         if "cannot be reached" in str(error) and isinstance(cause, OSError):
             reason = str(error).partition("cannot be reached: ")[2]
             self.failures[other] = Reached(
-                is_refused=isinstance(cause, ConnectionRefusedError), problem=reason
+                is_refused=isinstance(cause, ConnectionRefusedError),
+                is_unknown=isinstance(cause, socket.gaierror),
+                problem=reason,
             )
         else:
             self.failures[other] = Reached(is_open=True)

@@ -32,11 +32,13 @@ class Reached(NamedTuple):
     Attributes:
         is_open: Whether something listens there.
         is_refused: Whether the host answered that nothing does, or a firewall did so in its place.
+        is_unknown: Whether no address belongs to the host's name.
         problem: Why there is no connection.
     """
 
     is_open: bool = False
     is_refused: bool = False
+    is_unknown: bool = False
     problem: str = ""
 
 
@@ -118,6 +120,6 @@ def reach(address: str) -> Reached:
     try:
         connected(address).close()
     except OSError as error:
-        refused = error.errno == errno.ECONNREFUSED
-        return Reached(is_refused=refused, problem=reason_of(error))
+        refused, unknown = error.errno == errno.ECONNREFUSED, isinstance(error, socket.gaierror)
+        return Reached(is_refused=refused, is_unknown=unknown, problem=reason_of(error))
     return Reached(is_open=True)

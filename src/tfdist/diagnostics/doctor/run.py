@@ -15,12 +15,14 @@ from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
 from tfdist.diagnostics.doctor.limits import memory_left
 from tfdist.diagnostics.doctor.software import why_ended
 from tfdist.diagnostics.environment import bytes_available
+from tfdist.diagnostics.estimate import estimate_tasks, one_of_each
+from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config
+from tfdist.trainer.model_sizes import ModelSizes, devices_of
 
 __all__ = ["check_run", "config_digest", "memory_finding", "try_parts"]
 
 _SECONDS = 900.0  # the first use of a data set prepares it, and may download it
-_TENSORFLOW_ITSELF = 500_000_000  # bytes of a process that has loaded it
 _find = Findings(RUN)
 
 
@@ -53,7 +55,8 @@ def check_run(config: Config, path: str, cluster: ClusterConfig, parts: Sequence
             yield _find.ok(part.name, part.found)
         if part.name == "model" and not part.problem:
             known = [count for count in (bytes_available(), memory_left()) if count is not None]
-            yield memory_finding(part, cluster, min(known, default=None))
+            if part.sizes is not None:
+                yield memory_finding(part.sizes, config, cluster, min(known, default=None))
 
 
 def config_digest(config: Config) -> str:
@@ -62,27 +65,25 @@ def config_digest(config: Config) -> str:
     return hashlib.sha256(text).hexdigest()[:12]
 
 
-def memory_finding(model: Part, cluster: ClusterConfig, available: int | None) -> Finding:
-    """Return the memory that tasks need for a model, by the rule parameters + gradients + optimizer slots.
-
-    What the layers compute between them comes on top, and depends on the batch.
-    """
-    parameters, slots = model.parameter_bytes, model.slot_bytes
-    needed = 2 * parameters + (0 if cluster.ps else slots)
-    tasks = max(1, len(cluster.computing_tasks())) if cluster.is_on_ports_of_ours else 1
-    total = tasks * (needed + _TENSORFLOW_ITSELF)
-    rule = f"parameters {_mb(parameters)}, gradients {_mb(parameters)}, optimizer slots {_mb(slots)}"
-    where = f" (slots, and a copy of the parameters, spread over {len(cluster.ps)} ps)" if cluster.ps else ""
-    found = (
-        f"{rule}{where}: {_mb(needed)} for each task that computes, besides what layers compute from a batch"
-    )
+def memory_finding(
+    sizes: ModelSizes, config: Config, cluster: ClusterConfig, available: int | None
+) -> Finding:
+    """Return the memory that the tasks on this machine need, by the estimate of `tfdist estimate`."""
+    devices = devices_of(config)
+    name = strategy_name(config.strategy.name, cluster, devices=devices)
+    tasks = estimate_tasks(config, cluster, name, sizes, devices)
+    if not cluster.is_on_ports_of_ours and cluster.task is not None:
+        tasks = [task for task in tasks if task.task == str(cluster.task)]
+    each = ", ".join(f"{task.task} {_mb(task.total)}" for task in one_of_each(tasks))
+    shared = sizes.libraries + max(task.data for task in tasks)
+    total = sum(task.total for task in tasks) + shared
+    found = f"{each}; {_mb(shared)} for libraries and data, which tasks of one machine share"
     if available is None or total <= available:
         return _find.ok("memory needed", found)
-    here = f"{tasks} of them here need {_mb(total)} with TensorFlow itself, and {_mb(available)} is available"
-    return _find.warning(
-        "memory needed", f"{found}; {here}", "Use a smaller model, or a machine with more memory"
-    )
+    here = f"{_mb(total)} in all on one machine, and {_mb(available)} is available"
+    remedy = "Use a smaller batch or model, fewer tasks here, or a machine with more memory"
+    return _find.warning("memory needed", f"{found}; {here}", remedy)
 
 
 def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
+    return f"{count / 1e6:,.0f} MB"

@@ -83,14 +83,14 @@ def _setup(
 ) -> "Setup | None":
     from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
 
-    name = strategy_name(config.strategy.name, cluster)
-    if name == "one_device" or name == "mirrored" or name == "auto":
+    name, sizes = strategy_name(config.strategy.name, cluster), parts["model"].sizes
+    if name == "one_device" or name == "mirrored" or name == "auto" or sizes is None:
         return None
     return Setup(
         strategy=name,
         compute=Compute(seconds_per_example=1 / min(speeds.values()), batch_size=parts["speed"].batch_size),
         exchange=Exchange(
-            dense_bytes=parts["model"].parameter_bytes,
+            dense_bytes=sum(variable.value for variable in sizes.variables),
             dtype=config.communication.dtype or "float32",
             bucket_bytes=_RING_BUCKET,
         ),

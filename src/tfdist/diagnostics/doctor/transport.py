@@ -11,7 +11,9 @@ from tfdist.trainer.config import Config
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.tls import check_tls
 
-__all__ = ["check_transport"]
+__all__ = ["ANY_PORT", "check_transport"]
+
+ANY_PORT = "on ports that the system chooses"  # in what is found about a transport that needs them
 
 _MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_hex(32))'"
 _find = Findings(CLUSTER)
@@ -77,9 +79,7 @@ def _of_ours(name: StrategyName, options: CommunicationOptions) -> str:
     why = f"of {options.tcp_wish}" if options.needs_tcp else "the tasks compute on CPUs"
     wire = f", numbers sent as {options.dtype}" if options.dtype else ""
     tls = ", encrypted by TLS" if options.is_encrypted else ""
-    return (
-        f"tfdist's own TCP connections, {shape}{wire}{tls}, because {why}; on ports that the system chooses"
-    )
+    return f"tfdist's own TCP connections, {shape}{wire}{tls}, because {why}; {ANY_PORT}"
 
 
 def _of_tensorflow(name: StrategyName, options: CommunicationOptions) -> str:
