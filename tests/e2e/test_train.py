@@ -196,6 +196,31 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, straight, tmp_pat
         assert "was trained with train.seed 0, but now it is 1" in refused.stderr
 
 
+@pytest.mark.slow
+def test_a_run_in_shards_goes_on_with_other_shards_to_the_same_bits(tmp_path, cache):
+    config = tmp_path / "shards.yaml"
+    config.write_text(
+        "cluster: {worker: 2, ps: 2}\nstrategy: {name: parameter_server_sync, min_shard_bytes: 4096}\n"
+        "data: {name: digits, batch_size: 64}\ntrain: {steps: 6, optimizer: adam, schedule: constant}\n"
+        "evaluation: {batches: 2}\n"
+    )
+
+    def run(name, *changes):
+        options = ["--run_dir", tmp_path / name, *(f"--set={change}" for change in changes)]
+        found = train("--config", config, *options, TFDIST_CACHE_DIR=cache)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout + found.stderr
+
+    run("resumed", "train.steps=3")
+    assert "resuming at step 3 of 6" in run("resumed", "cluster.ps=3")
+    run("straight")
+    ours, theirs = (
+        sorted(_variables(tmp_path / name / "checkpoints" / "6").values()) for name in ("resumed", "straight")
+    )
+    assert len(ours) > 20  # weights and slots
+    assert ours == theirs
+
+
 def start_train(config, *arguments, output, **environ):
     """Start training, printing to a file; what trains in one process needs not load TensorFlow for it."""
     words = ["train", "--config", str(config), *map(str, arguments)]

@@ -9,13 +9,20 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
 from tfdist.coordination.stall_watch import EXCHANGE, doing
-from tfdist.training.keras.sharded_variables import built_on_parts
+from tfdist.training.keras.sharded_variables import (
+    built_on_parts,
+    put_together,
+    slots_of_whole_variables,
+)
 
 __all__ = ["State", "optimizer_variables", "take_from_chief", "take_text_from_chief"]
 
 
 class State:
-    """The variables of a model, its optimizer and its random generators, by name."""
+    """The variables of a model, its optimizer and its random generators, by name.
+
+    Their values are those of whole variables, also where a variable and its slots are in shards.
+    """
 
     def __init__(
         self,
@@ -43,15 +50,20 @@ class State:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         for candidate in () if has_learning_rate else (optimizer, inner):
             skipped.add(id(learning_rate_variable(candidate)))
-        kept = [("model", model.variables), ("optimizer", optimizer_variables(optimizer)), ("random", others)]
-        self._variables: dict[str, Any] = {}
-        for owner, variables in kept:
-            for variable in variables:
-                if id(variable) in skipped:
+        kept = [
+            ("model", [[variable] for variable in model.variables]),
+            ("optimizer", slots_of_whole_variables(optimizer_variables(optimizer))),
+            ("random", [[variable] for variable in others]),
+        ]
+        self._variables: dict[str, list[Any]] = {}  # one, or the slots of a variable's parts
+        for owner, lists in kept:
+            for variables in lists:
+                first = variables[0]
+                if id(first) in skipped:
                     continue
-                skipped.add(id(variable))
-                name = f"{owner}/{len(self._variables)}/{getattr(variable, 'path', None) or variable.name}"
-                self._variables[name] = variable
+                skipped.add(id(first))
+                name = f"{owner}/{len(self._variables)}/{getattr(first, 'path', None) or first.name}"
+                self._variables[name] = variables
 
     @property
     def names(self) -> list[str]:
@@ -62,14 +74,21 @@ class State:
         """Return the whole values of all variables, by name."""
         with self._strategy.scope():
             return {
-                name: tf.convert_to_tensor(self._copy(variable)) for name, variable in self._variables.items()
+                name: put_together([tf.convert_to_tensor(self._copy(variable)) for variable in variables])
+                for name, variables in self._variables.items()
             }
 
     def assign(self, values: Sequence[Any]) -> None:
         """Assign values to all variables, in their order."""
         with self._strategy.scope():
-            for variable, value in zip(self._variables.values(), values, strict=True):
-                variable_of_tensorflow(variable).assign(tf.cast(value, variable.dtype))
+            for variables, value in zip(self._variables.values(), values, strict=True):
+                parts = (
+                    tf.split(value, [variable.shape[0] for variable in variables])
+                    if variables[1:]
+                    else [value]
+                )
+                for variable, part in zip(variables, parts, strict=True):
+                    variable_of_tensorflow(variable).assign(tf.cast(part, variable.dtype))
 
     def _copy(self, variable: Any) -> Any:
         """Return this process's copy: reading a moving average of Keras 2 would average over all workers."""

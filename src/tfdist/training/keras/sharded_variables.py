@@ -14,13 +14,24 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value, updated_by
+from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
 
-__all__ = ["built_on_parts", "check_parts", "parts_of", "put_together", "read_by_rows", "read_rows"]
+__all__ = [
+    "built_on_parts",
+    "check_parts",
+    "parts_of",
+    "put_together",
+    "read_by_rows",
+    "read_rows",
+    "slots_of_whole_variables",
+]
 
 # The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
 _PARTS: dict[int, list[Any]] = {}
+# The part that an optimizer's slot belongs to, by the slot's id.
+_PART_OF_SLOT: dict[int, Any] = {}
 # Optimizers whose update depends on a variable's shape or norm.
 _OF_WHOLES = ("Adafactor", "Lamb", "Muon")
 
@@ -57,11 +68,50 @@ def built_on_parts(optimizer: Any) -> Iterator[None]:
         yield
         return
     build: Callable[[Any], None] = optimizer.build
-    optimizer.build = lambda variables: build(parts_of(variables))
-    try:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(attributes_set(optimizer, build=lambda variables: build(parts_of(variables))))
+        if hasattr(inner, "add_variable_from_reference"):  # of Keras 3
+            add = _noting_parts(inner.add_variable_from_reference)
+            stack.enter_context(attributes_set(inner, add_variable_from_reference=add))
         yield
-    finally:
-        del optimizer.build
+
+
+def _noting_parts(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an optimizer's method that makes a slot beside a variable, which notes this variable."""
+
+    def add_noted(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        slot = add(reference_variable, *args, **kwargs)
+        _PART_OF_SLOT[id(slot)] = reference_variable
+        weakref.finalize(slot, _PART_OF_SLOT.pop, id(slot), None)
+        return slot
+
+    return add_noted
+
+
+def slots_of_whole_variables(variables: Sequence[Any]) -> list[list[Any]]:
+    """Return an optimizer's variables, those together that are the slots of one variable's parts.
+
+    The lists are in the order in which the slots of whole variables would be.
+    """
+    number = {id(part): count for parts in _PARTS.values() for count, part in enumerate(parts)}
+    first: dict[int, Any] = {id(part): parts[0] for parts in _PARTS.values() for part in parts}
+    lists: list[list[Any]] = []
+    open_lists: dict[int, list[list[Any]]] = {}
+    for variable in variables:
+        part = _PART_OF_SLOT.get(id(variable))
+        whole = None if part is None else first.get(id(part))
+        if whole is None:
+            lists.append([variable])
+            continue
+        # A variable has several slots: the n-th of its second part belongs to the n-th of its first.
+        begun = open_lists.setdefault(id(whole), [])
+        slots = next((each for each in begun if len(each) == number[id(part)]), None)
+        if slots is None:
+            begun.append(slots := [])
+            lists.append(slots)
+        slots.append(variable)
+    return lists
 
 
 def read_by_rows(variables: Sequence[Any]) -> None:
