@@ -7,12 +7,28 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-import tfdist
+import tfdist.launcher
 from tfdist.cli.commands import COMMANDS
 from tfdist.trainer.config import json_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+# What programs use of the packages, besides the names of tfdist itself.
+_BESIDE = {
+    "Errors": ["tfdist.errors"],
+    "Data": ["tfdist.datasets.open_data.open_data", "tfdist.datasets.open_data.Data"],
+    "A launcher of your own": [
+        "tfdist.launcher.launch.launch",  # `tfdist.launcher.launch` is the module, too
+        *(f"tfdist.launcher.{name}" for name in tfdist.launcher.__all__ if name != "launch"),
+    ],
+    "Ray": ["tfdist.ray.launch"],
+    "A plug-in for an engine": [
+        "tfdist.engines.job_description.Job",
+        "tfdist.engines.job_handle_and_state.Handle",
+        "tfdist.engines.job_handle_and_state.State",
+        "tfdist.engines.logs_and_exit_status.lines_of",
+    ],
+}
 _OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
 
@@ -66,7 +82,10 @@ def _api() -> str:
         "`import tfdist` loads no TensorFlow. It is loaded when a name that needs it is used.",
         "",
     ]
-    return "\n".join([*lines, *(f"::: tfdist.{name}\n" for name in tfdist.__all__)])
+    lines += [f"::: tfdist.{name}\n" for name in tfdist.__all__]
+    for title, names in _BESIDE.items():
+        lines += [f"## {title}\n", *(f"::: {name}\n" for name in names)]
+    return "\n".join(lines)
 
 
 def _configuration() -> str:

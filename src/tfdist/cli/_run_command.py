@@ -1,6 +1,6 @@
 """Run a command: pass its flags to its main as plain arguments, and turn errors into exit statuses.
 
-Only this module uses absl. A command defines its flags and calls `run` inside its
+Only the commands use absl. A command defines its flags and calls `run` inside its
 `if __name__ == "__main__"` guard, so that importing two commands never defines a flag twice:
 
     if __name__ == "__main__":
@@ -20,8 +20,9 @@ from absl import logging as absl_logging
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import onednn
 
-__all__ = ["define_log_format", "run"]
+__all__ = ["GIVEN_ENVIRONMENT", "define_log_format", "run"]
 
+GIVEN_ENVIRONMENT = dict(os.environ)  # before a command sets variables of its own
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 

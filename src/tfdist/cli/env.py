@@ -9,6 +9,7 @@ import json as json_format
 
 from absl import flags
 
+from tfdist.cli._run_command import GIVEN_ENVIRONMENT
 from tfdist.diagnostics.environment import describe_environment
 
 __all__ = ["main"]
@@ -16,7 +17,7 @@ __all__ = ["main"]
 
 def main(*, json: bool) -> None:
     """Print one line for each fact, or one JSON object."""
-    facts = describe_environment()
+    facts = describe_environment(GIVEN_ENVIRONMENT)
     if json:
         print(json_format.dumps(facts, indent=2))
         return

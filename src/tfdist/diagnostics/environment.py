@@ -17,7 +17,7 @@ __all__ = ["bytes_available", "describe_environment", "gpu_names"]
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-datasets"),
-    *("numpy", "protobuf", "absl-py", "msgspec", "ray"),
+    *("numpy", "protobuf", "absl-py", "msgspec", "PyYAML", "rich", "tensorboard", "ray"),
 )
 # Not all that begins with TF_: Terraform's variables do, and hold passwords.
 _VARIABLES = (
@@ -43,6 +43,7 @@ _VARIABLES = (
     ),
     *("OMP_", "SLURM_JOB_ID", "LD_LIBRARY_PATH"),
 )
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy")
 _GIB = 1 << 30
 
 
@@ -122,8 +123,12 @@ def _gpus(driver: Path) -> str:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    names = sorted(name for name in environ if name.startswith(_VARIABLES))
-    return {name: "(set)" if name == SECRET else environ[name] for name in names}
+    names = sorted(name for name in environ if name.startswith(_VARIABLES) or name.lower() in _PROXIES)
+    # A proxy's address may have a password in it.
+    is_hidden = {
+        name: name == SECRET or (name.lower() in _PROXIES and "@" in environ[name]) for name in names
+    }
+    return {name: "(set)" if is_hidden[name] else environ[name] for name in names}
 
 
 def _value(path: Path, name: str) -> str:

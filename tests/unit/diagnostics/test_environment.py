@@ -52,10 +52,13 @@ def test_only_variables_that_matter_are_printed_and_no_secret(root):
         "TFDIST_SECRET": "hidden",
         "AWS_SECRET_ACCESS_KEY": "hidden",
         "TF_VAR_password": "hidden",
+        "HTTPS_PROXY": "http://me:hidden@proxy:3128",
+        "http_proxy": "http://proxy:3128",
     }
     facts = describe_environment(environ, root)
 
     assert (facts["TF_CONFIG"], facts["TFDIST_SECRET"]) == ("{}", "(set)")
+    assert (facts["HTTPS_PROXY"], facts["http_proxy"]) == ("(set)", "http://proxy:3128")
     assert "hidden" not in str(facts)
 
 
