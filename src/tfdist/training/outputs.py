@@ -26,14 +26,24 @@ class _Sparse(NamedTuple):
     dense: Any
 
 
-def encoded(output: Any, size: tf.Tensor) -> Any:
-    """Return the output for `size` examples as tensors that can be concatenated along the first axis."""
+def encoded(output: Any, size: tf.Tensor | None = None) -> Any:
+    """Return an output as tensors that can be concatenated along the first axis.
+
+    If there is a `size` and it is zero, the output is that of an example which stands for none.
+    """
     if isinstance(output, tf.RaggedTensor):
-        rows = output[: tf.cast(size, output.row_splits.dtype)]
+        rows = _none_if_empty(output, size)
         return _Ragged(rows.flat_values, tuple(rows.nested_row_lengths()))
     if isinstance(output, tf.SparseTensor):
-        return _Sparse(tf.sparse.to_dense(output)[:size])
-    return tf.convert_to_tensor(output)[:size]
+        return _Sparse(_none_if_empty(tf.sparse.to_dense(output), size))
+    return _none_if_empty(tf.convert_to_tensor(output), size)
+
+
+def _none_if_empty(output: Any, size: tf.Tensor | None) -> Any:
+    if size is None:
+        return output
+    rows = output.nrows() if isinstance(output, tf.RaggedTensor) else tf.shape(output)[0]
+    return output[: rows * tf.cast(size > 0, rows.dtype)]
 
 
 def decoded(outputs: Any) -> Any:
@@ -62,7 +72,7 @@ def _joined(values: Sequence[Any], order: np.ndarray | None) -> Any:
     shapes = [value.shape[1:] for value in values]
     if isinstance(values[0], np.ndarray):
         if all(shape == shapes[0] for shape in shapes):
-            joined = np.concatenate(values)
+            joined = np.concatenate(values) if values[0].ndim else np.stack(values)
             return joined if order is None else joined[order]
         values = [tf.RaggedTensor.from_tensor(value, ragged_rank=_ragged_rank(shapes)) for value in values]
     joined = tf.concat(values, axis=0)

@@ -4,13 +4,13 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
 from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import Begun
@@ -44,7 +44,7 @@ from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["predict", "predict_on_batch"]
 
-# The numbers of some examples, and the outputs for them.
+# The numbers of some examples, or of a batch, and the outputs for them.
 _Part = tuple[np.ndarray, Any]
 
 
@@ -85,8 +85,24 @@ def predict(
         parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
         raise DataError("the data", "contain no batch")
+    if strategy.num_replicas_in_sync == 1:
+        return joined([outputs for _, outputs in sorted(parts, key=lambda part: part[0][0])])
+    _check_rows(model, parts)
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
     return joined([outputs for _, outputs in parts], order)
+
+
+def _check_rows(model: Any, parts: Sequence[_Part]) -> None:
+    """Raise ConfigError if an output has no row for each example, by whose numbers the rows are sorted."""
+    for numbers, outputs in parts:
+        for output in tf.nest.flatten(outputs):
+            if output.shape[0] != len(numbers):
+                raise _without_rows(model, f"{output.shape[0]} rows for {len(numbers)}")
+
+
+def _without_rows(model: Any, rows: str) -> ConfigError:
+    remedy = "Several replicas need one for each: reshape the output, or predict on one_device"
+    return ConfigError(f"model {model.name}", f"has an output of {rows} examples", remedy=remedy)
 
 
 def predict_on_batch(model: Any, x: Any) -> Any:
@@ -157,7 +173,7 @@ def _predicted(
     """Yield the examples' numbers and outputs, in the order of arrival."""
     is_own = has_own(model, "predict_step")
     check_states(model, cluster.strategy)
-    dataset, spec = cluster.distribute(_numbered(data, whole=is_own))
+    dataset, spec = cluster.distribute(_numbered(data, cluster.strategy, whole=is_own))
     one = replica_spec(spec)
     if not is_keras_2(model):
         with cluster.strategy.scope():
@@ -186,22 +202,25 @@ def _step(model: Any, cluster: Cluster, traces: Traces) -> PredictStep | PlainPr
 def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
     """Return the numbers and outputs of the examples of a replica's part of a batch."""
     numbers, data = batch
-    size = tf.shape(numbers)[0]
-    if strategy.num_replicas_in_sync > 1:
+    size = tf.shape(numbers)[0] if strategy.num_replicas_in_sync > 1 else None
+    if size is not None:
         data = with_an_example(data, size)
     predicted = model.predict_step(data if has_own(model, "predict_step") else (data,))
+    if size is not None and any(output.shape.rank == 0 for output in tf.nest.flatten(predicted)):
+        raise _without_rows(model, "one number for all")
     return numbers, tf.nest.map_structure(lambda output: encoded(output, size), predicted)
 
 
-def _numbered(dataset: tf.data.Dataset, *, whole: bool) -> tf.data.Dataset:
+def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, whole: bool) -> tf.data.Dataset:
     """Return a data set with a number for each example, to find its place however the data are distributed.
 
+    Where one replica has the whole batch, which need not be of examples alone, the batch has one number.
     Unless `whole`, keep only the inputs of each batch.
     """
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
-        end = start + tf.cast(batch_size(x), tf.int64)
+        end = start + tf.cast(batch_size(x) if strategy.num_replicas_in_sync > 1 else 1, tf.int64)
         return end, (tf.range(start, end), data if whole else x)
 
     return dataset.scan(tf.constant(0, tf.int64), number)

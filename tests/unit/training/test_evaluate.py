@@ -42,6 +42,54 @@ def test_returns_what_keras_returns(strategy, options, arguments):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+class WarmedUp(keras.metrics.Metric):
+    """The mean error over all examples but those of the first batch."""
+
+    def __init__(self):
+        super().__init__(name="warmed_up")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        is_warm = tf.cast(tf.convert_to_tensor(self.count) >= 1, tf.float32)
+        self.total.assign_add(is_warm * tf.reduce_sum(tf.abs(y_true - y_pred)))
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self):
+        return self.total / self.count
+
+
+def test_a_metric_may_read_what_it_has_counted(strategy):
+    expected = made(metrics=[WarmedUp()]).evaluate(batches(), verbose=0, return_dict=True)
+    with strategy.scope():
+        model = made(metrics=[WarmedUp()])
+    found = evaluate(model, batches(), verbose=0, return_dict=True)
+
+    assert found["warmed_up"] > 0
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_of_several_masked_outputs_count_as_in_keras(strategy):
+    words = tf.keras.Input((3,), dtype="int32")
+    embedded = keras.layers.Embedding(4, 2, mask_zero=True)(words)
+    outputs = [keras.layers.Dense(1)(embedded), keras.layers.Dense(1)(keras.layers.LSTM(2)(embedded))]
+    x = tf.reshape(tf.range(24) % 4, (8, 3))
+    data = tf.data.Dataset.from_tensor_slices((x, (tf.ones((8, 3, 1)), tf.ones((8, 1))))).batch(3)
+
+    def compiled():
+        model = keras.models.clone_model(keras.Model(words, outputs))
+        model.set_weights(weights)
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
+        return model
+
+    weights = keras.Model(words, outputs).get_weights()
+    alone = compiled()
+    expected = alone.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"]
+    with strategy.scope():
+        model = compiled()
+    assert fit(model, data, epochs=2, verbose=0).history["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_calls_callbacks_as_keras_does(strategy, capsys):
     trace, kerass = Trace(), Trace()
     made().evaluate(batches(), callbacks=kerass, verbose=0)

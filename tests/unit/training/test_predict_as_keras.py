@@ -185,6 +185,68 @@ def test_sparse_inputs_are_predicted(strategy):
     assert predict(model, data, verbose=0) == pytest.approx(model(x).numpy(), rel=1e-5)
 
 
+class OfNoRows(keras.Model):
+    """Return an output that has a row for each example, and one that has not."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def call(self, x):
+        return x, self.other(x)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda x: tf.reshape(x, (-1, 1)), lambda x: tf.ones((3, 2)), tf.reduce_sum],
+    ids=["rows of their own", "a constant", "one number"],
+)
+def test_outputs_without_a_row_for_each_example(strategy, other):
+    x = pictures(8)[:, 0, 0]
+    with strategy.scope():
+        model = OfNoRows(other)
+    if HAS_SEVERAL:
+        with pytest.raises(
+            ConfigError, match=r"has an output of .* examples\. Several replicas need one for each"
+        ):
+            predict(model, batches(x), verbose=0)
+        return
+    found, expected = predict(model, batches(x), verbose=0), OfNoRows(other).predict(batches(x), verbose=0)
+    for mine, its in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6)
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="replicas would share the one row")
+def test_an_input_that_is_the_same_for_all_examples(strategy):
+    data = batches(pictures()[:, 0, 0]).map(lambda x: (tf.constant([[2.0]]), x))
+    with strategy.scope():
+        model = keras.Model(
+            two := [keras.Input((1,)), keras.Input((2,))], keras.layers.Lambda(lambda xs: xs[0] * xs[1])(two)
+        )
+    found = predict(model, data.map(lambda *xs: (xs,)), verbose=0)
+    np.testing.assert_allclose(found, 2 * pictures()[:, 0, 0], rtol=1e-6)
+
+
+class Watched(keras.layers.Layer):
+    """A layer that counts what it has seen in a metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Sum()
+
+    def call(self, x):
+        self.seen.update_state(x)
+        return x
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 updates variables within its graph")
+def test_a_layer_may_update_a_metric(strategy):
+    x = pictures()[:, 0, 0]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), Watched()])
+    np.testing.assert_array_equal(predict(model, batches(x), verbose=0), x)
+
+
 class Noisy(keras.layers.Layer):
     """Count the batches, keep a moving mean of the inputs, and drop some of them in prediction too."""
 

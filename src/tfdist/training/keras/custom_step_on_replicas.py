@@ -378,7 +378,7 @@ class SharedCustomStep(MetricStep):
         is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
         if replica is None or args or kwargs or not is_of_weights:
             return original(tape, target, sources, *args, **kwargs)
-        weight, _ = weight_of(replica.divisors, replica.size)
+        weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
         if weight is None:
             return original(tape, target, sources)
         upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), weight), target)
@@ -406,7 +406,7 @@ class SharedCustomStep(MetricStep):
             known = slices_of_one_process(known, variables, are_added_up=updating.adds_rows_up)
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
-            weight, _ = weight_of(replica.divisors, replica.size)
+            weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
             are_unique = have_unique_rows(known) if self._replicas > 1 else [False] * len(known)
             shared = shared_mean(known, [], [], size=replica.size, weight=weight)
 

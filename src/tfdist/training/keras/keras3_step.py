@@ -382,9 +382,10 @@ class Keras3Step(MetricStep):
             return _Losses(loss, None, None)
         if has_own(model, "compute_loss"):  # its result counts as a mean over examples
             return _Losses(loss, None, batch_size(x))
-        weight, is_of_examples = weight_of(divisors, batch_size(x))
+        replicas = self._strategy.num_replicas_in_sync
+        weight, is_of_examples = weight_of(divisors, batch_size(x), replicas=replicas)
         added = added_losses(model)
-        if is_of_examples or not added or self._strategy.num_replicas_in_sync == 1:
+        if is_of_examples or not added or replicas == 1:
             return _Losses(loss, None, weight)
         return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
 

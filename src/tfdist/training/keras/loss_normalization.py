@@ -68,7 +68,7 @@ def recorded_divisors() -> Iterator[list[Divisor]]:
         del _HERE.divisors
 
 
-def weight_of(divisors: list[Divisor], size: tf.Tensor) -> tuple[tf.Tensor | None, bool]:
+def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
     """Return the weight of a sum of losses, None for sums, and whether it is the number of examples."""
     kinds = {divisor.kind for divisor in divisors}
     if kinds == {"sum"}:
@@ -77,6 +77,8 @@ def weight_of(divisors: list[Divisor], size: tf.Tensor) -> tuple[tf.Tensor | Non
         return size, True
     if len(divisors) == 1:
         return divisors[0].value, False
+    if replicas == 1:  # the sum has no other part
+        return size, True
     problem = "of several outputs are divided by different numbers, such as what is masked in each"
     remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
     raise ConfigError("losses", problem, remedy=remedy)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.sum_in_graph import is_sum_of
+from tfdist.training.keras.sum_in_graph import only_added_to
 
 __all__ = ["MetricState", "are_sums"]
 
@@ -63,7 +63,7 @@ class MetricState:
     def check(self, are_sums: Sequence[bool]) -> bool:
         """Choose how to merge each variable, and return whether this differs from before.
 
-        `are_sums` tells which variables a metric only adds to.
+        `are_sums` tells which variables a metric only adds to, and does not read for others.
 
         Raises:
             ConfigError: Several replicas cannot merge the state of a metric.
@@ -83,7 +83,10 @@ class MetricState:
         aggregation = getattr(owned.variable, "aggregation", None)
         if aggregation in (_MEAN, _FIRST) and not self._is_coordinated:
             return str(aggregation)
-        problem = f"does more than add to its variable {owned.variable.name}: replicas cannot merge its state"
+        name = owned.variable.name
+        problem = (
+            f"does more than add to its variable {name}, or reads it to count: replicas cannot merge that"
+        )
         remedy = "Define merge_state(self, metrics) on the metric, or train on one_device"
         raise ConfigError(f"metric {owned.owners[0].name}", problem, remedy=remedy)
 
@@ -248,7 +251,7 @@ class MetricState:
 
 def are_sums(scope: Any, before: Sequence[tuple[Any, tf.Tensor]]) -> list[bool]:
     """Return for each variable, in the graph of a batch, whether the batch only adds to it."""
-    return [is_sum_of(scope.get_current_value(variable), old) for variable, old in before]
+    return only_added_to([(scope.get_current_value(variable), old) for variable, old in before])
 
 
 def _mine(table: tf.Tensor) -> tf.Tensor:

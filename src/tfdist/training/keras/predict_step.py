@@ -84,7 +84,7 @@ class PredictStep:
                 self._randomness.unseeded_from_here(),
             ):
                 numbers, outputs = self._predict_part(data)
-            found = self._layer_writes.found(scope)
+            found = self._layer_writes.found(scope, apart=self._model.metrics_variables)
             written[:] = [variable for variable, _ in found]
             state = self._layer_writes.to_share(found, seeds)
             if state and tf.distribute.get_replica_context().num_replicas_in_sync > 1:

@@ -5,23 +5,44 @@ record which metrics do so. The graph shows it, if each operation between the ol
 known to keep this property.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["is_sum_of"]
+__all__ = ["only_added_to"]
 
 _PASSES_ON = (
     "Identity", "EnsureShape", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "Reshape",
 )  # fmt: skip
 
 
-def is_sum_of(new: Any, old: tf.Tensor) -> bool:
-    """Return whether `new` is `old` plus something; both are tensors of the graph that is being built."""
+def only_added_to(pairs: Sequence[tuple[Any, tf.Tensor]]) -> list[bool]:
+    """Return for each state whether a batch only adds to it, and reads it for no other state.
+
+    Args:
+        pairs: For each state, the new tensor, or None where it is not written, and the old one, of the graph
+            that is being built.
+    """
+    followed = [_sums_of(old) for _, old in pairs]
+    names = [old.name if new is None else tf.convert_to_tensor(new).name for new, old in pairs]
+    return [
+        _is_sum(new, old, sums)
+        and not any(name in sums for other, name in enumerate(names) if other != place)
+        and not any(name_of in others for other, others in enumerate(followed) if other != place)
+        for place, ((new, old), sums, name_of) in enumerate(zip(pairs, followed, names, strict=True))
+    ]
+
+
+def _is_sum(new: Any, old: tf.Tensor, sums: dict[str, bool]) -> bool:
     if new is None or new is old:
         return True
     new = tf.convert_to_tensor(new)
-    # Maps each tensor that depends on the old one to whether it is the old one plus something.
+    return sums.get(new.name, False) and bool(new.shape.is_compatible_with(old.shape))
+
+
+def _sums_of(old: tf.Tensor) -> dict[str, bool]:
+    """Return the name of each tensor that depends on one, and whether it is this one plus something."""
     is_sum = {old.name: True}
     for operation in old.graph.get_operations():  # in the order in which they were made
         depends = [tensor.name in is_sum for tensor in operation.inputs]
@@ -29,7 +50,7 @@ def is_sum_of(new: Any, old: tf.Tensor) -> bool:
             are_sums = [is_sum.get(tensor.name, False) for tensor in operation.inputs]
             keeps = are_sums == depends and _keeps(operation, depends)
             is_sum.update({tensor.name: keeps for tensor in operation.outputs})
-    return is_sum.get(new.name, False) and bool(new.shape.is_compatible_with(old.shape))
+    return is_sum
 
 
 def _keeps(operation: tf.Operation, depends: list[bool]) -> bool:

@@ -1,0 +1,28 @@
+"""The graph of a batch tells which states it only adds to, and reads for no other state."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.training.keras.sum_in_graph import only_added_to  # noqa: E402  # after the check that TensorFlow is there
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (lambda a, b: a + 1, lambda a, b: 2 + b, [True, True]),
+        (lambda a, b: None, lambda a, b: b - 1, [True, True]),
+        (lambda a, b: tf.maximum(a, 1.0), lambda a, b: b + 1, [False, True]),
+        (lambda a, b: a + 1, lambda a, b: b + tf.cast(a > 8, tf.float32), [False, False]),
+        (lambda a, b: None, lambda a, b: b + a, [False, False]),
+        (lambda a, b: b, lambda a, b: b + 1, [False, False]),
+    ],
+)
+def test_a_state_is_a_sum_if_a_batch_only_adds_to_it(one, other, expected):
+    with tf.Graph().as_default():
+        a, b = (tf.compat.v1.placeholder(tf.float32, ()) for _ in range(2))
+        assert only_added_to([(one(a, b), a), (other(a, b), b)]) == expected
