@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -85,16 +86,76 @@ def test_a_job_that_fails_says_so_and_is_not_started_again(tfdist):
     assert "NonZeroExitCode" in tfdist("status", handle)
 
 
-def test_a_job_that_ends_with_138_is_started_again_while_restarts_are_left(tfdist, slurm):
-    handle = submit(tfdist, words=("138",))
+def submit_ends(tfdist, ends, *options):
+    """Submit tasks (chief:0, ps:0, worker:0, worker:1), on three nodes, that end like this."""
+    cases = "".join(f"{rank}) {end};; " for rank, end in enumerate(ends))
+    script = ["--", "bash", "-c", f"echo up; case $SLURM_PROCID in {cases} esac"]
+    return tfdist("submit", "slurm", "--workers=2", "--ps=1", "--sbatch=nodes=3", *options, *script).strip()
+
+
+def restarts_of(slurm, handle):
+    return re.search(r"Restarts=(\d+)", slurm.run("scontrol", "show", "job", handle.rpartition("/")[2]))[1]
+
+
+ASKS = "sleep 1; exit 138"  # notices the loss of another one
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ["exit 138"] * 4,
+        [ASKS, ASKS, "kill -KILL $$", ASKS],
+        [ASKS, "kill -SEGV $$", ASKS, ASKS],
+        [ASKS, ASKS, ASKS, "kill -KILL $PPID $$"],
+    ],
+)
+def test_a_job_that_lost_a_task_is_started_again_while_restarts_are_left(tfdist, slurm, ends):
+    handle = submit_ends(tfdist, ends)
     until("pending", tfdist, handle, seconds=SECONDS)
-    number = handle.rpartition("/")[2]
     deadline = time.monotonic() + SECONDS
-    while "Restarts=1" not in (text := slurm.run("scontrol", "show", "job", number)):
-        assert time.monotonic() < deadline, text
+    while restarts_of(slurm, handle) != "1":
+        assert time.monotonic() < deadline, tfdist("status", handle)
         time.sleep(0.3)
     tfdist("cancel", handle)
     until("cancelled", tfdist, handle, seconds=SECONDS)
+
+
+def test_a_job_one_of_whose_tasks_would_fail_again_is_not_started_again(tfdist, slurm):
+    handle = submit_ends(tfdist, [ASKS, ASKS, "exit 2", ASKS])
+    until("failed", tfdist, handle, seconds=SECONDS)
+    assert restarts_of(slurm, handle) == "0"
+    assert "ExitCode=2:0" in slurm.run("scontrol", "show", "job", handle.rpartition("/")[2])
+
+
+def test_slurms_sigterm_before_a_task_handles_it_is_a_preemption(tfdist, slurm):
+    handle = submit_ends(tfdist, ["sleep 600"] * 4)
+    deadline = time.monotonic() + SECONDS
+    while tfdist("logs", handle).count("up") != 4:
+        assert time.monotonic() < deadline, tfdist("status", handle)
+        time.sleep(0.3)
+    slurm.run("scancel", "--signal=TERM", handle.rpartition("/")[2])
+    while restarts_of(slurm, handle) != "1":
+        assert time.monotonic() < deadline, tfdist("status", handle)
+        time.sleep(0.3)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
+
+
+def test_a_job_whose_chief_outlives_a_worker_that_comes_and_goes_has_succeeded(tfdist, slurm):
+    handle = submit_ends(tfdist, ["sleep 4", "sleep 4", "kill -KILL $$", "sleep 4"], "--alone=worker")
+    until("succeeded", tfdist, handle, seconds=SECONDS)
+    assert tfdist("logs", handle, "--task=worker:0").splitlines().count("up") == 4
+    assert restarts_of(slurm, handle) == "0"
+
+
+def test_a_cancelled_job_is_not_started_again_by_tasks_that_ask_for_it(tfdist, slurm):
+    save = 'trap "exit 138" TERM; while true; do sleep 0.1; done'
+    handle = submit_ends(tfdist, [save] * 4)
+    until("running", tfdist, handle, seconds=SECONDS)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
+    time.sleep(5)
+    assert (state(tfdist, handle), restarts_of(slurm, handle)) == ("cancelled", "0")
 
 
 def test_a_job_that_runs_is_cancelled(tfdist):

@@ -90,7 +90,7 @@ class _Task:
             signal.signal(number, self._pass_on)
         for start in range(1, restarts + 2):
             status = self._run_once()
-            is_lost = status == LOST or status > 128 + signal.SIGHUP
+            is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
             if not is_lost or self._told is not None or start > restarts:
                 break
             print(f"tfdist: the command ended with {status}: start {start + 1}", flush=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist.cluster.config import Task
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.trainer.sections.engine import EngineSection
@@ -60,6 +60,13 @@ class Job:
         """Return the rank of the task that saves and reports: the chief, or the first worker."""
         names = [str(task) for task in self.tasks]
         return next((names.index(name) for name in ("chief:0", "worker:0") if name in names), 0)
+
+    @property
+    def serving_roles(self) -> tuple[str, ...]:
+        """Return the roles whose tasks serve others, such as ps."""
+        addresses = {Task(role, 0): f"{role}:{self.port}" for role in self.counts}
+        cluster = ClusterConfig.of_addresses(addresses)
+        return tuple(role for role in sorted(self.counts) if cluster.with_task(role).serves)
 
     @property
     def roles(self) -> str:

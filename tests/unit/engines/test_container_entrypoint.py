@@ -68,6 +68,7 @@ def test_on_sagemaker_the_command_gets_what_the_toolkit_would_set(opt_ml):
     [
         ("sys.exit(138)", 138, 3),
         ("os.kill(os.getpid(), 9)", 137, 3),
+        ("sys.exit(-1)", 255, 1),  # no signal
         ("sys.exit(2)", 2, 1),
         ("sys.exit(0)", 0, 1),
     ],

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def job(*command, counts=None, alone=(), **section):
         section=EngineSection(slurm=SlurmSection(**section)),
         alone=alone,
     )
+
+
+def test_a_job_that_must_not_be_requeued_is_not(tmp_path):
+    assert "--requeue" in directives(Slurm().render(job(), {}))
+    assert directives(Slurm().render(job(), {"requeue": ""})).count("--requeue") == 1
+    script = Slurm().render(job(), {"no-requeue": ""})
+    assert "--no-requeue" in directives(script)
+    assert "--requeue" not in directives(script)
+    assert run(script, tmp_path, "exit 138").stdout == ""
+
+
+def test_the_tasks_get_the_variables_of_the_script_whatever_sbatch_exports(tmp_path):
+    done = run(Slurm().render(job(), {"export": "NONE"}), tmp_path, "echo $SLURM_EXPORT_ENV")
+    assert done.stdout == "ALL\n"
 
 
 def directives(script):
@@ -104,9 +119,9 @@ def test_a_mistake_in_an_option_is_one_line(options, message):
     assert str(caught.value).startswith(message)
 
 
-def run(script, folder, srun, **variables):
+def run(script, folder, srun, scontrol='echo "scontrol $*"', **variables):
     """Run the script with an srun and an scontrol of our own in the place of Slurm's."""
-    for name, text in {"srun": srun, "scontrol": 'echo "scontrol $*"'}.items():
+    for name, text in {"srun": srun, "scontrol": scontrol}.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     path = folder / "job.sh"
@@ -126,13 +141,115 @@ def test_words_reach_the_tasks_as_they_are(tmp_path):
     assert (folder / "exit_status").read_text() == "0\n"
 
 
+# Starts the tasks one after the other, so that the first to fail is known, and ends as Slurm's does.
+SRUN = """
+exec 2> /dev/null
+while [ "$1" != bash ]; do shift; done
+highest=0
+for rank in RANKS; do
+    SLURM_PROCID=$rank "$@"
+    status=$?
+    if [ $status -gt $highest ]; then highest=$status; fi
+done
+exit $highest
+"""
+
+
+def ends_of(folder, ends, order="0 1 2 3", **options):
+    """Run tasks (chief:0, ps:0, worker:0, worker:1) that end like this; return the status, and what was printed."""
+    cases = "".join(f"{rank}) {end};; " for rank, end in enumerate(ends))
+    script = Slurm().render(job("bash", "-c", f"case $SLURM_PROCID in {cases} esac", **options), {})
+    done = run(script, folder, SRUN.replace("RANKS", order))
+    assert done.stderr == ""
+    run_dir = folder / "my runs" / "x-7"
+    assert (run_dir / "exit_status").read_text() == f"{done.returncode}\n"
+    assert not list(run_dir.glob(".ends*"))
+    return done.returncode, done.stdout.splitlines()
+
+
+KILLED = "kill -KILL $$"
+WITH_ITS_SHELL = "kill -KILL $PPID $$"  # as a node, or Slurm, kills all of a task
+
+
+@pytest.mark.parametrize(
+    ("ends", "order", "status"),
+    [
+        # A signal has ended one, and the others ask for a restart.
+        (["exit 138", "exit 138", KILLED, "exit 138"], "2 0 1 3", 138),
+        (["exit 138", "exit 138", "kill -SEGV $$", "exit 138"], "2 0 1 3", 138),
+        (["exit 138", "exit 138", "exit 138", WITH_ITS_SHELL], "0 1 2 3", 138),
+        # Slurm's SIGTERM, before the tasks handle it.
+        (["kill -TERM $$", "kill -TERM $$", "kill -TERM $$", "exit 138"], "0 1 2 3", 138),
+        # One would fail again, and the others have lost it, or were told to end.
+        (["exit 138", "exit 138", "exit 2", "exit 138"], "2 0 1 3", 2),
+        (["exit 138", "exit 138", "exit 138", "exit 1"], "0 1 2 3", 1),
+        (["exit 138", "exit 138", "exit 255", "exit 138"], "2 0 1 3", 255),
+        (["exit 2", "exit 138", "exit 138", KILLED], "0 3 1 2", 2),
+        # A loss comes first, and brings an error about.
+        (["exit 1", "exit 138", KILLED, "exit 138"], "2 0 1 3", 138),
+        # The chief has ended well: a task that serves it needs no restart, but an error is one.
+        (["exit 0", "exit 138", KILLED, "exit 138"], "0 1 2 3", 0),
+        (["exit 0", "exit 0", "exit 3", "exit 0"], "0 1 2 3", 3),
+        # A task was not started at all.
+        (["exit 0", "exit 0", "exit 0", "exit 3"], "0 1 2", 0),
+    ],
+)
+def test_how_the_tasks_have_ended_decides_whether_the_job_starts_again(tmp_path, ends, order, status):
+    got, printed = ends_of(tmp_path, ends, order)
+    assert got == status
+    assert ("scontrol requeue 7" in printed) is (status == 138)
+    if status not in (0, 138):
+        assert any(line.endswith(f" ended with {status}") for line in printed)
+
+
+def test_where_no_chief_leads_each_worker_counts(tmp_path):
+    got, printed = ends_of(tmp_path, ["exit 0", "exit 138"], "0 1", counts={"worker": 2})
+    assert (got, printed) == (138, ["worker:1 ended with 138", "scontrol requeue 7"])
+
+
+def test_a_job_whose_chief_has_ended_well_survives_workers_that_come_and_go(tmp_path):
+    ends = ["exit 0", "exit 0", KILLED, "exit 1"]
+    got, printed = ends_of(tmp_path, ends, "2 3 0 1", alone=("worker", "evaluator"))
+    assert (got, printed) == (0, ["worker:0 ended with 137", "worker:1 ended with 1"])
+    # The signal that has ended such a worker is not what has ended the chief.
+    ends[0] = "exit 1"
+    assert ends_of(tmp_path, ends, "2 3 0 1", alone=("worker", "evaluator"))[0] == 1
+    ends = ["exit 0", "exit 138", "exit 0", "exit 0"]
+    counts = {"chief": 1, "evaluator": 1, "ps": 1, "worker": 1}
+    assert ends_of(tmp_path, ends, counts=counts, alone=("worker", "evaluator"))[0] == 138
+
+
+def test_a_step_that_starts_no_task_ends_as_srun_does(tmp_path):
+    script = Slurm().render(job(), {})
+    assert run(script, tmp_path, "exit 1").returncode == 1
+    done = run(script, tmp_path, "exit 143")  # before the shells of the tasks handle the signal
+    assert (done.returncode, done.stdout) == (138, "scontrol requeue 7\n")
+
+
+@pytest.mark.parametrize(("tracking", "passed"), [("proctrack/cgroup", "1"), ("proctrack/linuxproc", "0")])
+def test_a_task_gets_a_signal_that_only_its_shell_has_got(tmp_path, tracking, passed):
+    program = (
+        "import signal, os, time\n"
+        "got = []\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
+        "os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "for _ in range(20): time.sleep(0.05)\n"
+        "print(len(got), signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    script = Slurm().render(job(sys.executable, "-c", program), {})
+    srun = 'while [ "$1" != bash ]; do shift; done; "$@"'
+    done = run(script, tmp_path, srun, scontrol=f'echo "ProctrackType = {tracking}"')
+    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{passed} True\n"
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("rank", "ending", "starts", "status"),
     [
         ("2", "kill -9 $$", 4, 137),  # a worker: once, and three times more
         ("2", "exit 138", 1, 138),  # told to end, or the others must start again too
         ("2", "exit 3", 1, 3),
-        ("2", "kill -TERM $PPID; kill -9 $$", 1, 137),  # told to end, and too slow
+        ("2", "kill -TERM $PPID; sleep 0.2; kill -9 $$", 1, 137),  # told to end, and too slow
         ("1", "kill -9 $$", 1, 137),  # a ps
         ("2", "exit 0", 1, 0),
     ],
@@ -144,7 +261,8 @@ def test_only_a_lost_task_of_such_a_role_is_started_again_alone(tmp_path, rank, 
     assert "--no-kill --wait=0 " in script
     done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', SLURM_PROCID=rank)
     assert (tmp_path / "starts").read_text() == "up\n" * starts
-    assert done.returncode == status
+    assert done.returncode == (138 if status > 128 else status)
+    assert (f":0 ended with {status}\n" in done.stdout) is (status != 0)
     log = (tmp_path / "my runs" / "x-7" / "logs" / f"rank-{rank}.log").read_text()
     assert log.count("Lost with status 137: start ") == starts - 1
 
@@ -155,7 +273,7 @@ def test_a_new_checkpoint_renews_the_restarts_of_a_task_alone(tmp_path):
     script = Slurm().render(job("bash", "-c", program, alone=("worker", "evaluator")), {})
     done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"')
     assert (tmp_path / "starts").read_text() == "up\n" * (2 + 1 + 3)  # the third one has seen a checkpoint
-    assert done.returncode == 137
+    assert "worker:0 ended with 137\n" in done.stdout
 
 
 def test_where_no_task_may_start_alone_a_lost_node_ends_the_job():

@@ -36,8 +36,8 @@ class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restarts: Annotated[
         Annotated[int, Meta(ge=0)],
         Meta(
-            description="How often the job asks to be started again after it has ended with 138, without a"
-            " new checkpoint in between."
+            description="How often the job asks to be started again after a task was lost or has saved its"
+            " work, without a new checkpoint in between."
         ),
     ] = 10
 
