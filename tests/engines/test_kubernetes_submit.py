@@ -1,6 +1,7 @@
 """`tfdist submit` and the commands that take its handle, with the real kubectl, to an emulator of the API server."""
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -56,13 +57,41 @@ def tfdist(api, tmp_path):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_is_submitted_and_cancelled(engine, api, tfdist):
     handle = tfdist("submit", engine, "--config", "train.yaml")
-    name = handle.removeprefix(f"{engine}://default/")
+    name = handle.removeprefix(f"{engine}://default@here/")
     assert name.startswith("train-")
     assert sorted(api.kinds()) == sorted([*COMMON, *ENGINES[engine]])
     assert f"pending ({name}" in tfdist("status", handle)
     tfdist("cancel", handle)
     assert api.kinds() == {"PersistentVolumeClaim": ["tfdist"]}  # it outlives the job
     assert "cancelled (it was deleted)" in tfdist("status", handle)
+    message = tfdist("cancel", handle, status=2)
+    assert message == f"tfdist: {handle}: nothing of it exists: it was deleted before\n"
+
+
+def test_a_handle_is_about_the_cluster_that_the_job_was_submitted_to(api, tfdist, tmp_path):
+    handle = tfdist("submit", "kubernetes", "--config", "train.yaml")
+    config = json.loads((tmp_path / "config").read_text())
+    config["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:1"}})
+    config["contexts"].append(
+        {"name": "a/b c", "context": {"cluster": "other", "user": "me", "namespace": "x"}}
+    )
+    (tmp_path / "config").write_text(json.dumps({**config, "current-context": "a/b c"}))
+    assert "pending" in tfdist("status", handle)
+    name = handle.rpartition("/")[2]
+    api.add_pod("a", api.get("Job", f"{name}-chief")["spec"]["template"], "I lead\n", INDEX)
+    assert tfdist("logs", handle, "--task=chief:0") == "I lead"
+    tfdist("cancel", handle)
+    assert api.kinds() == {"PersistentVolumeClaim": ["tfdist"]}
+    assert "127.0.0.1:1" in tfdist("submit", "kubernetes", "--config", "train.yaml", status=2)
+
+
+def test_a_handle_names_any_context(api, tfdist, tmp_path):
+    config = json.loads((tmp_path / "config").read_text())
+    config["contexts"][0]["name"] = config["current-context"] = "arn:aws:eks:eu-1:1:cluster/my one"
+    (tmp_path / "config").write_text(json.dumps(config))
+    handle = tfdist("submit", "kubernetes", "--config", "train.yaml")
+    assert handle.startswith("kubernetes://default@arn:aws:eks:eu-1:1:cluster%2Fmy%20one/train-")
+    tfdist("cancel", handle)
 
 
 STATES = {

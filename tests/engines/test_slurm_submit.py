@@ -148,6 +148,17 @@ def test_a_job_whose_chief_outlives_a_worker_that_comes_and_goes_has_succeeded(t
     assert restarts_of(slurm, handle) == "0"
 
 
+def test_a_job_of_a_cluster_that_is_not_known_here_is_refused(tfdist, tmp_path):
+    handle = submit(tfdist)
+    other = handle.replace("slurm://tfdist/", "slurm://beta/")
+    folder = tmp_path / "state" / "tfdist" / "submitted"
+    [record] = folder.iterdir()
+    (folder / record.name.replace("tfdist", "beta")).write_text(record.read_text().replace(handle, other))
+    with pytest.raises(AssertionError, match=r"tfdist: .*beta"):
+        tfdist("cancel", other)
+    until("succeeded", tfdist, handle, seconds=SECONDS)
+
+
 def test_a_cancelled_job_is_not_started_again_by_tasks_that_ask_for_it(tfdist, slurm):
     save = 'trap "exit 138" TERM; while true; do sleep 0.1; done'
     handle = submit_ends(tfdist, [save] * 4)

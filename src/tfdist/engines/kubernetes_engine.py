@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import yaml
 
@@ -57,10 +58,10 @@ class KubernetesEngine(abc.ABC):
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the objects, under a name that no other job has, to kubectl."""
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
-        handle = Handle(self.name, application.section.namespace, application.name)
+        handle = Handle(self.name, _place(application.section.namespace), application.name)
         submission = job.submission(handle, Path(application.run_dir))
         try:
-            _kubectl("apply", "--filename=-", text=_rendered(application, self))
+            _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
         except TfdistError:
             # kubectl applies what it can. What is left behind must not hide why it has failed.
             for objects in self._objects_of(submission):
@@ -96,9 +97,14 @@ class KubernetesEngine(abc.ABC):
                 yield line
 
     def cancel(self, submission: Submission) -> None:
-        """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save."""
-        for objects in self._objects_of(submission):
-            _delete(submission, objects)
+        """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.
+
+        Raises:
+            ConfigError: None of them exists.
+        """
+        deleted = [_delete(submission, objects) for objects in self._objects_of(submission)]
+        if not "".join(deleted).strip():
+            raise ConfigError(str(submission.handle), "nothing of it exists: it was deleted before")
 
     def _objects_of(self, submission: Submission) -> Iterator[Sequence[str]]:
         """Yield the objects of a job, as kind/name: its own, and those that all engines have."""
@@ -232,12 +238,23 @@ def _get(submission: Submission, *names: str) -> list[Object]:
     return objects
 
 
-def _delete(submission: Submission, objects: Sequence[str]) -> None:
-    _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
+def _delete(submission: Submission, objects: Sequence[str]) -> str:
+    """Delete objects; return what kubectl says of those that existed."""
+    return _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
+
+
+def _place(namespace: str) -> str:
+    """Return where jobs of a namespace are: `namespace@context`, with the context that kubectl has now."""
+    try:
+        context = _kubectl("config", "current-context").strip()
+    except ConfigError:  # inside a cluster there is none
+        return namespace
+    return f"{namespace}@{quote(context, safe=':')}"
 
 
 def _within(submission: Submission) -> tuple[str, ...]:
-    return (f"--namespace={submission.handle.place}",)
+    namespace, _, context = submission.handle.place.partition("@")
+    return (f"--namespace={namespace}", *([f"--context={unquote(context)}"] if context else []))
 
 
 def _kubectl(*words: str, text: str | None = None) -> str:

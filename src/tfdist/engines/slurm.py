@@ -48,7 +48,8 @@ class Slurm:
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
         try:
-            answer = _slurm("scontrol", "show", "job", submission.handle.number)
+            handle = submission.handle
+            answer = _slurm("scontrol", *_of_cluster(handle), "show", "job", handle.number)
         except _NoSuchJobError:
             forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
             return state_of_exit_status(submission) or forgotten
@@ -66,11 +67,19 @@ class Slurm:
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
-        _slurm("scancel", submission.handle.number)
+        _slurm("scancel", *_of_cluster(submission.handle), submission.handle.number)
 
 
 class _NoSuchJobError(TfdistError, LookupError):
     """Slurm does not know a job of this number."""
+
+
+def _of_cluster(handle: Handle) -> tuple[str, ...]:
+    """Return the option for the cluster of a handle, where it is not the one of this host.
+
+    Numbers are those of a cluster. Where the accounting database does not know the other one, Slurm refuses.
+    """
+    return () if handle.place in ("", _cluster_name()) else (f"--clusters={handle.place}",)
 
 
 def _cluster_name() -> str:

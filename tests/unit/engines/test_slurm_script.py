@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.engines.job_description import PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
@@ -296,6 +297,24 @@ def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path,
         assert done.stdout == (f"scontrol requeue {number}\n" if asked else ""), saved
         assert (run_dir / "exit_status").read_text() == "138\n"
     assert run(script, tmp_path, "exit 3").stdout == ""
+
+
+@pytest.mark.parametrize(("place", "option"), [("alpha", ""), ("beta", "--clusters=beta "), ("", "")])
+def test_a_handle_is_about_the_cluster_that_it_names(tmp_path, monkeypatch, place, option):
+    text = """#!/bin/bash
+        if [ "$*" = "show config" ]; then echo "ClusterName             = alpha"; exit; fi
+        echo "${0##*/} $*" >> FILE
+        echo "   JobState=RUNNING Reason=None"
+    """
+    for name in "scontrol", "scancel":
+        (tmp_path / name).write_text(text.replace("FILE", str(tmp_path / "calls")))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    submission = job().submission(Handle("slurm", place, "77"))
+    assert Slurm().state(submission) == (State.RUNNING, "RUNNING")
+    Slurm().cancel(submission)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"scontrol {option}show job 77", f"scancel {option}77"]
 
 
 def test_the_configs_of_the_page_are_right(tmp_path):
