@@ -351,7 +351,9 @@ def _action(rules: list[Object], status: int, *, evicted: bool) -> str:
 
 
 def _expanded(text: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], match[0]), text)
+    return re.sub(
+        r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]), text
+    )
 
 
 @contextlib.contextmanager

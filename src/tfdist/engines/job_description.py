@@ -1,5 +1,6 @@
 """Describe a job: the command that is every task of a cluster, and the number of tasks of each role."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.trainer.sections.engine import EngineSection
 
-__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command"]
+__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command", "without_references"]
 
 # Words of a command that depend on where and when it runs.
 PYTHON = "{python}"  # the interpreter
@@ -96,3 +97,11 @@ class Job:
 def shell_command(words: Iterable[str]) -> str:
     """Return words for a shell script whose variable run_dir is the folder of the run."""
     return " ".join(word if word == SHELL_RUN_DIR else shlex.quote(word) for word in words)
+
+
+def without_references(text: str) -> str:
+    """Return a text that Kubernetes, and Vertex AI, pass on as it is.
+
+    They replace $(NAME) by a variable, and $$ by $.
+    """
+    return re.sub(r"\$\$|\$(?=\()", lambda match: 2 * match[0], text)

@@ -5,13 +5,13 @@ Every engine adds an object of its own, which starts pods of the templates that 
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from tfdist.engines.job_description import Job
+from tfdist.engines.job_description import Job, without_references
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.trainer.sections.kubernetes import KubernetesSection
 
@@ -24,6 +24,7 @@ ROLE = "app.kubernetes.io/component"  # the label with the role of a pod
 _SHARED = "/tfdist"  # the volume, as pods see it
 RUNS = f"{_SHARED}/runs"
 _CONFIG = "/etc/tfdist"  # the ConfigMap, as pods see it
+_CONFIG_KEY = "config.yaml"  # a key may not contain all that a file's name may
 _SECRET = "TFDIST_SECRET"  # noqa: S105  # the name of the variable
 _GRACE = 60  # seconds; a server serves for 25 s after SIGTERM, so that its chief can save
 _SIGNALS = (134, 135, 137, 139, 143)  # exit statuses of tasks that a signal has killed
@@ -79,7 +80,7 @@ class Application:
             self.object("networking.k8s.io/v1", "NetworkPolicy", spec=policy),
         ]
         if self.job.config is not None:
-            data = {self.job.config.name: self.job.config.read_text()}
+            data = {_CONFIG_KEY: self.job.config.read_text("utf-8")}
             objects.append(self.object("v1", "ConfigMap", immutable=True, data=data))
         if self.section.volume.size is not None:
             objects.append(self._claim(self.section.volume.size))
@@ -178,14 +179,14 @@ class Application:
         if self.section.image is None:
             remedy = "Name one that contains tfdist and your modules: --option image=registry.example/train:1"
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
-        config = None if self.job.config is None else f"{_CONFIG}/{self.job.config.name}"
+        job = replace(self.job, command=tuple(map(without_references, self.job.command)))
         roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
         values = {**_PATHS, **self._threads(), **roles, **self.section.env}
         secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
         container: Object = {
             "name": name,
             "image": self.section.image,
-            "command": list(self.job.words(python="python", run_dir=run_dir, config=config)),
+            "command": list(job.words(python="python", run_dir=run_dir, config=f"{_CONFIG}/{_CONFIG_KEY}")),
             "env": [
                 *(() if self.job.is_single else variables),
                 *({"name": key, "value": value} for key, value in values.items()),

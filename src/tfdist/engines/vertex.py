@@ -25,7 +25,7 @@ from tfdist.engines.cloud import (
 )
 from tfdist.engines.container_entrypoint import config_variables
 from tfdist.engines.engine import rounds
-from tfdist.engines.job_description import Job
+from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.sections.cloud import VertexSection
@@ -164,13 +164,14 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     """Return the worker pools: chief, workers, ps, evaluator; an empty one for a role without tasks."""
     counts = _with_chief(job.counts)
     changes = [] if counts == job.counts else [f"cluster={json.dumps(counts)}"]
+    of_config = {} if job.config is None else config_variables(job.config)
     variables = {
         SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),
-        **(_escaped(config_variables(job.config)) if job.config is not None else {}),
+        **{name: without_references(value) for name, value in of_config.items()},
         **section.env,
     }
-    command = task_command(job, name, changes)
+    command = [without_references(word) for word in task_command(job, name, changes)]
     container = {
         "imageUri": required(section.image, "engine.vertex.image"),
         "command": command[:3],
@@ -193,11 +194,6 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     while not pools[-1]:
         pools.pop()
     return pools
-
-
-def _escaped(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that Vertex AI passes on as they are; it replaces $(NAME), but not $$(NAME)."""
-    return {name: value.replace("$(", "$$(") for name, value in variables.items()}
 
 
 def _machine(section: VertexSection, role: str) -> dict[str, Any]:

@@ -143,8 +143,14 @@ def test_fields_that_no_option_has_go_into_the_request():
 
 def test_vertex_ai_replaces_nothing_in_the_config(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("data: {dir: $(HOME)}\n")
-    assert variables(vertex(config=path))[0]["TFDIST_CONFIG_0"] == "data: {dir: $$(HOME)}\n"
+    path.write_text("data: {dir: $(HOME)$$}\n")
+    assert variables(vertex(config=path))[0]["TFDIST_CONFIG_0"] == "data: {dir: $$(HOME)$$$$}\n"
+
+
+def test_vertex_ai_replaces_nothing_in_the_command_of_the_user():
+    wanted = job(command=("bash", "-c", "echo $(HOME) $$ $HOME"), vertex=VertexSection(**VERTEX))
+    container = variables(json.loads(Vertex().render(wanted, {})))[1]
+    assert container["args"][-1] == "echo $$(HOME) $$$$ $HOME"
 
 
 # -- SageMaker --

@@ -54,9 +54,23 @@ def pods(engine, job, options=()):
 @pytest.fixture
 def config(tmp_path):
     """Return a config file, whose text needs care."""
-    path = tmp_path / "train.yaml"
+    path = tmp_path / "mÿ run.yaml"  # which may not be the key of a ConfigMap
     path.write_text('# it\'s: a "test"\ncluster: {worker: 2, ps: 1}\n')
     return path
+
+
+def passed_on(word, **variables):
+    """Return what Kubernetes makes of a word: $$ is $, and $(NAME) is the value of a known variable."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), word)
+
+
+@pytest.mark.parametrize("word", ["$(HOME)", "$$", "echo $$(HOME) $HOME", "$$$(HOME)$", "$($$)", "$"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_words_of_the_user_reach_the_tasks_as_they_are(engine, word):
+    for pod in pods(engine, job("bash", "-c", word, RUN_DIR)).values():
+        *words, run_dir = pod["spec"]["containers"][0]["command"]
+        assert [passed_on(each, HOME="/root") for each in words] == ["bash", "-c", word]
+        assert passed_on(run_dir, JOBSET_NAME="my-train-2") == "/tfdist/runs/my-train-2"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -64,14 +78,13 @@ def test_every_pod_gets_command_config_secret_and_shared_folder(engine, config):
     made = job(config=config)
     found = objects(engine, made)
     [secret] = [one for one in found.values() if one["kind"] == "Secret"]
-    [text] = found["ConfigMap", "my-train-2"]["data"].values()
-    assert text == config.read_text()
+    assert found["ConfigMap", "my-train-2"]["data"] == {"config.yaml": config.read_text()}
     assert len(secret["stringData"]["TFDIST_SECRET"]) == 64
     run_dir = "$(JOBSET_NAME)" if engine == "trainjob" else "my-train-2"
     for role, pod in pods(engine, made).items():
         [container] = pod["spec"]["containers"]
         assert container["command"] == [
-            *("python", "-m", "tfdist.train", "--config", "/etc/tfdist/train.yaml"),
+            *("python", "-m", "tfdist.train", "--config", "/etc/tfdist/config.yaml"),
             *("--run_dir", f"/tfdist/runs/{run_dir}"),
         ]
         values = {one["name"]: one.get("value") for one in container["env"]}
