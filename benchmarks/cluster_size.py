@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from results import machine, spread
 
 from tfdist.cli.plan import main as plan
+from tfdist.cli.render import main as render
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.rendezvous import marks_of
@@ -48,6 +49,10 @@ def operations(tasks: int, folder: Path) -> dict[str, Callable[[], object]]:
         with redirect_stdout(io.StringIO()):
             plan(str(config))
 
+    def rendered(engine: str) -> None:
+        with redirect_stdout(io.StringIO()):
+            render([engine, "true"], workers=tasks - tasks // 10, ps=tasks // 10)
+
     def met() -> None:
         Lead(cluster, marks_of(cluster, {}), Awaiting("make_strategy", cluster, 1.0), None, 0.0)
 
@@ -57,6 +62,8 @@ def operations(tasks: int, folder: Path) -> dict[str, Callable[[], object]]:
         "with_task of each task": lambda: [cluster.with_task(*task) for task in cluster.tasks()],
         "TF_CONFIG of each task": lambda: [cluster.tf_config_json(*task) for task in cluster.tasks()],
         "tfdist plan": planned,
+        "tfdist render compose": lambda: rendered("compose"),
+        "tfdist render slurm": lambda: rendered("slurm"),
         "set up the heartbeat": lambda: Watcher(cluster, heartbeat_timeout=60.0),
         "set up the rendezvous": met,
     }

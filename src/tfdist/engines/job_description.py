@@ -1,5 +1,6 @@
 """Describe a job: the command that is every task of a cluster, and the number of tasks of each role."""
 
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -51,12 +52,12 @@ class Job:
     is_single: bool = False
     port: int = DEFAULT_PORT
 
-    @property
+    @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Return the tasks in the order of their ranks."""
         return tuple(Task(role, i) for role, count in sorted(self.counts.items()) for i in range(count))
 
-    @property
+    @functools.cached_property
     def chief_rank(self) -> int:
         """Return the rank of the task that saves and reports: the chief, or the first worker."""
         names = [str(task) for task in self.tasks]

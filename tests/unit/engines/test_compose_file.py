@@ -71,6 +71,17 @@ def test_there_is_a_service_for_each_task_and_the_others_are_its_names(rendered)
     assert services["worker-1"]["stop_grace_period"] == "60s"
 
 
+def test_the_tf_config_of_a_large_cluster_is_one_line(rendered):
+    made = Job("x", ("true",), {"worker": 700}, Path("/runs"), "tfdist render")
+    assert made.tasks is made.tasks  # computed once, and not for each task
+    lines = Compose().render(made, {}).splitlines()
+    found = [line.removeprefix("      TF_CONFIG: ") for line in lines if "TF_CONFIG" in line]
+    assert len(found) == 700
+    indexes = [json.loads(yaml.load(line, yaml.CSafeLoader))["task"]["index"] for line in found[:3]]
+    assert indexes == [0, 1, 2]
+    assert all(line[0] == line[-1] == "'" for line in found)
+
+
 def test_a_task_alone_has_no_cluster(rendered):
     [service] = rendered(counts={"worker": 1}, is_single=True)["services"].values()
     assert "TF_CONFIG" not in service["environment"]
