@@ -16,11 +16,11 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.records import find_submission
 from tfdist.engines.registry import engine_names, find_engine
-from tfdist.errors import ConfigError, shown
+from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
-__all__ = ["define_flags", "made_by", "requested", "submission_of"]
+__all__ = ["define_flags", "made_by", "options_of", "requested", "submission_of"]
 
 
 def requested(
@@ -28,7 +28,7 @@ def requested(
 ) -> tuple[Engine, Job, Mapping[str, str]]:
     """Return the engine, the job and the engine's options that the flags of `define_flags` describe."""
     name, job = _job_of(words, **flags)
-    return find_engine(name), job, _options_of([*sbatch, *option])
+    return find_engine(name), job, options_of([*sbatch, *option])
 
 
 def _job_of(
@@ -60,11 +60,16 @@ def _job_of(
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     folder = local_path(run_dir or "runs", "--run_dir").absolute()
     if config is None:
-        counts = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks()
+        if set:
+            raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
+        counts = _counted(ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks())
+        for role in alone:
+            if role not in counts:
+                raise ConfigError("--alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
         return engine, Job(
             name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
             command=tuple(command),
-            counts=_counted(counts),
+            counts=counts,
             folder=folder,
             made_by=made_by(),
             alone=tuple(alone),
@@ -85,6 +90,11 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     if cluster and not cluster.is_on_ports_of_ours:
         problem = "gives addresses, but a scheduler chooses the machines"
         raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
+    for name in settings.config.engine.plugins:
+        if name not in (names := engine_names()):
+            raise ConfigError(
+                "engine.plugins", f"there is no {shown(name)}", remedy=did_you_mean(name, names)
+            )
     train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     return Job(
         name=_name_of(config),
@@ -115,7 +125,7 @@ def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:
     return find_engine(handle.engine), find_submission(handle)
 
 
-def _options_of(texts: Sequence[str]) -> Mapping[str, str]:
+def options_of(texts: Sequence[str]) -> Mapping[str, str]:
     """Return the options that --sbatch and --option give as name=value, or as a name alone."""
     options = {}
     for text in texts:

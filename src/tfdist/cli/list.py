@@ -3,25 +3,49 @@
 tfdist list
 """
 
+import sys
+
+from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import submissions
 from tfdist.engines.registry import find_engine
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["main"]
+
+_LONGEST_STATE = 60
 
 
 def main() -> None:
     """Print a table of handles, states and folders."""
     rows = [("handle", "state", "submitted", "run")]
-    for submission in submissions():
-        try:
-            state = find_engine(submission.handle.engine).state(submission)[0].value
-        except ConfigError as error:  # the scheduler of another site, or one that is down
-            state = f"unknown: {error}"
-        rows.append((str(submission.handle), state, submission.at, submission.place))
+    known, damaged = submissions()
+    silent: dict[tuple[str, str], TfdistError] = {}
+    for submission in known:
+        rows.append((str(submission.handle), _state(submission, silent), submission.at, submission.place))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for error in damaged:
+        print(f"tfdist: {error}", file=sys.stderr)
+
+
+def _state(submission: Submission, silent: dict[tuple[str, str], TfdistError]) -> str:
+    """Return the state of a job, or why it is unknown.
+
+    Args:
+        submission: The job.
+        silent: The schedulers that have not answered, which are not asked again.
+    """
+    place = submission.handle[:2]
+    try:
+        if place in silent:
+            raise silent[place]
+        return find_engine(submission.handle.engine).state(submission)[0].value
+    except TfdistError as error:
+        if not isinstance(error, ConfigError):
+            silent[place] = error
+        text = f"unknown: {error}"
+        return text if len(text) <= _LONGEST_STATE else text[: _LONGEST_STATE - 1] + "…"
 
 
 if __name__ == "__main__":

@@ -9,11 +9,14 @@ The first lines of the output say what made it, and how to submit it.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist._utils.files import local_path, write_whole
-from tfdist.cli._jobs import made_by, requested
+from tfdist.cli._jobs import made_by, options_of, requested
 from tfdist.engines.dockerfile import render_dockerfile
+from tfdist.engines.options_into_section import with_options
+from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.containers import DockerfileSection
 
@@ -22,24 +25,38 @@ __all__ = ["main"]
 
 def main(command: Sequence[str], output: str | None = None, **flags: Any) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
+    path = None if output is None else _file(output)
     if list(command) == ["dockerfile"]:
         text = _dockerfile(**flags)
     else:
         engine, job, options = requested(command, **flags)
         text = engine.render(job, options)
-    if output is None:
+    if path is None:
         sys.stdout.write(text)
     else:
-        write_whole(local_path(output, "--output"), text.encode())
+        write_whole(path, text.encode())
 
 
-def _dockerfile(config: str | None = None, set: Sequence[str] = (), **_: Any) -> str:
-    """Return the Dockerfile for the config, if there is one; the other flags are for jobs."""
-    if config is None:
-        return render_dockerfile(DockerfileSection(), made_by())
-    run = read_config(config, set).config
-    extras = ["tls"] if run.communication.encryption else []
-    return render_dockerfile(run.engine.dockerfile, made_by(), extras)
+def _file(output: str) -> Path:
+    path = local_path(output, "--output")
+    if path.is_dir():
+        raise ConfigError("--output", f"{shown(output)} is a folder", remedy="Name a file in it")
+    return path
+
+
+def _dockerfile(
+    config: str | None = None, set: Sequence[str] = (), option: Sequence[str] = (), **others: Any
+) -> str:
+    """Return the Dockerfile for the config, if there is one."""
+    for name, value in others.items():
+        if value:
+            raise ConfigError(f"--{name}", "is for a job, and a Dockerfile has none", remedy="Leave it out")
+    if config is None and set:
+        raise ConfigError("--set", "changes a config, but --config is missing", remedy="Add --config FILE")
+    run = None if config is None else read_config(config, set).config
+    section = with_options(run.engine.dockerfile if run else DockerfileSection(), options_of(option))
+    extras = ["tls"] if run and run.communication.encryption else []
+    return render_dockerfile(section, made_by(), extras)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.errors import ConfigError
@@ -20,16 +21,41 @@ def with_options(section: Section, options: Mapping[str, str] | Mapping[Key, str
     Args:
         section: The section.
         options: The value of each key, written as in YAML. A key is a path, or a text with dots, such as
-            `resources.worker.gpus`.
+            `resources.worker.gpus`. What follows a mapping of names to values is one name, such as
+            `cloud.google.com/gke-accelerator` in `node_selector`.
 
     Raises:
         ConfigError: The section has no such key, or the value has another type.
     """
     document = Document(msgspec.to_builtins(section), Source("--option"))
+    kind = inspect.type_info(type(section))
     for key, text in options.items():
         name = key if isinstance(key, str) else ".".join(key)
+        key = _path(key, kind) if isinstance(key, str) else key
         document = _with_option(document, key, text, f"--option {name}={text}", type(section))
     return decode(document, type(section))
+
+
+def _path(text: str, kind: inspect.Type) -> tuple[str, ...]:
+    """Return the path that a text with dots is in a section, or in a mapping."""
+    first, dot, rest = text.partition(".")
+    match kind:
+        case inspect.Metadata(inner):
+            return _path(text, inner)
+        case inspect.UnionType(types):
+            mapping = next((one for one in types if isinstance(one, inspect.DictType)), inspect.AnyType())
+            return _path(text, mapping)
+        case inspect.DictType(
+            value_type=inspect.StrType() | inspect.IntType() | inspect.FloatType() | inspect.UnionType()
+        ):
+            return (text,)
+        case inspect.DictType():
+            below: inspect.Type = kind.value_type
+        case inspect.StructType():
+            below = next((field.type for field in kind.fields if field.name == first), inspect.AnyType())
+        case _:
+            return tuple(text.split("."))
+    return (first, *_path(rest, below)) if dot else (text,)
 
 
 def _with_option(document: Document, key: Key, text: str, place: str, kind: type) -> Document:

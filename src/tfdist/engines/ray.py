@@ -4,6 +4,7 @@ The script contains the config, so that a Ray cluster needs no file of the user'
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -90,11 +91,15 @@ class Ray:
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script for `ray job submit`."""
         section = _with_options(job, options)
-        working_dir = section.runtime_env.get("working_dir", ".")
-        where = f" --address {shlex.quote(section.address)}" if section.address else ""
+        submit = ["ray", "job", "submit"]
+        if section.address:
+            submit += ["--address", section.address]
+        submit += ["--working-dir", str(section.runtime_env.get("working_dir", "."))]
+        if others := {key: value for key, value in section.runtime_env.items() if key != "working_dir"}:
+            submit += ["--runtime-env-json", json.dumps(others)]
         return _FORM.format(
             made_by=job.made_by,
-            submit=f"ray job submit{where} --working-dir {shlex.quote(str(working_dir))} -- python FILE",
+            submit=shlex.join([*submit, "--", "python", "FILE"]),
             number=_NUMBER,
             folder=str(job.folder),
             name=job.name,

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,10 +33,15 @@ def find_submission(handle: Handle) -> Submission:
     return _read(path)
 
 
-def submissions() -> Iterator[Submission]:
-    """Yield the records, the newest first."""
-    records = map(_read, _folder().glob("*.json"))
-    yield from sorted(records, key=lambda one: (one.at, one.handle), reverse=True)
+def submissions() -> tuple[list[Submission], list[ConfigError]]:
+    """Return the jobs on record, the newest first, and an error for each record that is damaged."""
+    found, damaged = [], []
+    for path in sorted(_folder().glob("*.json")):
+        try:
+            found.append(_read(path))
+        except ConfigError as error:
+            damaged.append(error)
+    return sorted(found, key=lambda one: (one.at, one.handle), reverse=True), damaged
 
 
 def state_folder() -> Path:
@@ -47,11 +51,15 @@ def state_folder() -> Path:
 
 
 def _read(path: Path) -> Submission:
-    values = json.loads(path.read_text())
-    values["handle"] = Handle.parse(values["handle"])
-    values["run_dir"] = Path(values["run_dir"])
-    values["tasks"] = tuple(values["tasks"])
-    return Submission(**values)
+    try:
+        values = json.loads(path.read_text())
+        values["handle"] = Handle.parse(values["handle"])
+        values["run_dir"] = Path(values["run_dir"])
+        values["tasks"] = tuple(values["tasks"])
+        return Submission(**values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"is no record of a job: {type(error).__name__}: {error}"
+        raise ConfigError(str(path), problem, remedy="Remove it") from None
 
 
 def _path(handle: Handle) -> Path:

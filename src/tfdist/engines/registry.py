@@ -1,7 +1,7 @@
 """Find an engine by its name: those of tfdist, and those of other packages."""
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from tfdist.engines.compose import Compose
 from tfdist.engines.engine import Engine
@@ -20,6 +20,7 @@ from tfdist.errors import ConfigError, did_you_mean
 __all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
 
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
+_METHODS = ("render", "submit", "state", "logs", "cancel")
 _ENGINES: dict[str, Callable[[], Engine]] = {
     "compose": Compose,
     "jobset": JobSet,
@@ -49,6 +50,18 @@ def find_engine(name: str) -> Engine:
     if make := _ENGINES.get(name):
         return make()
     for point in entry_points(group=ENTRY_POINTS, name=name):
-        engine: Engine = point.load()()
-        return engine
+        return _of_plug_in(point)
     raise ConfigError("engine", f"there is no '{name}'", remedy=did_you_mean(name, engine_names()))
+
+
+def _of_plug_in(point: EntryPoint) -> Engine:
+    remedy = f"Mend or remove the package that names {point.value}"
+    try:
+        engine: Engine = point.load()()
+    except Exception as error:  # whatever the code of another package raises
+        problem = f"cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"engine {point.name}", problem, remedy=remedy) from error
+    for method in _METHODS:
+        if not callable(getattr(engine, method, None)):
+            raise ConfigError(f"engine {point.name}", f"has no method {method}", remedy=remedy)
+    return engine

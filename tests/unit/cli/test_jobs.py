@@ -8,9 +8,9 @@ import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import registry
-from tfdist.engines.job_handle_and_state import State
+from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.logs_and_exit_status import progress_path
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TfdistError
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"
 
@@ -112,14 +112,83 @@ def test_a_script_is_rendered(queue, capsys, tmp_path):
         (["queue"], {"config": "addresses.yaml"}, "addresses.yaml:1: cluster: gives addresses, but a scheduler"),
         (["queue", "x"], {"run_dir": "gs://b/x"}, "--run_dir: expected a path of this machine, received 'gs://b/x'"),
         (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
+        (["queue", "x"], {"alone": ["wroker"]}, "--alone: there is no 'wroker'. Did you mean 'worker'?"),
+        (["queue", "x"], {"set": ["train.steps=3"]}, "--set: changes a config, but --config is missing"),
+        (["queue"], {"config": "plugins.yaml"}, "engine.plugins: there is no 'queeu'. Did you mean 'queue'?"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(queue, config, tmp_path, words, options, message):
     (tmp_path / "addresses.yaml").write_text("cluster: {worker: ['a:1', 'b:1']}\n")
+    (tmp_path / "plugins.yaml").write_text("engine: {plugins: {queeu: {a: 1}}}\n")
     with pytest.raises(ConfigError) as caught:
         submit.main(words, **options)
     assert str(caught.value).startswith(message)
     assert queue.jobs == []
+
+
+def test_a_plug_in_has_a_section_of_the_config(queue, tmp_path):
+    (tmp_path / "x.yaml").write_text("engine: {plugins: {queue: {priority: 3}}}\n")
+    submit.main(["queue"], config="x.yaml")
+    assert queue.jobs[0][0].section.plugins["queue"] == {"priority": 3}
+
+
+def test_the_output_is_a_file(queue, tmp_path):
+    with pytest.raises(ConfigError, match=r"^--output: '/.*' is a folder\. Name a file in it$"):
+        render.main(["queue", "python", "s.py"], output=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "flags", [{"workers": 9}, {"sbatch": ["a=b"]}, {"alone": ["worker"]}, {"run_dir": "x"}]
+)
+def test_a_dockerfile_has_no_options_of_jobs(flags):
+    [name] = flags
+    with pytest.raises(
+        ConfigError, match=rf"^--{name}: is for a job, and a Dockerfile has none\. Leave it out$"
+    ):
+        render.main(["dockerfile"], **flags)
+
+
+def test_options_of_a_dockerfile_are_keys_of_its_section(config, capsys):
+    render.main(["dockerfile"], option=["base=debian:12", "packages=[a==1]"])
+    assert {"ARG BASE=debian:12", "    'a==1' \\"} < set(capsys.readouterr().out.splitlines())
+    with pytest.raises(ConfigError, match="--set: changes a config, but --config is missing"):
+        render.main(["dockerfile"], set=["train.steps=3"])
+    with pytest.raises(ConfigError, match=r"--option bas=x: bas: unknown key\. Did you mean 'base'"):
+        render.main(["dockerfile"], option=["bas=x"])
+
+
+def test_the_list_has_all_jobs_whatever_their_schedulers_say(queue, config, tmp_path, capsys, monkeypatch):
+    for number in "7", "8", "9":
+        monkeypatch.setattr(
+            queue,
+            "submit",
+            lambda self, job, _, number=number: job.submission(Handle("queue", "here", number)),
+        )
+        submit.main(["queue"], config=str(config))
+    folder = tmp_path / "state" / "tfdist" / "submitted"
+    (folder / "broken.json").write_text('{"handle": ')
+    (folder / "other.json").write_text('{"handle": "queue://here/1"}')
+    asked = []
+
+    def state(self, submission):
+        asked.append(submission)
+        raise TfdistError("queue", "has not answered in 60 s, " + 30 * "and more, ")
+
+    monkeypatch.setattr(queue, "state", state)
+    capsys.readouterr()
+    list.main()
+    printed = capsys.readouterr()
+    _, *lines = printed.out.splitlines()
+    assert [line.split()[0] for line in lines] == [f"queue://here/{number}" for number in "987"]
+    assert all(
+        "unknown: queue: has not answered in 60 s, and more" in line and "… " in line for line in lines
+    )
+    assert max(map(len, lines)) < 130 + len(str(tmp_path))
+    assert len(asked) == 1  # the others of the same place would wait as long
+    errors = printed.err.splitlines()
+    assert [line.partition(": is no record")[0] for line in errors] == [
+        f"tfdist: {folder / name}" for name in ("broken.json", "other.json")
+    ]
 
 
 @pytest.mark.parametrize("words", [["slurm"], ["dockerfile"]])

@@ -1,5 +1,7 @@
 """Handles, engines of other packages, and the record of what was submitted."""
 
+from importlib.metadata import EntryPoint, EntryPoints
+
 import pytest
 
 from tfdist.engines import records, registry
@@ -7,27 +9,28 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exit_status
 from tfdist.engines.records import find_submission, record
 from tfdist.engines.registry import find_engine
+from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 
 
-class Queue:
+class Queue(Slurm):
     name = "queue"
+
+
+class NoEngine:
+    render = submit = print
+
+
+def install(monkeypatch, value):
+    """Install a package with an engine of its own."""
+    point = EntryPoint("queue", value, registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda **_: EntryPoints([point]))
 
 
 @pytest.fixture
 def queue(monkeypatch):
     """Install a package with an engine of its own."""
-
-    class Point:
-        name = "queue"
-
-        def load(self):
-            return Queue
-
-    class Points(list):
-        names = frozenset({"queue"})
-
-    monkeypatch.setattr(registry, "entry_points", lambda **_: Points([Point()]))
+    install(monkeypatch, f"{__name__}:Queue")
 
 
 @pytest.fixture
@@ -64,13 +67,32 @@ def test_engines_are_ours_and_those_of_other_packages(queue):
     assert {"queue", "slurm"} < set(registry.engine_names())
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("no_such_module:Queue", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            f"{__name__}:Quue",
+            f"cannot be loaded: AttributeError: module '{__name__}' has no attribute 'Quue'",
+        ),
+        (__name__, "cannot be loaded: TypeError: 'module' object is not callable"),
+        (f"{__name__}:NoEngine", "has no method state"),
+    ],
+)
+def test_a_plug_in_that_is_no_engine_is_one_line(monkeypatch, value, problem):
+    install(monkeypatch, value)
+    with pytest.raises(ConfigError) as caught:
+        find_engine("queue")
+    assert str(caught.value) == f"engine queue: {problem}. Mend or remove the package that names {value}"
+
+
 def test_an_unknown_engine_is_refused():
     with pytest.raises(ConfigError, match=r"engine: there is no 'slrum'\. Did you mean 'slurm'"):
         find_engine("slrum")
 
 
 def test_what_was_submitted_is_found_again(submitted):
-    assert list(records.submissions()) == [submitted]
+    assert records.submissions() == ([submitted], [])
     assert find_submission(Handle.parse("queue://here/7")) == submitted
     with pytest.raises(ConfigError, match="queue://here/8: was not submitted by this user on this machine"):
         find_submission(Handle.parse("queue://here/8"))

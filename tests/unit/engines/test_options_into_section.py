@@ -4,7 +4,9 @@ import pytest
 
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError
+from tfdist.trainer.sections.cloud import VertexSection
 from tfdist.trainer.sections.containers import ComposeSection
+from tfdist.trainer.sections.kubernetes import KubernetesSection
 from tfdist.trainer.sections.ray import RaySection
 
 
@@ -29,6 +31,23 @@ def test_a_path_reaches_keys_with_dots_and_keeps_the_others():
     )
     assert changed.resources == {"worker": {"CPU": 2, "node:10.0.0.1": 0.1}, "ps": {"CPU": 3}}
     assert section.resources == {"worker": {"CPU": 2}, "ps": {"CPU": 1}}
+
+
+def test_what_follows_a_mapping_of_names_to_values_is_one_name():
+    changed = with_options(
+        KubernetesSection(),
+        {
+            "node_selector.cloud.google.com/gke-accelerator": "t4",
+            "resources.all.memory": "1Gi",
+            "volume.size": "2Gi",
+        },
+    )
+    assert changed.node_selector == {"cloud.google.com/gke-accelerator": "t4"}
+    assert (changed.resources["all"].memory, changed.volume.size) == ("1Gi", "2Gi")
+    assert with_options(ComposeSection(), {"environment.a.b": "1"}).environment == {"a.b": 1}
+    assert with_options(ComposeSection(), {"service.deploy.mode": "x"}).service == {"deploy": {"mode": "x"}}
+    vertex = with_options(VertexSection(machine_type={}), {"machine_type.worker": "n1", "labels.a.b": "c"})
+    assert (vertex.machine_type, vertex.labels) == ({"worker": "n1"}, {"a.b": "c"})
 
 
 @pytest.mark.parametrize(

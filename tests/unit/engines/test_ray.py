@@ -1,6 +1,8 @@
 """The script for `ray job submit`, what it passes to `tfdist.ray.launch`, and mistakes; none of this needs Ray."""
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,20 @@ def test_a_script_of_the_users_is_every_task(monkeypatch):
         "roles": {"chief": 1, "worker": 2, "ps": 1},
         "alone": ["worker"],
     }
+
+
+def test_the_script_says_how_to_submit_it_with_its_runtime_environment():
+    environment = {"working_dir": "my code", "pip": ["x==1"], "env_vars": {"A": "it's"}}
+    script = Ray().render(job(runtime_env=environment, address="http://head:8265"), {})
+    line = script.splitlines()[1].removeprefix("# Submit it with: ")
+    *words, text, dashes, python, file = shlex.split(line)
+    assert words == [
+        *("ray", "job", "submit", "--address", "http://head:8265"),
+        *("--working-dir", "my code", "--runtime-env-json"),
+    ]
+    assert json.loads(text) == {"pip": ["x==1"], "env_vars": {"A": "it's"}}
+    assert [dashes, python, file] == ["--", "python", "FILE"]
+    assert "# Submit it with: ray job submit --working-dir . -- python FILE\n" in Ray().render(job(), {})
 
 
 @pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", "a: \t1\n"])

@@ -1,6 +1,9 @@
 """The `engine:` section of the config: what an engine alone needs to know."""
 
+from typing import Annotated, Any
+
 import msgspec
+from msgspec import Meta
 
 from tfdist.trainer.sections.cloud import SageMakerSection, VertexSection
 from tfdist.trainer.sections.containers import ComposeSection, DockerfileSection
@@ -22,3 +25,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ssh: SshSection = SshSection()
     vertex: VertexSection = VertexSection()
     sagemaker: SageMakerSection = SageMakerSection()
+    plugins: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(description="The sections of engines of other packages, by their names."),
+    ] = {}  # msgspec copies it
