@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 
@@ -181,9 +182,14 @@ def test_a_variable_states_the_roles_of_scripts():
 
 
 def test_slurm_jobs_on_one_node_do_not_share_ports():
-    one, other = (found(**slurm(SLURM_JOB_ID=job)) for job in ("4711", "4712"))
-    assert one.worker[0] == "n1:14711"
-    assert other.worker[0] == "n1:14712"
+    ports = []
+    for number in range(4711, 4811):  # such as the jobs of an array
+        cluster = found(**slurm(SLURM_JOB_ID=str(number)))
+        ports.append(int(cluster.worker[0].removeprefix("n1:")))
+    ports.sort()
+    assert ports[0] >= 10_000
+    assert ports[-1] < 20_000
+    assert min(after - before for before, after in itertools.pairwise(ports)) >= 56  # tasks of a job on one node
 
 
 def test_slurm_cyclic_distribution_deals_round_robin():

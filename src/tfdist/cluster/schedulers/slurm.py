@@ -9,12 +9,15 @@ from tfdist.errors import ConfigError, shown
 
 __all__ = ["Slurm"]
 
+_FIRST_PORT, _PORTS = 10_000, 10_000
+_PORTS_APART = 7_919  # a prime number, so that 10,000 consecutive jobs begin at different ports
+
 
 class Slurm(Scheduler):
     """The SLURM_* variables of a job step, which srun sets.
 
-    Ports start at `port`. The default port comes from the job's number, so that two jobs on one node use
-    different ports.
+    Ports start at `port`. The default port comes from the job's number, so that jobs on one node use
+    different ports: those of 100 jobs with consecutive numbers are at least 56 ports apart.
     """
 
     name = "Slurm's SLURM_STEP_NODELIST"
@@ -35,7 +38,7 @@ class Slurm(Scheduler):
         if stated != total:
             problem = f"says {stated}, but SLURM_STEP_TASKS_PER_NODE says {total} over {len(hosts)} nodes"
             raise ConfigError("SLURM_STEP_NUM_TASKS", problem)
-        first = port or 10_000 + self._number("SLURM_JOB_ID", default=0) % 10_000
+        first = port or _FIRST_PORT + self._number("SLURM_JOB_ID", default=0) * _PORTS_APART % _PORTS
         tasks = dict(zip(hosts, per_host, strict=True))
         ranked = [
             f"{host}:{first + i}"
