@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
-from tfdist.errors import ConfigError
+from tfdist.engines.job_handle_and_state import Submission
+from tfdist.engines.logs_and_exit_status import array_folder
+from tfdist.errors import ConfigError, shown
 from tfdist.launcher.console import without_control_sequences
 
 __all__ = ["main"]
@@ -18,13 +20,24 @@ __all__ = ["main"]
 def main(command: Sequence[str], task: str | None = None, follow: bool = False) -> None:
     """Print the logs of all tasks, each line after the name of its task, or of one task."""
     engine, submission = submission_of(command)
-    tasks = submission.tasks if task is None else (task,)
-    if task is not None and task not in submission.tasks:
-        raise ConfigError("--task", expected=f"one of {', '.join(submission.tasks)}", received=task)
+    tasks = submission.tasks if task is None else (_task_of(submission, task),)
     for name, printed in engine.logs(submission, tasks, follow):
+        if task is not None and "/" in task and name != task:  # of another job of the array
+            continue
         line = without_control_sequences(printed) if sys.stdout.isatty() else printed
         sys.stdout.write(f"{line}\n" if task is not None else f"{name}: {line}\n")
         sys.stdout.flush()
+
+
+def _task_of(submission: Submission, name: str) -> str:
+    """Return the task of a name, before which the index of a job of an array may be: 3/worker:0."""
+    index, slash, task = name.rpartition("/")
+    if task not in submission.tasks:
+        raise ConfigError("--task", expected=f"one of {', '.join(submission.tasks)}", received=name)
+    if slash and not array_folder(submission, index).is_dir():
+        remedy = f"Write {task}, or the index of a job that has started"
+        raise ConfigError("--task", f"there is no job {shown(index)} of an array", remedy=remedy)
+    return task
 
 
 if __name__ == "__main__":
@@ -32,6 +45,6 @@ if __name__ == "__main__":
 
     from tfdist.cli._run_command import run
 
-    flags.DEFINE_string("task", None, "Only this task, e.g. worker:1.")
+    flags.DEFINE_string("task", None, "Only this task, e.g. worker:1, or 3/worker:1 of an array.")
     flags.DEFINE_bool("follow", False, "Continue until the job has ended.")
     run(main, takes_words=True)

@@ -57,8 +57,8 @@ def launch(
         max_failures: How often lost tasks are started again without a new checkpoint in between; by default
             as the config says, or 3.
         placement: Ray's strategy of placement; by default as the config says, or PACK.
-        alone: For a function or a command: the roles whose tasks are started again alone, such as worker
-            beside asynchronous parameter servers.
+        alone: For a function or a command: the roles (or one) whose tasks are started again alone, such as
+            worker beside asynchronous parameter servers.
         run_dir: The folder of the run, on storage that all nodes share; by default a new folder in runs/.
         changes: Values that replace those of the config, such as train.epochs=3.
         env: Variables for all tasks.
@@ -132,6 +132,7 @@ def _work_of(
 ) -> dict[str, Any]:
     """Return the arguments of the Work, and the section of a config."""
     is_config = isinstance(what, str | os.PathLike)
+    alone = (alone,) if isinstance(alone, str) else tuple(alone)
     for name, value, is_right in (
         ("args", args, callable(what)),
         ("changes", changes, is_config),
@@ -146,7 +147,7 @@ def _work_of(
     for role in alone:
         if role not in counts:
             raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
-    common = {"counts": counts, "alone": tuple(alone), "run_dir": folder, "section": RaySection()}
+    common = {"counts": counts, "alone": alone, "run_dir": folder, "section": RaySection()}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook_task", *_files(_CALL, _RESULT), EVERY_TASK)
         return {
@@ -155,8 +156,9 @@ def _work_of(
             "files": {_CALL: _pickled(what, args)},
             "results": _files(_RESULT),
         }
-    if not what or not all(isinstance(word, str) for word in what):
-        raise ConfigError("launch", expected="the words of a command", received=shown(what))
+    if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
+        expected = "the path of a config, a function, or the words of a command"
+        raise ConfigError("launch", expected=expected, received=shown(what))
     return {**common, "command": tuple(what)}
 
 

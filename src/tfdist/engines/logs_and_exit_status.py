@@ -13,6 +13,7 @@ from tfdist.launcher.chief_reports import Progress, read_reports
 from tfdist.launcher.progress_text import describe_progress
 
 __all__ = [
+    "array_folder",
     "exit_status_path",
     "last_progress",
     "lines_of",
@@ -56,6 +57,11 @@ def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
         return None
     status = path.read_text().strip()
     return State.SUCCEEDED if status == "0" else State.FAILED, f"exit status {status}"
+
+
+def array_folder(submission: Submission, index: str) -> Path:
+    """Return the folder of one job of an array."""
+    return submission.run_dir.with_name(f"{submission.run_dir.name}_{index}")
 
 
 def lines_of(

@@ -95,6 +95,24 @@ def test_logs_are_those_of_all_tasks_or_of_one(queue, config, tmp_path, capsys):
     assert capsys.readouterr().out == "one\ntwo \\xff\n"
 
 
+def test_logs_of_an_array_are_those_of_one_of_its_jobs(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config))
+    for index in "0", "1":
+        folder = tmp_path / "runs" / f"a-b-7_{index}" / "logs"
+        folder.mkdir(parents=True)
+        (folder / "rank-4.log").write_text(f"I am {index}\n")
+    capsys.readouterr()
+    for task, printed in {"1/worker:1": "I am 1\n", "worker:1": "I am 0\nI am 1\n"}.items():
+        logs.main(["queue://here/7"], task=task)
+        assert capsys.readouterr().out == printed
+    for task, message in {
+        "2/worker:1": "there is no job '2' of an array",
+        "1/worker:9": "expected one of",
+    }.items():
+        with pytest.raises(ConfigError, match=f"--task: {message}"):
+            logs.main(["queue://here/7"], task=task)
+
+
 def test_a_script_is_rendered(queue, capsys, tmp_path):
     render.main(["queue", "python", "my script.py", "--lr", "3"], workers=1)
     assert capsys.readouterr().out == "# Submit it with: queue FILE\npython my script.py --lr 3\n"

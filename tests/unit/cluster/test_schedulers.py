@@ -189,7 +189,9 @@ def test_slurm_jobs_on_one_node_do_not_share_ports():
     ports.sort()
     assert ports[0] >= 10_000
     assert ports[-1] < 20_000
-    assert min(after - before for before, after in itertools.pairwise(ports)) >= 56  # tasks of a job on one node
+    assert (
+        min(after - before for before, after in itertools.pairwise(ports)) >= 56
+    )  # tasks of a job on one node
 
 
 def test_slurm_cyclic_distribution_deals_round_robin():

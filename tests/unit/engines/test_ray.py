@@ -146,7 +146,17 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
     [
         (["true"], {"roles": {"worker": 0}}, r"the cluster has no worker\. Set one or more$"),
         (["true"], {"roles": {"worker": -1}}, r"received -1"),
-        ([], {}, r"^launch: expected the words of a command, received a list of 0$"),
+        (
+            [],
+            {},
+            r"^launch: expected the path of a config, a function, or the words of a command, received a list of 0$",
+        ),
+        (
+            123,
+            {},
+            r"^launch: expected the path of a config, a function, or the words of a command, received 123$",
+        ),
+        (["true"], {"alone": "wroker"}, r"^alone: there is no 'wroker'\. Did you mean 'worker'\?$"),
         (["true"], {"args": (1,)}, r"^args: is for a function\. Leave it out$"),
         (["true"], {"changes": ["train.steps=1"]}, r"^changes: is for a config\. Leave it out$"),
         ("c.yaml", {"alone": ["worker"]}, r"^alone: is for a function\. Leave it out$"),
@@ -163,6 +173,11 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     defaults = {"args": (), "roles": None, "alone": (), "changes": (), "folder": Path("run")}
     with pytest.raises(ConfigError, match=message):
         launch_on_ray._work_of(what, **{**defaults, **arguments})
+
+
+def test_one_role_may_start_alone():
+    work = launch_on_ray._work_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), Path("run"))
+    assert work["alone"] == ("worker",)
 
 
 def test_importing_it_loads_no_ray():
