@@ -4,6 +4,7 @@ The job's script generates the secret that the tasks share, starts all tasks by 
 start the job again when it ends with 138. Slurm waits for about two minutes before it does.
 """
 
+import functools
 import re
 import shutil
 import subprocess
@@ -43,13 +44,13 @@ class Slurm:
         """Pass the script to sbatch."""
         answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
         number, _, cluster = answer.strip().partition(";")
-        return job.submission(Handle(self.name, cluster or _cluster_name(), number))
+        return job.submission(Handle(self.name, cluster or self._cluster_here, number))
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
         try:
             handle = submission.handle
-            answer = _slurm("scontrol", *_of_cluster(handle), "show", "job", handle.number)
+            answer = _slurm("scontrol", *self._of_cluster(handle), "show", "job", handle.number)
         except _NoSuchJobError:
             forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
             return state_of_exit_status(submission) or forgotten
@@ -67,24 +68,24 @@ class Slurm:
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
-        _slurm("scancel", *_of_cluster(submission.handle), submission.handle.number)
+        _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
+
+    def _of_cluster(self, handle: Handle) -> tuple[str, ...]:
+        """Return the option for the cluster of a handle, where it is not the one of this host.
+
+        Numbers are those of a cluster. If the accounting database does not know the other one, Slurm refuses.
+        """
+        return () if handle.place in ("", self._cluster_here) else (f"--clusters={handle.place}",)
+
+    @functools.cached_property
+    def _cluster_here(self) -> str:
+        answer = _slurm("scontrol", "show", "config")
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", answer, re.MULTILINE)
+        return match[1] if match else ""
 
 
 class _NoSuchJobError(TfdistError, LookupError):
     """Slurm does not know a job of this number."""
-
-
-def _of_cluster(handle: Handle) -> tuple[str, ...]:
-    """Return the option for the cluster of a handle, where it is not the one of this host.
-
-    Numbers are those of a cluster. Where the accounting database does not know the other one, Slurm refuses.
-    """
-    return () if handle.place in ("", _cluster_name()) else (f"--clusters={handle.place}",)
-
-
-def _cluster_name() -> str:
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", _slurm("scontrol", "show", "config"), re.MULTILINE)
-    return match[1] if match else ""
 
 
 def _slurm(*words: str, text: str | None = None) -> str:
