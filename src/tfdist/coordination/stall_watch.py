@@ -13,14 +13,13 @@ Replicas that work in step all stand still if one of them is stuck. The stuck on
 ends itself first, since the others, which wait for it in an exchange, have a longer limit.
 """
 
-import faulthandler
 import functools
 import os
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 from tfdist.cluster.config import ClusterConfig
@@ -227,23 +226,36 @@ def end_stalled_process(
         event: What to record about that.
         end: Called to end the process.
     """
-    stacks = _stacks()
 
     def say() -> None:
-        print(f"{stacks}tfdist: {text}", file=sys.stderr, flush=True)
-        if event is not None:
-            record(event)
+        try:
+            print(_stacks(), file=sys.stderr)
+        finally:
+            print(f"tfdist: {text}", file=sys.stderr, flush=True)
+            if event is not None:
+                record(event)
 
     # Another thread writes: the disk of the log may be what this process waits for.
-    saying = threading.Thread(target=say, daemon=True)
-    saying.start()
-    saying.join(_SECONDS_TO_SAY_WHY)
-    end()
+    try:
+        saying = threading.Thread(target=say, daemon=True)
+        saying.start()
+        saying.join(_SECONDS_TO_SAY_WHY)
+    finally:
+        end()
 
 
 def _stacks() -> str:
-    """Return the stack of each Python thread."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        return file.read().decode(errors="replace")
+    """Return the stack of each Python thread; this opens no file, since the disk may not answer."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n\n".join(
+        "\n".join((f"Thread {names.get(ident, ident)} (most recent call first):", *_calls(frame)))
+        for ident, frame in frames
+    )
+
+
+def _calls(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+        frame = frame.f_back

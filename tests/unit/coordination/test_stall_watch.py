@@ -242,7 +242,7 @@ def test_each_call_of_a_function_is_noted():
 
 
 STUCK = """
-import sys, time
+import resource, sys, tempfile, threading, time
 from tfdist.coordination import stall_watch
 from tfdist.coordination.stall_limit import Activity
 
@@ -252,10 +252,18 @@ step = Activity("in a step", "step")
 def hang():
     time.sleep(600)
 
+def refuse(*_, **__):
+    raise RuntimeError("can't start new thread")
+
 with stall_watch.StallWatch("worker:1", "worker:1 at b:2", 0.5):
     with stall_watch.doing(step):
         pass
-    if sys.argv[1] == "hangs":
+    if sys.argv[1] == "without files":
+        tempfile.TemporaryFile = refuse
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    if sys.argv[1] == "without threads":
+        threading.Thread = refuse
+    if sys.argv[1] != "works":
         with stall_watch.doing(step):
             hang()
     for _ in range(20):
@@ -272,14 +280,19 @@ def run(what):
     )
 
 
-def test_a_stuck_process_shows_its_stacks_and_ends_with_138():
-    ended = run("hangs")
+@pytest.mark.parametrize("what", ["hangs", "without files"])
+def test_a_stuck_process_shows_its_stacks_and_ends_with_138(what):
+    ended = run(what)
     assert ended.returncode == 138, ended.stderr
     *stacks, last = ended.stderr.splitlines()
     assert last.startswith("tfdist: worker:1 at b:2: is stuck: it has been in a step for ")
     assert any("in hang" in line for line in stacks)
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+def test_a_stuck_process_ends_even_if_it_cannot_say_why():
+    assert run("without threads").returncode == 138
 
 
 def test_a_process_that_makes_progress_goes_on():
