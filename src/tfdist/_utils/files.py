@@ -232,7 +232,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder atomically: a reader finds all of it, or nothing."""
+    """Remove a folder, or what else has its name, atomically: a reader finds all of it, or nothing."""
     renamed = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -241,7 +241,7 @@ def remove_folder(folder: Path) -> None:
             if error.errno != errno.EMFILE:  # Cloud Storage FUSE may refuse to rename a folder
                 raise
             renamed = folder
-        shutil.rmtree(renamed)
+        _remove(renamed)
 
 
 def remove_partial(folder: Path) -> None:
@@ -249,6 +249,13 @@ def remove_partial(folder: Path) -> None:
     with storage_errors(folder):
         for path in folder.glob(".*"):
             if path.name.startswith(".partial-"):
-                shutil.rmtree(path)
-            elif path.suffix == ".partial":
+                _remove(path)
+            elif path.suffix == ".partial" and not path.is_dir():
                 path.unlink()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()  # rmtree would wait at a FIFO, and raise for a link

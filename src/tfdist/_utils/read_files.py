@@ -15,7 +15,7 @@ _MOST_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
-def opened_regular(path: Path) -> Iterator[BinaryIO]:
+def opened_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for reading.
 
     Raises:
@@ -59,6 +59,6 @@ def read_json_file(path: Path) -> Any:
         raise ValueError("is nested too deeply") from None
 
 
-def _check_mode(mode: int, path: Path) -> None:
+def _check_mode(mode: int, path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))

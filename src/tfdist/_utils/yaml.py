@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from tfdist._utils.read_files import opened_regular
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 __all__ = ["Document", "Source", "decode", "read_json", "read_yaml", "read_yaml_file"]
@@ -32,6 +33,9 @@ _LONGEST_KEY = 60
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
+
+# What a shell writes into a command for `<(...)`, and standard input: pipes that somebody writes to.
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 # libyaml's parser is about ten times as fast as PyYAML's own, the only one on a platform without wheels.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -92,7 +96,7 @@ def read_yaml_file(path: str | PathLike[str]) -> Document:
     """Read a YAML file that contains one mapping."""
     name = str(path)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") if name.startswith(_STREAMS) else opened_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = getattr(error, "strerror", None) or error

@@ -71,6 +71,17 @@ def test_removing_what_is_not_there_is_no_error(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.parent), Path.touch])
+def test_what_is_no_folder_is_removed_too(tmp_path, make):
+    make(tmp_path / "3")
+    make(tmp_path / ".partial-4-1")
+    (tmp_path / ".own.partial").mkdir()
+    remove_folder(tmp_path / "3")
+    remove_partial(tmp_path)
+    assert os.listdir(tmp_path) == [".own.partial"]
+
+
 def test_what_was_killed_in_the_middle_is_removed_later(tmp_path):
     code = (
         "import os, signal, sys\n"

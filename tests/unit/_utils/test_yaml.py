@@ -1,3 +1,4 @@
+import os
 from typing import Annotated, Literal
 
 import msgspec
@@ -103,6 +104,17 @@ def test_a_bom_is_not_part_of_the_first_key():
 def test_a_file_that_cannot_be_read_is_named(path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml_file(path)
+
+
+def test_a_fifo_is_refused_and_a_pipe_of_the_shell_is_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="cannot be read: is not a regular file"):
+        read_yaml_file(tmp_path / "fifo")
+    reading, writing = os.pipe()
+    os.write(writing, b"a: 1")
+    os.close(writing)
+    assert read_yaml_file(f"/dev/fd/{reading}").value == {"a": 1}
+    os.close(reading)
 
 
 @pytest.mark.parametrize(
