@@ -14,7 +14,8 @@ import contextlib
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ __all__ = [
 
 _FORMAT = 1
 _VARIABLES = "variables"
+# What TensorFlow's reader raises for damaged files: IndexError, say, if one is too short.
+_DAMAGED = (tf.errors.OpError, IndexError, MemoryError, ValueError)
 _log = logging.getLogger("tfdist")
 
 
@@ -65,9 +68,12 @@ class Checkpoint:
 
     @doing(Activity("reading a checkpoint"))
     def read(self) -> list[Any]:
-        """Return the values of all variables, in their order."""
-        with _tensorflow_errors(self.folder), glob_free_path(self.folder) as folder:
-            reader = tf.train.load_checkpoint(str(folder / _VARIABLES))
+        """Return the values of all variables, in their order.
+
+        Raises:
+            StorageError: A file has vanished, or its values are damaged.
+        """
+        with _read_errors(self.folder), _reader(self.folder) as reader:
             return [reader.get_tensor(name) for name, _, _ in self.variables]
 
 
@@ -104,7 +110,7 @@ def save(
         (name, tuple(tensor.shape.as_list()), tensor.dtype.name)
         for name, tensor in zip(values, tensors, strict=True)
     ]
-    with fresh_folder(final) as partial, _tensorflow_errors(final):
+    with fresh_folder(final) as partial, _write_errors(final):
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
                 prefix=str(partial / _VARIABLES),
@@ -154,11 +160,34 @@ def open_checkpoint(folder: Path) -> Checkpoint | str:
             if _sha256(folder / Path(name).name) != wanted:
                 return f"{name} is damaged"
         variables = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in about["variables"])
+        if (damage := _damage(folder, about["sha256"], variables)) is not None:
+            return damage
         return Checkpoint(folder, int(about["step"]), dict(about["facts"]), variables)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        return f"cannot be read ({type(error).__name__}: {error})"
+    except (*_DAMAGED, OSError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        return f"cannot be read ({type(error).__name__}: {_reason(error)})"
+
+
+def _damage(folder: Path, sums: Container[str], variables: Iterable[tuple[str, Any, str]]) -> str | None:
+    """Return what is wrong with the files of a checkpoint beyond their sums, which may be missing or forged.
+
+    The values themselves are not read.
+    """
+    data = sorted(folder.glob(f"{_VARIABLES}.data-*"))
+    for name in (f"{_VARIABLES}.index", *(file.name for file in data)):
+        if name not in sums:
+            return f"about.json has no SHA-256 of {name}"
+    with _reader(folder) as reader:
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    size = 0
+    for name, shape, dtype in variables:
+        if name not in shapes or (tuple(shapes[name]), dtypes[name].name) != (shape, dtype):
+            return f"{_VARIABLES}.index does not have {shown(name)} as about.json says"
+        size += 0 if dtypes[name] == tf.string else math.prod(shape) * dtypes[name].size
+    if sum(file.stat().st_size for file in data) < size:
+        return f"{_VARIABLES}.data-… is shorter than its {size} bytes"
+    return None
 
 
 def check_variables(
@@ -218,11 +247,31 @@ def _sha256(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _tensorflow_errors(folder: Path) -> Iterator[None]:
+def _reader(folder: Path) -> Iterator[Any]:
+    with glob_free_path(folder) as path:
+        yield tf.train.load_checkpoint(str(path / _VARIABLES))
+
+
+@contextlib.contextmanager
+def _read_errors(folder: Path) -> Iterator[None]:
+    """Raise StorageError instead of the errors of TensorFlow's reader."""
+    try:
+        yield
+    except _DAMAGED as error:
+        remedy = "Remove this checkpoint, to resume from the one before it"
+        raise StorageError(str(folder), f"cannot be read: {_reason(error)}", remedy=remedy) from error
+
+
+@contextlib.contextmanager
+def _write_errors(folder: Path) -> Iterator[None]:
     """Raise StorageError instead of the errors of TensorFlow's file operations."""
     try:
         yield
     except tf.errors.OpError as error:
-        reason = error.message.splitlines()[0]
         remedy = "Free some space, or name a folder that can be written to"
-        raise StorageError(str(folder), f"cannot be written or read: {reason}", remedy=remedy) from error
+        raise StorageError(str(folder), f"cannot be written: {_reason(error)}", remedy=remedy) from error
+
+
+def _reason(error: BaseException) -> str:
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    return text.splitlines()[0] if text else type(error).__name__

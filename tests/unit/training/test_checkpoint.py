@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 
@@ -56,6 +57,11 @@ def test_the_files_are_tensorflows_own(tmp_path):
         (lambda folder: _change(folder / "about.json", format=99), "is of format 99"),
         (lambda folder: _change(folder / "about.json", variables=3), "cannot be read"),
         (lambda folder: _change(folder / "about.json", sha256={"../../etc/passwd": ""}), "passwd is missing"),
+        (lambda folder: _change(folder / "about.json", sha256={}), "no SHA-256 of variables.index"),
+        (lambda folder: _change(folder / "about.json", variables=[["x", [2], "int8"]]), "does not have 'x'"),
+        (lambda folder: _forge(folder, "variables.data-00000-of-00001", -1), "is shorter than its 28 bytes"),
+        (lambda folder: _forge(folder, "variables.index", -1), "cannot be read"),
+        (lambda folder: _forge(folder, "variables.index", 0), "cannot be read"),
     ],
 )
 def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, caplog, harm, message):
@@ -71,6 +77,18 @@ def _flip(file):
     data = bytearray(file.read_bytes())
     data[3] ^= 1
     file.write_bytes(data)
+
+
+def _forge(folder, name, size):
+    """Cut a file off, and write the SHA-256 of the rest into about.json."""
+    file = folder / name
+    file.write_bytes(file.read_bytes()[:size])
+    _sum_again(folder, file)
+
+
+def _sum_again(folder, file):
+    sums = json.loads((folder / "about.json").read_text())["sha256"]
+    _change(folder / "about.json", sha256={**sums, file.name: hashlib.sha256(file.read_bytes()).hexdigest()})
 
 
 def _change(file, **changes):
@@ -126,6 +144,16 @@ def test_one_that_vanishes_before_it_is_read_is_said(tmp_path):
     prune(tmp_path, 1)
     for file in found.folder.iterdir():
         file.unlink()
-    with pytest.raises(StorageError, match="cannot be written or read"):
+    with pytest.raises(StorageError, match=r"cannot be read: .* Remove this checkpoint"):
         found.read()
     assert isinstance(found, Checkpoint)
+
+
+@pytest.mark.parametrize("harm", [_flip, lambda file: file.write_bytes(file.read_bytes()[:-1])])
+def test_values_that_are_damaged_with_their_sum_are_one_line(tmp_path, harm):
+    found, file = save(tmp_path, 5, values(), {}), tmp_path / "5" / "variables.data-00000-of-00001"
+    harm(file)
+    _sum_again(tmp_path / "5", file)
+    with pytest.raises(StorageError, match=r"cannot be read: .* Remove this checkpoint") as raised:
+        found.read()
+    assert "\n" not in str(raised.value)
