@@ -29,7 +29,14 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError
 from tfdist.trainer.remote_report import put_events
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.training.checkpoint import Checkpoint, list_steps, obsolete, open_checkpoint, steps_in
+from tfdist.training.checkpoint import (
+    Checkpoint,
+    is_checkpoint,
+    list_steps,
+    obsolete,
+    open_checkpoint,
+    steps_in,
+)
 
 __all__ = ["RemoteRunFolder", "check_address", "newest_step", "put_file"]
 
@@ -187,7 +194,11 @@ class RemoteRunFolder:
         )  # first: if this upload ends, these steps are lost
         folder, address = self._folder.checkpoints / str(step), f"{self._checkpoints}/{step}"
         _put_folder(folder, address, mark=_COMPLETE)
-        for old in obsolete(steps_in(list_names(self._checkpoints)), keep, also):
+        names = {
+            old: list_names(f"{self._checkpoints}/{old}") for old in steps_in(list_names(self._checkpoints))
+        }
+        own = [old for old, files in names.items() if files and is_checkpoint(files)]
+        for old in obsolete(own, keep, [*also, step]):
             remove_file(f"{self._checkpoints}/{old}/{_COMPLETE}")
             remove_tree(f"{self._checkpoints}/{old}")
 

@@ -31,9 +31,11 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.errors import ConfigError, StorageError, shown
 
 __all__ = [
+    "ROUNDING_ERRORS",
     "Checkpoint",
     "check_variables",
     "find_newest",
+    "is_checkpoint",
     "list_steps",
     "obsolete",
     "open_checkpoint",
@@ -45,6 +47,8 @@ __all__ = [
 
 _FORMAT = 1
 _VARIABLES = "variables"
+_ABOUT = "about.json"
+ROUNDING_ERRORS = "rounding_errors.npz"
 # What TensorFlow's reader raises for damaged files: IndexError, say, if one is too short.
 _DAMAGED = (tf.errors.OpError, IndexError, MemoryError, ValueError)
 _log = logging.getLogger("tfdist")
@@ -103,6 +107,9 @@ def save(
         values: The values of all variables by name.
         facts: Further facts that a resumed run needs; plain values.
         files: Further files, by name.
+
+    Raises:
+        StorageError: The disk is full or refuses, or what has the name of the checkpoint is not one.
     """
     final = folder / str(step)
     tensors = [tf.convert_to_tensor(value) for value in values.values()]
@@ -110,6 +117,9 @@ def save(
         (name, tuple(tensor.shape.as_list()), tensor.dtype.name)
         for name, tensor in zip(values, tensors, strict=True)
     ]
+    if final.exists() and not final.is_symlink() and not _is_own(final):
+        remedy = "Move it away, or name another folder"
+        raise StorageError(str(final), "is in the way, and is not a checkpoint of tfdist", remedy=remedy)
     with fresh_folder(final) as partial, _write_errors(final):
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
@@ -122,7 +132,7 @@ def save(
             write_whole(partial / name, data)
         sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
         about = {"format": _FORMAT, "step": step, "facts": facts, "variables": described, "sha256": sums}
-        write_json(partial / "about.json", about)
+        write_json(partial / _ABOUT, about)
     return Checkpoint(final, step, dict(facts), tuple(described))
 
 
@@ -153,7 +163,7 @@ def steps_in(names: Iterable[str]) -> list[int]:
 def open_checkpoint(folder: Path) -> Checkpoint | str:
     """Return a checkpoint, or a text that says what is wrong with it."""
     try:
-        about = read_json_file(folder / "about.json")
+        about = read_json_file(folder / _ABOUT)
         if about["format"] != _FORMAT:
             return f"is of format {shown(about['format'])}, which this tfdist does not read"
         for name, wanted in about["sha256"].items():
@@ -177,13 +187,13 @@ def _damage(folder: Path, sums: Container[str], variables: Iterable[tuple[str, A
     data = sorted(folder.glob(f"{_VARIABLES}.data-*"))
     for name in (f"{_VARIABLES}.index", *(file.name for file in data)):
         if name not in sums:
-            return f"about.json has no SHA-256 of {name}"
+            return f"{_ABOUT} has no SHA-256 of {name}"
     with _reader(folder) as reader:
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     size = 0
     for name, shape, dtype in variables:
         if name not in shapes or (tuple(shapes[name]), dtypes[name].name) != (shape, dtype):
-            return f"{_VARIABLES}.index does not have {shown(name)} as about.json says"
+            return f"{_VARIABLES}.index does not have {shown(name)} as {_ABOUT} says"
         size += 0 if dtypes[name] == tf.string else math.prod(shape) * dtypes[name].size
     if sum(file.stat().st_size for file in data) < size:
         return f"{_VARIABLES}.data-… is shorter than its {size} bytes"
@@ -218,15 +228,31 @@ def check_variables(
 
 @doing(Activity("removing old checkpoints"))
 def prune(folder: Path, keep: int, also: Sequence[int] = ()) -> None:
-    """Remove all checkpoints but the newest `keep`, and those of the steps in `also`."""
-    for step in obsolete(list_steps(folder), keep, also):
-        with storage_errors(folder):
+    """Remove all checkpoints but the newest `keep`, and those of the steps in `also`.
+
+    Links, and folders that hold something else, are not removed and do not count.
+    """
+    with storage_errors(folder):
+        own = [step for step in list_steps(folder) if _is_own(folder / str(step))]
+        for step in obsolete(own, keep, also):
             remove_folder(folder / str(step))
 
 
 def obsolete(steps: Sequence[int], keep: int, also: Sequence[int]) -> list[int]:
     """Return all steps but the newest `keep`, and those in `also`."""
     return [step for step in steps[:-keep] if step not in also]
+
+
+def is_checkpoint(names: Iterable[str]) -> bool:
+    """Return whether a folder with these files is a checkpoint, of which some may be missing."""
+    rest = set(names) - {_ABOUT, ROUNDING_ERRORS}
+    return not rest or any(name.startswith((f"{_VARIABLES}.index", f"{_VARIABLES}.data-")) for name in rest)
+
+
+def _is_own(folder: Path) -> bool:
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    return is_checkpoint(file.name for file in folder.iterdir())
 
 
 def _differs(checkpoint: Checkpoint, whose: str, remedy: str, theirs: str, mine: str) -> ConfigError:

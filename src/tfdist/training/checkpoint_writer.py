@@ -66,7 +66,7 @@ class CheckpointWriter:
             checkpoint.save(folder, step, kept, facts, files)
             record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
             write_saved_step(step)
-            checkpoint.prune(folder, keep, also)
+            checkpoint.prune(folder, keep, [*also, step])  # newer ones may be damaged
             then()
 
         self.write(write)

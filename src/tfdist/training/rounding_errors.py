@@ -20,10 +20,10 @@ from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import StorageError
 from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.ring_all_reduce import RingAllReduce
+from tfdist.training.checkpoint import ROUNDING_ERRORS
 
 __all__ = ["collect_rounding_errors", "restore_rounding_errors"]
 
-_FILE = "rounding_errors.npz"
 _log = logging.getLogger("tfdist")
 
 Errors = dict[str, np.ndarray[Any, Any]]  # by the name of the bucket
@@ -39,7 +39,7 @@ def collect_rounding_errors(strategy: tf.distribute.Strategy, *, is_chief: bool)
     if not is_chief:
         return {}
     return {
-        _FILE: _as_bytes(
+        ROUNDING_ERRORS: _as_bytes(
             {
                 f"{rank}/{name}": error
                 for rank, each in enumerate(of_all)
@@ -54,7 +54,7 @@ def restore_rounding_errors(strategy: tf.distribute.Strategy, folder: Path | Non
     exchange = _exchange_that_keeps_them(strategy)
     if exchange is None:
         return
-    read = _read_file(folder / _FILE) if is_chief and folder is not None else b""
+    read = _read_file(folder / ROUNDING_ERRORS) if is_chief and folder is not None else b""
     with doing(EXCHANGE):
         read = b"".join(exchange.gathered(read))
     of_ranks: defaultdict[str, Errors] = defaultdict(dict)

@@ -69,6 +69,18 @@ def test_another_machine_continues_from_the_newest_checkpoint(machine):
     assert (second.checkpoints / "reached").read_text() == "4\n"
 
 
+def test_what_is_no_checkpoint_of_tfdist_is_left_alone_in_the_store(machine):
+    first = machine("first")
+    remote = start(first)
+    place = first.address_of(first.checkpoints)
+    for name in ("2019/notes.txt", "7/about.json", "7/notes.txt", "8"):
+        write_file(f"{place}/{name}", b"{}")
+    for step in (1, 2):
+        put(remote, first, step, keep=1)
+    assert list_names(place) == ["2", "2019", "7", "8", "history.json", "reached"]
+    assert list_names(f"{place}/7") == ["about.json", "notes.txt"]
+
+
 def test_old_checkpoints_are_removed_in_the_store_also_by_another_machine(machine):
     first = machine("first")
     remote = start(first)

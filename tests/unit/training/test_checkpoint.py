@@ -1,6 +1,7 @@
 import hashlib
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tfdist.training.checkpoint import (
     prune,
     save,
 )
+from tfdist.training.checkpoint_writer import CheckpointWriter
 
 
 def values(scale=1.0):
@@ -107,6 +109,37 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     prune(tmp_path, 2, also=[5])
     assert list_steps(tmp_path) == [5, 15, 20]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["15", "20", "5"]
+
+
+def test_what_is_no_checkpoint_of_tfdist_is_left_alone(tmp_path):
+    (tmp_path / "disk" / "2019").mkdir(parents=True)
+    (tmp_path / "disk" / "2019" / "variables.csv").touch()
+    os.mkfifo(tmp_path / "disk" / "3")
+    (tmp_path / "run").symlink_to("disk")
+    save(tmp_path / "elsewhere", 4, values(), {})
+    (tmp_path / "disk" / "4").symlink_to("../elsewhere/4")
+    for step in (5, 10, 15):
+        save(tmp_path / "run", step, values(), {})
+        prune(tmp_path / "run", 1)
+    assert sorted(os.listdir(tmp_path / "disk")) == ["15", "2019", "3", "4"]
+    assert open_checkpoint(tmp_path / "disk" / "4").step == 4
+    for step in (3, 2019):
+        with pytest.raises(StorageError, match=f"{step}: is in the way, and is not a checkpoint of tfdist"):
+            save(tmp_path / "run", step, values(), {})
+    assert os.listdir(tmp_path / "disk" / "2019") == ["variables.csv"]
+
+
+def test_a_damaged_checkpoint_of_a_later_step_is_not_kept_in_place_of_the_last_one(tmp_path):
+    save(tmp_path, 9, values(), {})
+    (tmp_path / "9" / "about.json").unlink()
+    (tmp_path / "9" / "notes").touch()
+    with CheckpointWriter(background=False) as writer:
+        for step in (3, 4):
+            writer.save(tmp_path, step, values(), {}, keep=1)
+        assert list_steps(tmp_path) == [4, 9]
+        writer.save(tmp_path, 9, values(), {}, keep=1)
+    assert list_steps(tmp_path) == [9]
+    assert open_checkpoint(tmp_path / "9").step == 9
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
