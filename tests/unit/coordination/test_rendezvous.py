@@ -1,10 +1,13 @@
 """The tasks of a cluster meet whoever else connects, and say whom they miss."""
 
 import contextlib
+import errno
+import functools
 import socket
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -12,7 +15,7 @@ import pytest
 
 from tfdist.cluster.addresses import is_free, split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
+from tfdist.coordination.rendezvous import answer_lead, find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import CLUSTER, Call, difference
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import ConfigError, TaskLost
@@ -65,6 +68,30 @@ def test_all_meet_whoever_comes_first_and_give_their_ports_back(cluster, meeting
     for index in range(3):
         with socket.create_server(("", port_of(cluster, index))):  # connections in TIME_WAIT are no hindrance
             pass
+
+
+def test_a_task_without_files_gives_up_the_oldest_stranger_and_pauses(cluster, caplog, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(answer_lead.time, "sleep", pauses.append)
+    member = answer_lead.Member(cluster.with_task("worker", 1), {}, None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        strangers = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        for _ in strangers:
+            member._accept(listener)
+        refusing = types.SimpleNamespace(accept=functools.partial(_raise, OSError(errno.EMFILE, "Too many")))
+        member._accept(refusing)
+        member._accept(refusing)
+        assert not member._deadlines
+        assert len(pauses) == 2
+        assert caplog.text.count("trying again") == 1
+        for stranger in strangers:
+            assert stranger.recv(1) == b""
+            stranger.close()
+    member._close()
+
+
+def _raise(error):
+    raise error
 
 
 def test_the_evaluator_is_not_called(meeting):

@@ -1,6 +1,7 @@
 """Answer in the rendezvous: listen on this task's address for the lead."""
 
 import contextlib
+import logging
 import selectors
 import socket
 import time
@@ -26,6 +27,8 @@ __all__ = ["Member"]
 _MAX_UNKNOWN_CALLERS = 16  # at a time; a new one replaces the oldest
 _LEAD_TIMEOUT = SILENCE_LIMIT  # after which the lead counts as lost
 _SECONDS_BETWEEN_POLLS = 0.1
+_SECONDS_AFTER_FAILED_ACCEPT = 0.1
+_log = logging.getLogger("tfdist")
 
 
 class Member:
@@ -42,6 +45,7 @@ class Member:
         self._lead_connection: socket.socket | None = None  # None until the lead has called
         self._call = Call({}, "", {}, [])
         self._wrong_caller = ""
+        self._is_failure_reported = False
 
     def answer(self) -> tuple[Task, ...]:
         """Return the tasks that take part, once the lead has named them."""
@@ -75,14 +79,26 @@ class Member:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # the caller has left again, or too many files are open
+        except BlockingIOError:  # the caller has left again
             return
+        except OSError as error:  # such as too many open files: a caller less makes room
+            if not self._is_failure_reported:
+                _log.warning("cannot accept a connection, trying again: %s", error.strerror)
+            self._is_failure_reported = True
+            self._disconnect_oldest(most=0)
+            time.sleep(_SECONDS_AFTER_FAILED_ACCEPT)
+            return
+        self._is_failure_reported = False
         connection.setblocking(False)
-        unknown = [caller for caller in self._deadlines if caller is not self._lead_connection]
-        if len(unknown) >= _MAX_UNKNOWN_CALLERS:
-            self._disconnect(unknown[0])
+        self._disconnect_oldest(most=_MAX_UNKNOWN_CALLERS - 1)
         self._received[connection], self._deadlines[connection] = b"", time.monotonic() + SECONDS_TO_SPEAK
         self._selector.register(connection, selectors.EVENT_READ)
+
+    def _disconnect_oldest(self, most: int) -> None:
+        """Disconnect the oldest unknown caller if there are more than `most`."""
+        unknown = [caller for caller in self._deadlines if caller is not self._lead_connection]
+        if len(unknown) > most:
+            self._disconnect(unknown[0])
 
     def _read(self, connection: socket.socket) -> None:
         try:
