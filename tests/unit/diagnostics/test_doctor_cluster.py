@@ -11,12 +11,25 @@ import pytest
 
 from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.doctor.cluster import check_addresses, describe, find_cluster, reach_all
-from tfdist.diagnostics.doctor.network import each_in_time, is_local, look_up
+from tfdist.diagnostics.doctor.cluster import check_access, check_addresses, describe, find_cluster, reach_all
+from tfdist.diagnostics.doctor.network import each_in_time, is_local, look_up, own_address, own_addresses
 from tfdist.diagnostics.doctor.transport import check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, read_config
 
+FIB_TRIE = """\
+Main:
+     +-- 127.0.0.0/8 2 0 2
+           |-- 127.0.0.1
+              /32 host LOCAL
+     +-- 203.0.113.0/24 2 0 2
+           |-- 203.0.113.0
+              /24 link UNICAST
+           |-- 203.0.113.7
+              /32 host LOCAL
+        |-- 203.0.113.255
+           /32 link BROADCAST
+"""
 SECRET = {"TFDIST_SECRET": "0123456789abcdef"}
 ELSEWHERE = "10.9.9.9:2222"
 
@@ -53,9 +66,42 @@ def test_a_task_on_its_own_host_is_well(free, taken):
         "names": "ok",
         "own address": "ok",
         "own port": "ok",
+        "access": found["access"].state,  # of the machine of these tests
         "worker:1": "ok",
     }
     assert "something listens" in found["worker:1"].found
+
+
+@pytest.mark.parametrize(
+    ("addresses", "environ", "state", "words"),
+    [
+        (
+            ["127.0.0.1", "10.1.2.3", "fd00::2", "fe80::1", "100.64.0.9"],
+            {},
+            "ok",
+            "its addresses are private",
+        ),
+        (["10.1.2.3", "8.8.4.4"], {}, "warning", "everybody who reaches 8.8.4.4 can run code here"),
+        (["2600::1"], {"TFDIST_ONLY_PEERS": "0"}, "warning", "everybody who reaches 2600::1"),
+        ([f"8.8.4.{last}" for last in range(9)], {}, "warning", "8.8.4.0, 8.8.4.1, 8.8.4.2 and others can"),
+        (["8.8.4.4"], {"TFDIST_ONLY_PEERS": "1"}, "ok", "only hosts of the cluster reach the port of a task"),
+    ],
+)
+def test_who_reaches_tensorflows_servers_is_told(addresses, environ, state, words):
+    found = check_access(addresses, environ)
+    assert found.state == state
+    assert words in found.found
+    assert ("TFDIST_ONLY_PEERS=1, or close" in found.remedy) == (state == "warning")
+
+
+def test_the_addresses_of_all_interfaces_are_found(tmp_path):
+    net = tmp_path / "proc" / "net"
+    net.mkdir(parents=True)
+    assert own_addresses(tmp_path) == tuple(filter(None, [own_address()]))  # another system than Linux
+    (net / "fib_trie").write_text(FIB_TRIE)
+    (net / "if_inet6").write_text("fd000000000000000000000000000002 04 40 00 82     eth0\n")
+    assert set(own_addresses(tmp_path)) - {own_address()} == {"203.0.113.7", "fd00::2"}
+    assert all(is_local(address) for address in own_addresses() if not address.startswith("fe80"))
 
 
 def test_a_taken_port_is_a_failure(taken, free):

@@ -1,12 +1,14 @@
 """Check a cluster from one of its hosts: names, this task's own address and port, and the other tasks."""
 
+import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tfdist._utils.yaml import read_yaml
 from tfdist.cluster.addresses import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.only_peers import ONLY_PEERS
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.network import (
     Names,
@@ -16,14 +18,16 @@ from tfdist.diagnostics.doctor.network import (
     is_loopback,
     look_up,
     own_address,
+    own_addresses,
     reach,
 )
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings
 
-__all__ = ["check_addresses", "describe", "find_cluster", "of_reached", "reach_all"]
+__all__ = ["check_access", "check_addresses", "describe", "find_cluster", "of_reached", "reach_all"]
 
 _SECONDS_TO_REACH = 10.0
+_MOST_LISTED = 3
 _FIREWALL = (
     "Start that host, or let the firewalls and security groups between the two hosts pass TCP to the port"
 )
@@ -72,6 +76,20 @@ def check_addresses(cluster: ClusterConfig) -> Iterator[Finding]:
         if own.addresses:
             yield _own_address(cluster, cluster.task, own, others)
         yield _own_port(cluster, cluster.task)
+        yield check_access(own_addresses(), os.environ)
+
+
+def check_access(addresses: Iterable[str], environ: Mapping[str, str]) -> Finding:
+    """Return the finding about who can reach TensorFlow's servers on a host with these addresses."""
+    if environ.get(ONLY_PEERS) == "1":
+        return _find.ok("access", f"{ONLY_PEERS}=1: only hosts of the cluster reach the port of a task")
+    public = [address for address in addresses if ipaddress.ip_address(address).is_global]
+    what = "can run code here: TensorFlow's servers listen on all interfaces and have no authentication"
+    if not public:
+        return _find.ok("access", f"everybody in this host's networks {what}; its addresses are private")
+    listed = ", ".join(public[:_MOST_LISTED]) + (" and others" if len(public) > _MOST_LISTED else "")
+    found = f"everybody who reaches {listed} {what}"
+    return _find.warning("access", found, f"Set {ONLY_PEERS}=1, or close the ports to others by a firewall")
 
 
 def reach_all(cluster: ClusterConfig) -> Iterator[Finding]:

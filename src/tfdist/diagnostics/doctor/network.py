@@ -1,16 +1,30 @@
 """Look names up, and try which addresses are this host's and which others answer, each with a deadline."""
 
+import contextlib
 import errno
+import ipaddress
 import queue
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from tfdist.coordination.health import connected, reason_of
 
-__all__ = ["Names", "Reached", "each_in_time", "is_local", "is_loopback", "look_up", "own_address", "reach"]
+__all__ = [
+    "Names",
+    "Reached",
+    "each_in_time",
+    "is_local",
+    "is_loopback",
+    "look_up",
+    "own_address",
+    "own_addresses",
+    "reach",
+]
 
 _MOST_THREADS = 64
 _SECONDS_FOR_NAMES = 10.0
@@ -113,6 +127,22 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def own_addresses(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the addresses of all interfaces; without Linux, that from which this host sends to others.
+
+    Args:
+        root: The folder that has the system's `proc`.
+    """
+    found = [own_address()]
+    with contextlib.suppress(OSError):
+        local = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", (root / "proc/net/fib_trie").read_text())
+        found += [address for address in local if not is_loopback(address)]
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/net/if_inet6").read_text().splitlines()
+        found += [str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))) for line in lines]
+    return tuple(dict.fromkeys(address for address in found if address))
 
 
 def reach(address: str) -> Reached:
