@@ -43,19 +43,17 @@ def serving_metrics(port: int | None, address: str) -> Iterator["PrometheusMetri
     except ImportError:
         remedy = "Type `pip install 'tfdist[metrics]'`"
         raise ConfigError(_PLACE, "needs prometheus_client", remedy=remedy) from None
+    from tfdist.launcher.metrics_server import serving  # with an HTTP server, which few runs need
+
     metrics = PrometheusMetrics(prometheus_client)
-    try:
-        server, thread = prometheus_client.start_http_server(port, address, metrics.registry)
-    except OSError as error:
-        remedy = "Set another one" if not is_free(port) else "Check metrics.prometheus_address"
-        problem = f"cannot listen on {address}:{port}: {error.strerror or error}"
-        raise ConfigError(_PLACE, problem, remedy=remedy) from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(serving(prometheus_client.make_wsgi_app(metrics.registry), port, address))
+        except OSError as error:
+            remedy = "Set another one" if not is_free(port) else "Check metrics.prometheus_address"
+            problem = f"cannot listen on {address}:{port}: {error.strerror or error}"
+            raise ConfigError(_PLACE, problem, remedy=remedy) from None
         yield metrics
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class PrometheusMetrics:

@@ -1,7 +1,11 @@
 """What Prometheus reads of a run, over HTTP as it reads it."""
 
+import contextlib
+import logging
 import socket
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -11,6 +15,7 @@ from launched import nothing_left, run  # noqa: F401  # a fixture
 from tfdist.cluster.addresses import LocalPorts
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.launcher import metrics_server
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.run_events import (
@@ -24,6 +29,8 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     Warned,
 )
+
+SECONDS = 30
 
 
 @pytest.fixture
@@ -76,6 +83,43 @@ def test_a_scrape_finds_what_has_happened(port):
         assert scraped(port)["tfdist_step"] == 6
     with pytest.raises(urllib.error.URLError):  # the port is closed again
         scraped(port)
+
+
+def idle(port, count):
+    """Return connections that send half a request."""
+    connections = [socket.create_connection(("127.0.0.1", port), SECONDS) for _ in range(count)]
+    for connection in connections:
+        connection.sendall(b"GET /met")
+    return connections
+
+
+def test_who_sends_nothing_keeps_no_place(port, monkeypatch):
+    monkeypatch.setattr(metrics_server, "_MOST_CALLERS", 3)
+    before = threading.active_count()
+    with serving_metrics(port, "127.0.0.1"), contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connection) for connection in idle(port, 8)]
+        for connection in connections[:5]:
+            assert connection.recv(1) == b""
+        assert "tfdist_step" in scraped(port)
+        until(lambda: threading.active_count() <= before + 1 + 3)
+
+
+def test_who_sends_nothing_is_disconnected_after_a_while(port, monkeypatch, capfd, caplog):
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.05)
+    caplog.set_level(logging.INFO, "tfdist")
+    with serving_metrics(port, "127.0.0.1"):
+        for connection in idle(port, 2):
+            with connection:
+                assert connection.recv(1) == b""
+        until(lambda: caplog.text.count("a request for metrics by 127.0.0.1 has failed: timed out") == 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def until(is_true):
+    end = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.usefixtures("nothing_left")
