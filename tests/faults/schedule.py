@@ -13,6 +13,13 @@ from training import TORN, Training
 __all__ = ["Fault", "Hit", "draw", "endure"]
 
 _LONGEST_PAUSE = 0.1
+_WHEN = {
+    "start": "at the start",
+    "step": "in a step",
+    "checkpoint": "while a checkpoint is written",
+    "last": "after the last step",
+    "export": "while the model is exported",
+}
 
 
 class Fault(NamedTuple):
@@ -31,6 +38,13 @@ class Fault(NamedTuple):
     number: signal.Signals = signal.SIGKILL
     pause: float = 0.0
     tears: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return what happens, whoever the victim is: the signal, and when it comes."""
+        if self.number != signal.SIGKILL:
+            return self.number.name
+        return f"{self.number.name} {_WHEN[self.moment]}{', newest checkpoint torn' if self.tears else ''}"
 
     def __str__(self) -> str:
         torn = ", its checkpoint torn" if self.tears else ""
@@ -55,6 +69,11 @@ class Hit(NamedTuple):
     reached: int
     starts: int
     seconds: float | None
+
+    @property
+    def steps_lost(self) -> int:
+        """Return how many steps were done again."""
+        return 0 if self.is_alone else max(0, self.reached - self.safe)
 
 
 def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
@@ -84,12 +103,15 @@ def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
     return faults
 
 
-def endure(training: Training, setup: Setup, faults: Sequence[Fault]) -> list[Hit]:
+def endure(
+    training: Training, setup: Setup, faults: Sequence[Fault], hits: list[Hit] | None = None
+) -> list[Hit]:
     """Inflict each fault at its moment, type the command again where it has ended, and see that it ends well.
 
     A cluster's launcher starts lost tasks again; where the command itself was hit, it is started again here.
+    The faults are added to `hits`, so that a caller has those that came before an error.
     """
-    hits = []
+    hits = [] if hits is None else hits
     training.start()
     for fault, following in zip(faults, [*faults[1:], None], strict=True):
         _Life(training).wait_for(fault)

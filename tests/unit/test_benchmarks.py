@@ -1,5 +1,6 @@
 """What the benchmarks write into docs/results.md."""
 
+import ast
 import importlib
 import math
 import os
@@ -43,6 +44,31 @@ def test_a_script_that_shares_code_with_the_tests_finds_it(script: str) -> None:
     command = [sys.executable, str(BENCHMARKS / script), "--help"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+
+
+SOAK = """
+import signal, soak
+from schedule import Fault, Hit
+kill, stop = Fault("worker:0", "step"), Fault("worker:0", "step", signal.SIGSTOP)
+torn = Fault("worker:0", "step", tears=True)
+whole = soak.Run([kill, torn], [Hit(kill, False, 20, 25, 1, 4.0), Hit(torn, True, 20, 99, 1, None)], 5, True)
+broken = soak.Run([kill, stop], [Hit(kill, False, 20, 50, 1, 6.0)], 30, False)
+print(soak.rows_by_strategy({"mirrored": [whole, broken], "one_device": []}))
+print(soak.rows_by_fault([whole, broken]))
+"""
+
+
+def test_a_broken_run_has_recovered_from_none_of_its_faults() -> None:
+    environ = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    ended = subprocess.run([sys.executable, "-c", SOAK], env=environ, capture_output=True, text=True)
+    by_strategy, by_fault = map(ast.literal_eval, ended.stdout.splitlines())
+    times = ["5.0 s", "6.0 s (n = 2)"]
+    assert by_strategy == [["`mirrored`", "2", "4", "2", "9 (a run: 30)", *times]]
+    assert by_fault == [
+        ["SIGKILL in a step", "2", "1", "18 (a fault: 30)", *times],
+        ["SIGKILL in a step, newest checkpoint torn", "1", "1", "0 (a fault: 0)", "-", "-"],
+        ["SIGSTOP", "1", "0", "-", "-", "-"],
+    ]
 
 
 def test_only_what_is_between_the_marks_is_replaced(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
