@@ -186,6 +186,7 @@ class SharedCustomStep(MetricStep):
             self._logs = self._described(self._called(batch, replica), replica)
             self._means = replica.means
             flags.append(are_sums(replica.scope, before))
+            self._metrics.warn_of_batches(replica.scope, before)
 
         with self._tracing(), traced_by_chief(self._strategy):
             tf.function(

@@ -145,6 +145,7 @@ class Keras3Step(MetricStep):
             with self._scope(self._randomness.snapshot(), before) as scope:
                 self._forward(batch, training=training)
                 self._adds[training] = are_sums(scope, before)
+                self._metrics.warn_of_batches(scope, before)
 
         with losses_of_one_process(self._keras), self._randomness.drawing(), traced_by_chief(self._strategy):
             for training in unchecked:

@@ -5,6 +5,7 @@ the counts of all replicas are added up. The state of any other metric (a maximu
 each replica, passed on from step to step, and merged when results are read.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,16 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.sum_in_graph import only_added_to
+from tfdist.training.keras.sum_in_graph import adds_one, only_added_to
 
 __all__ = ["MetricState", "are_sums"]
 
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
+_COUNTS_BATCHES = (
+    "metric %s: adds 1 to its variable %s for a batch, and each of %d replicas counts its part as one; the"
+    " result is that of one process only if parts are alike. To have it exact, count examples"
+)
+_log = logging.getLogger("tfdist")
 
 
 class _Owned(NamedTuple):
@@ -50,6 +56,7 @@ class MetricState:
         self.variables = [owned.variable for owned in self._owned]
         self.needs_check = not all(owned.is_kerass for owned in self._owned)
         self._rules = [_SUM] * len(self._owned)
+        self._warned: set[str] = set()
         self._replicas = strategy.num_replicas_in_sync
         self._is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         self._start: list[Any] = [np.zeros(variable.shape, variable.dtype) for variable in self.variables]
@@ -74,6 +81,15 @@ class MetricState:
             for owned, is_sum in zip(self._owned, are_sums, strict=True)
         ]
         return self._rules != before
+
+    def warn_of_batches(self, scope: Any, before: Sequence[tuple[Any, tf.Tensor]]) -> None:
+        """Log a warning, in the graph of a batch, of each metric that counts a batch on each replica."""
+        for owned, (variable, old) in zip(self._owned, before, strict=True):
+            name = owned.owners[0].name
+            is_known = owned.is_kerass or self._replicas == 1 or name in self._warned
+            if not is_known and adds_one(scope.get_current_value(variable), old):
+                self._warned.add(name)
+                _log.warning(_COUNTS_BATCHES, name, variable.name, self._replicas)
 
     def _rule(self, owned: _Owned) -> str:
         if self._replicas == 1 and not self._is_coordinated:

@@ -8,9 +8,10 @@ known to keep this property.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-__all__ = ["only_added_to"]
+__all__ = ["adds_one", "only_added_to"]
 
 _PASSES_ON = (
     "Identity", "EnsureShape", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "Reshape",
@@ -32,6 +33,20 @@ def only_added_to(pairs: Sequence[tuple[Any, tf.Tensor]]) -> list[bool]:
         and not any(name_of in others for other, others in enumerate(followed) if other != place)
         for place, ((new, old), sums, name_of) in enumerate(zip(pairs, followed, names, strict=True))
     ]
+
+
+def adds_one(new: Any, old: tf.Tensor) -> bool:
+    """Return whether a batch adds the number 1 to a state, whatever its examples are."""
+    if new is None or new is old:
+        return False
+    operation = tf.convert_to_tensor(new).op
+    while operation.type in _PASSES_ON:
+        operation = operation.inputs[0].op
+    others = [tensor for tensor in operation.inputs if tensor is not old]
+    if operation.type not in ("Add", "AddV2") or len(others) != 1:
+        return False
+    added = tf.get_static_value(others[0])
+    return added is not None and bool(np.all(added == 1))
 
 
 def _is_sum(new: Any, old: tf.Tensor, sums: dict[str, bool]) -> bool:
