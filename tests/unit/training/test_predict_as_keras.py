@@ -1,5 +1,6 @@
 """Predicting returns, calls and accepts what Keras's own predict does."""
 
+import logging
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -281,3 +282,30 @@ def test_layers_write_in_prediction_what_they_write_in_one_process(strategy, eag
     own = [0, 1, 4, 5, 8] if HAS_SEVERAL else range(COUNT)
     np.testing.assert_array_equal(found[own], expected[own])
     assert np.array_equal(found, expected) is not HAS_SEVERAL
+
+
+class Batches(keras.metrics.Metric):
+    """Count the batches."""
+
+    def __init__(self):
+        super().__init__(name="batches")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.count
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 merges the variables of its metrics by a rule of theirs")
+def test_a_metric_that_counts_batches_is_named_where_replicas_have_parts(strategy, caplog):
+    x = pictures(8)[:, 0, 0]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[Batches(), keras.metrics.MeanSquaredError()])
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        history = fit(model, batches((x, x)), verbose=0).history
+    assert history["batches"] == [4.0 if HAS_SEVERAL else 2.0]
+    named = [text for text in caplog.messages if "adds 1 to its variable count" in text]
+    assert len(named) == HAS_SEVERAL
