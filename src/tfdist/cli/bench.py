@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tfdist._utils.files import local_path, write_json
 from tfdist._utils.plotting import check_plotting
+from tfdist.cli._prepare_data import prepare_data
 from tfdist.cluster.config import ClusterSection
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import Settings, read_config
@@ -71,7 +72,7 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
 
     if plot:
         check_plotting()
-    _prepare(bench.settings)
+    prepare_data(bench.settings)
     results = measure_scaling(bench, counts)
     show_scaling(results)
     if json:
@@ -86,18 +87,11 @@ def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
     from tfdist.benchmark.tuning import tune
 
     tried = options_to_try(bench, only)
-    _prepare(bench.settings)
+    prepare_data(bench.settings)
     results = tune(bench, tried)
     show_tuning(results)
     if json:
         write_json(Path(json), as_values(results))
-
-
-def _prepare(settings: Settings) -> None:
-    """Prepare the data before any task starts: in a private network, tasks cannot download."""
-    from tfdist.datasets.open_data import open_data
-
-    open_data(**settings.config.data.wanted())
 
 
 def _record(settings: Settings, folder: Path, steps: int, warmup: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
+from tfdist.cli._prepare_data import prepare_data
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
@@ -123,7 +124,6 @@ def _launch(
     screen: ScreenOptions,
 ) -> None:
     """Start every task as a process on this machine."""
-    from tfdist.datasets.open_data import open_data
     from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
     from tfdist.launcher.outcome import LaunchError
 
@@ -134,8 +134,7 @@ def _launch(
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     section = settings.config.launch
     isolation = _network_isolation(settings, folder)
-    # Before any task starts: in a private network, tasks cannot download.
-    open_data(**settings.config.data.wanted())
+    prepare_data(settings)
     name = strategy_name(settings.config.strategy.name, cluster)
     metrics = settings.config.metrics
     try:
@@ -182,6 +181,7 @@ def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolati
         problem = "is 'always', but the tasks must reach the object store of the run or of its data"
         remedy = "Set it to 'never', or use folders of this machine"
         raise ConfigError(f"{settings.path}: launch.network_isolation", problem, remedy=remedy)
+    load_tensorflow_quietly()
     from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
 
     check_address(folder)

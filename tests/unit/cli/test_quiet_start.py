@@ -11,9 +11,21 @@ import os, sys
 sys.path.insert(0, os.environ["FAKES"])
 from tfdist.cli import _quiet_start
 _quiet_start.own_gpus = lambda: []
-_quiet_start.load_tensorflow_quietly()
-import tensorflow
+os.environ.setdefault("TFDIST_CACHE_DIR", os.environ["FAKES"])
+exec(os.environ["CODE"])
 print("after", file=sys.stderr, flush=True)
+"""
+_LOAD = "_quiet_start.load_tensorflow_quietly(); import tensorflow"
+_OPEN = """
+from tfdist.cli._prepare_data import prepare_data
+from tfdist.errors import DataError
+from tfdist.trainer.config import read_config
+for name in ("/no/data", os.environ["FAKES"]):
+    try:
+        prepare_data(read_config("configs/ps2w.yaml", ["data.if_unavailable=fail", "data.name=" + name]))
+    except (DataError, AttributeError):
+        pass
+    print("tensorflow" in sys.modules, file=sys.stderr)
 """
 _FAKE = """
 import os
@@ -29,9 +41,9 @@ class config:
 """
 
 
-def _said(folder, **variables):
+def _said(folder, code=_LOAD, **variables):
     (folder / "tensorflow.py").write_text(_FAKE)
-    environ = {**os.environ, "FAKES": str(folder), "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+    environ = {**os.environ, "FAKES": str(folder), "CODE": code, "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     command = [sys.executable, "-c", _SCRIPT]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
 
@@ -51,6 +63,11 @@ def test_the_last_words_of_a_tensorflow_that_aborts_are_written(tmp_path):
     assert run.returncode < 0
     assert "compiled to use AVX instructions" in run.stderr
     assert "oneDNN" not in run.stderr
+
+
+def test_a_launcher_that_prepares_data_is_quiet_and_one_that_does_not_loads_no_tensorflow(tmp_path):
+    run = _said(tmp_path, _OPEN)
+    assert (run.returncode, run.stderr) == (0, "False\na warning of a library\nTrue\nafter\n")
 
 
 @pytest.mark.slow
