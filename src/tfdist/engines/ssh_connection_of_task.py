@@ -75,8 +75,8 @@ def _read_reports(stream: BinaryIO) -> None:
                 sys.stdout.flush()
             case Silence(task, seconds):
                 report_silent(task, seconds)
-            case Progress(step, steps, speed, loss):
-                report_progress(step, steps, examples_per_second=speed, loss=loss)
+            case Progress() as report:
+                report_progress(**report._asdict())
             case Joined():
                 report_joined()
             case _:

@@ -33,12 +33,13 @@ VARIABLE = "TFDIST_PROGRESS"
 
 
 class Progress(NamedTuple):
-    """A report of progress: the step reached, of how many, the speed and the loss."""
+    """A report of progress: the step reached, of how many, the speed, and loss and accuracy in training."""
 
     step: int
     steps: int | None = None
     examples_per_second: float | None = None
     loss: float | None = None
+    accuracy: float | None = None
 
 
 class Silence(NamedTuple):
@@ -68,16 +69,18 @@ def report_progress(
     *,
     examples_per_second: float | None = None,
     loss: float | None = None,
+    accuracy: float | None = None,
 ) -> None:
     """Tell the launcher, engine or Kubeflow how many steps are done; do nothing if none listens.
 
     A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
     dropped. An engine's file is written every two seconds at most.
     """
-    report = Progress(step, steps, examples_per_second, loss)._asdict()
+    report = Progress(step, steps, examples_per_second, loss, accuracy)._asdict()
     _report(report)
     write_to_file(report, is_last=step == steps)
-    report_to_kubeflow(step, steps, {"loss": loss, "examples_per_second": examples_per_second})
+    figures = {"loss": loss, "accuracy": accuracy, "examples_per_second": examples_per_second}
+    report_to_kubeflow(step, steps, figures)
 
 
 def report_event(line: bytes) -> None:
@@ -151,6 +154,6 @@ def _is_valid(report: Report) -> bool:
         is_time = isinstance(report.seconds, (int, float)) and 0 <= report.seconds < math.inf
         return is_time and isinstance(report.silent, str)
     counts = (report.step, report.steps or 0)
-    figures = (report.examples_per_second or 0, report.loss or 0)
+    figures = (report.examples_per_second or 0, report.loss or 0, report.accuracy or 0)
     are_numbers = all(isinstance(number, int) and 0 <= number < 2**63 for number in counts)
     return are_numbers and all(isinstance(number, (int, float)) for number in figures)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.process_usage import ProcessUsage
-from tfdist.launcher.progress_text import average_speed, describe_progress, draw_bar
+from tfdist.launcher.progress_text import average_speed, draw_progress
 from tfdist.launcher.run_events import (
     AnyEvent,
     Evaluated,
@@ -63,7 +63,7 @@ class LiveView:
         self._rows: dict[str, _Row] = {}
         self._title = ""
         self._phase = ""
-        self._evaluation: dict[str, float | None] = {}
+        self._evaluated = ""  # the accuracy of the last evaluation
         self._usage = ProcessUsage()
         self.reports: deque[tuple[float, Progress]] = deque()
 
@@ -96,7 +96,8 @@ class LiveView:
                     if name in self._rows:
                         self._rows[name].milliseconds, self._rows[name].share = taken, shares.get(name)
             case Evaluated(results=results):
-                self._evaluation = results
+                accuracy = results.get("accuracy")
+                self._evaluated = "" if accuracy is None else f"test accuracy {accuracy:.4f}"
 
     def progress(self, report: Progress) -> None:
         """Update the progress by a report."""
@@ -127,8 +128,8 @@ class LiveView:
             lines += [self._draw_row(row, columns) for row in shown]
             if len(shown) < len(self._rows):
                 lines.append(f"… and {len(self._rows) - len(shown)} more tasks"[:columns])
-        if bar := self._draw_progress(columns):
-            lines.append(bar)
+        if self.reports:
+            lines.append(draw_progress(self.reports, columns, self._encoding, self._evaluated))
         return lines
 
     def _set(self, name: str, state: str, *, is_bad: bool) -> None:
@@ -185,15 +186,6 @@ class LiveView:
                 break
             line += text
         return line[:columns].rstrip()
-
-    def _draw_progress(self, columns: int) -> str:
-        if not self.reports:
-            return ""
-        last = self.reports[-1][1]
-        bar = draw_bar(last.step / last.steps, self._encoding) if last.steps else ""
-        accuracy = self._evaluation.get("accuracy")
-        tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
-        return f"{bar}{describe_progress(self.reports)}{tested}"[:columns]
 
     def _paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_PLAIN}" if self._coloured and colour else text

@@ -2,31 +2,70 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tfdist.launcher.chief_reports import Progress
 
-__all__ = ["average_speed", "count", "describe_progress", "draw_bar", "duration"]
+__all__ = ["average_speed", "count", "describe_progress", "draw_progress", "duration"]
 
-_BAR_WIDTH = 24
+_BAR_WIDTH, _SHORTEST_BAR = 24, 6
+
+
+class _Part(NamedTuple):
+    """A part of the text about the progress; that of the highest rank is left out first."""
+
+    rank: int
+    text: str
 
 
 def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
     """Return the progress as text.
 
-    >>> describe_progress([(0.0, Progress(100, 1000)), (10.0, Progress(200, 1000, 5321.7, 0.12345))])
-    'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, 1 min 20 s left'
+    >>> describe_progress([(0.0, Progress(100, 1000)), (10.0, Progress(200, 1000, 5321.7, 0.12345, 0.987))])
+    'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, accuracy 0.9870, 1 min 20 s left'
     """
+    return "".join(part.text for part in _parts(reports, ""))
+
+
+def draw_progress(
+    reports: Sequence[tuple[float, Progress]], columns: int, encoding: str, evaluated: str = ""
+) -> str:
+    """Return a bar and the progress as text, in at most so many columns.
+
+    Where there is less room, the bar is shorter first; then whole parts of the text are left out: first
+    the results of the last evaluation and the per cent, which the bar shows; last the loss and the time left.
+
+    >>> draw_progress([(0.0, Progress(3, 4))], 30, "ascii")
+    '########--- step 3 of 4 (75 %)'
+    """
+    last, parts = reports[-1][1], _parts(reports, evaluated)
+    least = _SHORTEST_BAR + 1 if last.steps else 0
+    while len(parts) > 1 and sum(len(part.text) for part in parts) + least > columns:
+        parts.remove(max(parts))
+    text = "".join(part.text for part in parts)
+    width = min(_BAR_WIDTH, columns - len(text) - 1)
+    bar = _draw_bar(last.step / last.steps, width, encoding) if last.steps and width >= _SHORTEST_BAR else ""
+    return f"{bar}{text}"[:columns]
+
+
+def _parts(reports: Sequence[tuple[float, Progress]], evaluated: str) -> list[_Part]:
+    """Return the parts of the text, in the order in which they are read."""
     (began, first), (now, last) = reports[0], reports[-1]
-    of_all = f" of {last.steps:,} ({100 * last.step // last.steps} %)" if last.steps else ""
-    parts = [f"step {last.step:,}{of_all}"]
+    parts = [_Part(0, f"step {last.step:,}{f' of {last.steps:,}' if last.steps else ''}")]
+    if last.steps:
+        parts.append(_Part(5, f" ({100 * last.step // last.steps} %)"))
     if (rate := average_speed(reports)) is not None:
-        parts.append(f"{rate:,.0f} examples/s" if rate >= 10 else f"{rate:.2g} examples/s")
+        parts.append(_Part(4, f", {rate:,.0f} examples/s" if rate >= 10 else f", {rate:.2g} examples/s"))
     if last.loss is not None:
-        parts.append(f"loss {last.loss:.4g}")
+        parts.append(_Part(2, f", loss {last.loss:.4g}"))
+    if last.accuracy is not None:
+        parts.append(_Part(3, f", accuracy {last.accuracy:.4f}"))
+    if evaluated:
+        parts.append(_Part(3 if last.accuracy is None else 6, f", {evaluated}"))
     if last.steps and last.step > first.step and last.step < last.steps:
         left = (last.steps - last.step) * (now - began) / (last.step - first.step)
-        parts.append(f"{duration(left)} left")
-    return ", ".join(parts)
+        parts.append(_Part(1, f", {duration(left)} left"))
+    return parts
 
 
 def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
@@ -65,8 +104,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
-def draw_bar(part: float, encoding: str) -> str:
+def _draw_bar(part: float, width: int, encoding: str) -> str:
     """Return a bar of which a part is full, and a blank after it."""
     full, empty = ("━", "─") if "utf" in encoding.lower() else ("#", "-")
-    done = round(max(0.0, min(part, 1.0)) * _BAR_WIDTH)
-    return f"{full * done}{empty * (_BAR_WIDTH - done)} "
+    done = round(max(0.0, min(part, 1.0)) * width)
+    return f"{full * done}{empty * (width - done)} "

@@ -132,6 +132,5 @@ def record(event: AnyEvent) -> None:
 
 def record_progress(report: chief_reports.Progress) -> None:
     """Report progress to the launcher, engine or Kubeflow, and record it."""
-    step, steps, speed, loss = report
-    chief_reports.report_progress(step, steps, examples_per_second=speed, loss=loss)
+    chief_reports.report_progress(**report._asdict())
     record(as_event(report))

@@ -160,6 +160,7 @@ class Progressed(_Event):
     steps: int | None
     examples_per_second: float | None
     loss: float | None
+    accuracy: float | None = None
 
 
 class TaskSpeed(_Event):
@@ -264,7 +265,8 @@ def as_event(report: chief_reports.Progress) -> Progressed:
 
 def as_report(event: Progressed) -> chief_reports.Progress:
     """Return an event as a report of progress."""
-    return chief_reports.Progress(event.step, event.steps, event.examples_per_second, event.loss)
+    speed, loss, accuracy = event.examples_per_second, event.loss, event.accuracy
+    return chief_reports.Progress(event.step, event.steps, speed, loss, accuracy)
 
 
 def read_event(line: bytes) -> AnyEvent | None:

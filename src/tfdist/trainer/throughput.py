@@ -70,6 +70,7 @@ class Throughput:
         self._table: Any = 0.0
         self._is_first = True
         self.loss: float | None = None
+        self.accuracy: float | None = None
 
     def report(self, step: int, total: int) -> None:
         """Report the progress to the launcher, if this is its chief, at most twice a second."""
@@ -79,7 +80,7 @@ class Throughput:
             self._window.append(self._reported)
             while len(self._window) > 1 and self._reported[0] - self._window[1][0] > _WINDOW_SECONDS:
                 self._window.popleft()
-            record_progress(Progress(step, total, speed, self.loss))
+            record_progress(Progress(step, total, speed, self.loss, self.accuracy))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""

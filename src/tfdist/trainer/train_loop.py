@@ -347,7 +347,7 @@ class Run:
     def _show(self, step: Step, counted: Totals) -> None:
         """Add a point to the curves of training."""
         logs = as_scalars(step.results(counted))
-        self._throughput.loss = logs.get("loss")
+        self._throughput.loss, self._throughput.accuracy = logs.get("loss"), logs.get("accuracy")
         if self._summaries is not None:
             logs["examples per second"] = self._throughput.since_last_asked(self.step)
             if getattr(self._model, "optimizer", None) is not None:

@@ -47,6 +47,7 @@ def test_a_report_arrives(pipe):
         "steps": 10,
         "examples_per_second": None,
         "loss": None,
+        "accuracy": None,
     }
 
 
@@ -71,10 +72,12 @@ def test_the_launcher_is_told_that_a_task_has_joined(pipe):
 
 
 @given(
-    COUNTS, COUNTS | st.none(), st.floats(allow_nan=False) | st.none(), st.floats(allow_nan=False) | st.none()
+    COUNTS,
+    COUNTS | st.none(),
+    st.tuples(*[st.floats(allow_nan=False) | st.none()] * 3),
 )
-def test_every_report_is_read_as_it_was_written(step, steps, speed, loss):
-    report = Progress(step, steps, speed, loss)
+def test_every_report_is_read_as_it_was_written(step, steps, figures):
+    report = Progress(step, steps, *figures)
     assert list(read_reports(json.dumps(report._asdict()).encode() + b"\n")) == [report]
 
 

@@ -3,6 +3,9 @@
 import os
 import re
 
+import pytest
+
+from tfdist.launcher import live_view
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.run_events import (
@@ -92,6 +95,39 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
         lines[-1]
         == "━━━━━━━━━━────────────── step 40 of 100 (40 %), 400 examples/s, loss 0.5, test accuracy 0.9000"
     )
+
+
+LARGE = Progress(4_680, 46_800, 21_322.4, 0.0012346, 0.98765)
+LEFT = "1 h 3 min left"
+EVERYTHING = (
+    "step 4,680 of 46,800 (10 %), 21,322 examples/s, loss 0.001235, accuracy 0.9877, test accuracy 0.9000"
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "report", "text"),
+    [
+        (80, LARGE, f"step 4,680 of 46,800, loss 0.001235, accuracy 0.9877, {LEFT}"),
+        (100, LARGE, f"step 4,680 of 46,800, 21,322 examples/s, loss 0.001235, accuracy 0.9877, {LEFT}"),
+        (120, LARGE, f"step 4,680 of 46,800 (10 %), 21,322 examples/s, loss 0.001235, accuracy 0.9877, {LEFT}"),
+        (130, LARGE, f"{EVERYTHING}, {LEFT}"),
+        (80, LARGE._replace(loss=0.25, accuracy=None), f"step 4,680 of 46,800, loss 0.25, test accuracy 0.9000, {LEFT}"),
+        (80, LARGE._replace(steps=12_345_678), "step 4,680 of 12,345,678, loss 0.001235, 308 h 31 min left"),
+        (30, LARGE, "step 4,680 of 46,800"),
+    ],
+)  # fmt: skip
+def test_the_bar_gives_way_to_whole_numbers(columns, report, text, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(live_view.time, "monotonic", lambda: now[0])
+    view = running()
+    view.handle(Evaluated(step=40, results={"accuracy": 0.9}))
+    view.progress(report._replace(step=4_580))
+    now[0] = 9.0
+    view.progress(report)
+    bar, _, shown = view.lines(columns - 1, 24)[-1].partition(" ")
+    assert shown == text
+    assert 6 <= len(bar) <= 24
+    assert set(bar) <= set("━─")
 
 
 def test_a_lost_task_is_shown_until_it_runs_again():
