@@ -104,7 +104,8 @@ class PrometheusMetrics:
                     self._restarts.labels(each).inc()
             case RunStarted(model=model, data=data, strategy=strategy, steps=steps):
                 self._run.info({"model": model, "data": data, "strategy": strategy})
-                self._steps.set(steps)
+                if steps:
+                    self._steps.set(steps)
             case Progressed():
                 self.progress(as_report(event), event.time)
             case TaskSpeed(milliseconds=milliseconds):

@@ -127,7 +127,10 @@ class Configured(_Event):
 
 
 class RunStarted(_Event):
-    """The chief starts to train, or resumes from the checkpoint of a step."""
+    """The chief starts to train, or resumes from the checkpoint of a step.
+
+    Where a script calls `fit`, the data have no name, and their sizes, also that of a batch, are 0.
+    """
 
     strategy: str
     model: str
@@ -144,6 +147,7 @@ class RunStarted(_Event):
     versions: dict[str, str]
     addresses: dict[str, str] = {}
     machine: dict[str, str] = {}
+    devices: str = ""
     command: list[str] = []  # empty where a launcher has recorded it
 
 

@@ -4,16 +4,24 @@ from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
 
-__all__ = ["current_strategy", "is_chief", "remember"]
+__all__ = ["current_strategy", "is_chief", "made_with", "remember"]
 
 _cluster: ClusterConfig | None = None
 _strategy: Any = None
+_name = ""
 
 
-def remember(cluster: ClusterConfig, strategy: Any) -> None:
-    """Store the cluster and the strategy that this process trains with."""
-    global _cluster, _strategy
-    _cluster, _strategy = cluster, strategy
+def remember(cluster: ClusterConfig, strategy: Any, name: str) -> None:
+    """Store the cluster and the strategy that this process trains with, and the name of the strategy."""
+    global _cluster, _strategy, _name
+    _cluster, _strategy, _name = cluster, strategy, name
+
+
+def made_with(strategy: Any) -> tuple[ClusterConfig, str]:
+    """Return the cluster and the name of a strategy; of one of the user's own, no cluster, and its class."""
+    if strategy is _strategy and _cluster is not None:
+        return _cluster, _name
+    return ClusterConfig(), type(strategy).__name__
 
 
 def current_strategy() -> Any:

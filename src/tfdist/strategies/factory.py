@@ -115,7 +115,7 @@ def make_strategy(
     name = _checked(cluster, strategy, options)
     _prepare_process(cluster, name, options)
     made = _connected(cluster, name, options)
-    remember(cluster, made)
+    remember(cluster, made, name)
     _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
     return made
 

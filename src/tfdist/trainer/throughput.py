@@ -8,44 +8,14 @@ import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.record_events import record, record_progress
-from tfdist.launcher.run_events import TaskSpeed
+from tfdist.launcher.record_events import record_progress
 from tfdist.trainer.stragglers import Stragglers
-from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS
+from tfdist.training.task_speed import milliseconds_of_tasks
 
-__all__ = ["Throughput", "computing_seconds", "record_task_speed"]
+__all__ = ["Throughput"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported
-
-
-def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> dict[str, float]:
-    """Record each task's milliseconds for a step, which are returned, and its share of all steps."""
-    milliseconds = _milliseconds(cluster, times)
-    if not milliseconds:
-        return {}
-    names = [str(task) for task in cluster.computing_tasks()] or ["this process"]
-    steps = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])[:, :, STEPS].sum(axis=1)
-    shares = {name: float(part) for name, part in zip(names, steps / max(steps.sum(), 1), strict=True)}
-    record(TaskSpeed(step=step, milliseconds=milliseconds, shares=shares))
-    return milliseconds
-
-
-def _milliseconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
-    return {name: 1000 * taken for name, taken in computing_seconds(cluster, times).items()}
-
-
-def computing_seconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
-    """Return the seconds that each task computes for a step, without its waits for other tasks and for data.
-
-    The slowest replica of a task counts. The result leaves out a task that has done no step.
-    """
-    if times is None:
-        return {}
-    names = [str(task) for task in cluster.computing_tasks()] or ["this process"]
-    table = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])
-    slowest = np.max(table[:, :, SECONDS] / np.maximum(table[:, :, STEPS], 1), axis=1)
-    return {name: float(seconds) for name, seconds in zip(names, slowest, strict=True) if seconds}
 
 
 class Throughput:
@@ -98,7 +68,7 @@ class Throughput:
         if step - self._compared_at < self._period:
             return
         if not self._is_first:
-            taken = _milliseconds(self._cluster, self._table)
+            taken = milliseconds_of_tasks(self._cluster, self._table)
             self._stragglers.judge(
                 {
                     f"{task} at {self._cluster.address(task)}": taken[str(task)]

@@ -1,8 +1,6 @@
 """Train up to the last step: evaluate, save and report at the steps where that is due, and resume."""
 
 import logging
-import os
-import platform
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -11,13 +9,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist import __version__
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.record_events import is_launched, record
-from tfdist.launcher.resources import own_cores
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
@@ -35,35 +31,21 @@ from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.profiled_steps import profiled_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
-from tfdist.trainer.throughput import Throughput, record_task_speed
+from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase, Session, Step
+from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.step_spans import name_steps
+from tfdist.training.task_speed import record_task_speed
 from tfdist.training.variables import State
 
-__all__ = ["Run", "versions"]
+__all__ = ["Run"]
 
 _TESTS_IN_A_CALL = 10  # at least
 _log = logging.getLogger("tfdist")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a run's records name."""
-    return {"tfdist": __version__, "tensorflow": tf.__version__, "python": platform.python_version()}
-
-
-def _machine() -> dict[str, str]:
-    """Describe the machine of this task."""
-    gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
-    return {
-        "host": platform.node(),
-        "system": platform.platform(),
-        "cores": f"{len(own_cores())} of {os.cpu_count()}",
-        "GPUs": ", ".join(gpus) or "none",
-    }
 
 
 def _command() -> list[str]:
@@ -175,7 +157,8 @@ class Run:
                 cluster=dict(Counter(task.type for task in cluster.tasks())),
                 addresses={str(task): cluster.address(task) for task in cluster.tasks()},
                 versions=versions(),
-                machine=_machine(),
+                machine=machine(),
+                devices=devices_of(self._strategy),
                 command=_command(),
             )
         )

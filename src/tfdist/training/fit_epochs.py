@@ -9,7 +9,6 @@ from tfdist.errors import DataError
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
 from tfdist.training.fit_schedule import FitSchedule
-from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.logs import as_logs
 from tfdist.training.model_checks import has_own
 from tfdist.training.no_checkpoints import NoCheckpoints
@@ -38,9 +37,7 @@ class FitEpochs:
         self._training, self._testing, self._model = training, testing, model
         self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
         self._stopping = Stopping(callbacks, model, session.strategy)
-        self._reports = FitReports(
-            is_chief=is_chief(session.strategy), epochs=schedule.epochs, steps=schedule.expected
-        )
+        self._reports = FitReports(model, session.strategy, epochs=schedule.epochs, steps=schedule.expected)
         self._profiled, self._steps = profiled_fit(session.strategy), 0
         self._per_call = steps_per_execution(model)
         self._leave: Callable[[], bool] | None = None
@@ -57,13 +54,15 @@ class FitEpochs:
     def run(self, begun: int) -> dict[str, Any]:
         """Train, and evaluate when due, until the last epoch or until a callback stops training."""
         logs = self._checkpoints.logs
+        self._reports.begin(begun)
         for epoch in range(begun, self._schedule.epochs):
             self._calls.on_epoch_begin(epoch)
-            done, logs = self._train(epoch)
+            logs = self._train(epoch)
             self._training.step.end_epoch()
             if self._testing is not None and self._schedule.validates(epoch):
+                self._reports.phase("evaluating")
                 logs.update({f"val_{name}": value for name, value in self._test(self._testing).items()})
-            self._reports.after_epoch(epoch, done, logs)
+            self._reports.after_evaluation(epoch, logs)
             self._calls.on_epoch_end(epoch, logs)
             stops = self._stopping.after_epoch()
             is_last = stops or epoch + 1 == self._schedule.epochs
@@ -71,10 +70,13 @@ class FitEpochs:
             if stops:
                 break
         self._profiled.end_if_due(self._steps, is_over=True)
+        self._reports.phase("after fit")
         return logs
 
-    def _train(self, epoch: int) -> tuple[int, dict[str, Any]]:
-        """Train for an epoch, or the rest of it; return the number of its steps, and the metrics' results."""
+    def _train(self, epoch: int) -> dict[str, Any]:
+        """Train for an epoch, or the rest of it; return the metrics' results."""
+        self._reports.phase("training")
+        step = self._training.step
         part = self._checkpoints.begin_epoch(epoch)
         before = self._steps
         self._profiled.begin_if_due(before + part.done, self._per_call)
@@ -96,7 +98,7 @@ class FitEpochs:
                 self._steps = before + done
                 self._profiled.end_if_due(self._steps)
                 self._profiled.begin_if_due(self._steps, self._per_call)
-                self._reports.after_steps(epoch, done, logs)
+                self._reports.after_steps(epoch, done, logs, step.times(part.totals))
                 if self._stopping.after_execution():
                     break
                 self._checkpoints.after_execution()
@@ -105,7 +107,9 @@ class FitEpochs:
             raise DataError(
                 "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
             )
-        return part.done, as_logs(part.logs)
+        results = as_logs(part.logs)
+        self._reports.after_epoch(epoch, part.done, results, step.times(part.totals))
+        return results
 
     def _test(self, testing: Phase) -> dict[str, float]:
         """Evaluate, and return the metrics' results."""

@@ -1,7 +1,7 @@
 """Measure each replica inside the graph: how long it computes before it waits, and its loss.
 
 The measurements are in a table that adds up over steps. It has a row for each replica, with the columns
-SECONDS, STEPS, and the numbers of NaN and of infinite losses.
+SECONDS, STEPS, the numbers of NaN and of infinite losses, and EXAMPLES.
 """
 
 import functools
@@ -14,9 +14,10 @@ from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.worker_index_in_graph import worker_index
 
-__all__ = ["SECONDS", "STEPS", "Failure", "StepStats", "now", "only_after"]
+__all__ = ["EXAMPLES", "SECONDS", "STEPS", "Failure", "StepStats", "now", "only_after"]
 
-SECONDS, STEPS, _NAN, _INFINITE = range(4)
+_COLUMNS = 5
+SECONDS, STEPS, _NAN, _INFINITE, EXAMPLES = range(_COLUMNS)
 
 
 class Failure(NamedTuple):
@@ -36,17 +37,17 @@ class StepStats:
 
     def zeros(self) -> tf.Tensor:
         """Return the table to start from."""
-        return tf.zeros([self._count, 4], tf.float64)
+        return tf.zeros([self._count, _COLUMNS], tf.float64)
 
     @staticmethod
     def is_failing(table: Any) -> tf.Tensor:
         """Return, inside a graph, whether a loss was NaN or infinite."""
-        return tf.reduce_any(table[:, _NAN:] > 0)
+        return tf.reduce_any(table[:, _NAN:EXAMPLES] > 0)
 
     @staticmethod
     def failure(table: Any) -> Failure | None:
         """Return which replicas' losses were NaN or infinite, if any."""
-        flags = np.asarray(table)[:, _NAN:] > 0
+        flags = np.asarray(table)[:, _NAN:EXAMPLES] > 0
         if not flags.any():
             return None
         kind = "NaN" if flags[:, 0].any() else "infinite"
@@ -64,10 +65,10 @@ class StepStats:
         begun = now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
         return begun, only_after(begun, data)
 
-    def ended(self, begun: tf.Tensor | None, results: Any, loss: tf.Tensor) -> tf.Tensor:
+    def ended(self, begun: tf.Tensor | None, results: Any, loss: tf.Tensor, size: Any) -> tf.Tensor:
         """Return a table with, in this replica's row, the seconds until the results, and the loss's state.
 
-        If the start of the step is unknown, the seconds and steps are 0.
+        If the start of the step is unknown, the seconds and steps are 0. `size` is the number of examples.
         """
         zero = tf.zeros([], tf.float64)
         seconds = zero if begun is None else now(begun, after=tensors_of(results)) - begun
@@ -76,6 +77,7 @@ class StepStats:
             zero if begun is None else tf.ones_like(zero),
             tf.cast(tf.math.is_nan(loss), tf.float64),
             tf.cast(tf.math.is_inf(loss), tf.float64),
+            tf.cast(size, tf.float64),
         ]
         if self._is_apart:
             row = worker_index()

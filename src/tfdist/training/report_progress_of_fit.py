@@ -1,49 +1,185 @@
 """Report the progress of `fit` to the launcher or engine that runs the script, and record its events."""
 
 import time
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record, record_progress
-from tfdist.launcher.run_events import EpochEnded
+from tfdist.launcher.run_events import EpochEnded, PhaseBegun, RunStarted
+from tfdist.strategies.current import made_with
+from tfdist.training.keras.callbacks import is_chief
+from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
+from tfdist.training.replica_seconds_and_failures import EXAMPLES
+from tfdist.training.software_and_devices import devices_of, machine, versions
+from tfdist.training.task_speed import record_task_speed
 
 __all__ = ["FitReports"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
+_WINDOW_SECONDS = 10.0  # of the speed that is reported
 
 
 class FitReports:
-    """The reports of one call of `fit` by the chief; other tasks report nothing."""
+    """The reports of one call of `fit` by the chief; other tasks report nothing.
 
-    def __init__(self, *, is_chief: bool, epochs: int, steps: int | None) -> None:
-        self._is_chief, self._epochs, self._steps = is_chief, epochs, steps
+    A call between two reports reads the clock, and does nothing else.
+    """
+
+    def __init__(
+        self, model: Any, strategy: tf.distribute.Strategy, *, epochs: int, steps: int | None
+    ) -> None:
+        """Prepare the reports.
+
+        Args:
+            model: The model.
+            strategy: The strategy that trains it.
+            epochs: The number of epochs.
+            steps: The number of steps in an epoch; None if unknown.
+        """
+        self._model, self._strategy = model, strategy
+        self._cluster, self._name = made_with(strategy)
+        self._is_chief, self._epochs, self._steps = is_chief(strategy), epochs, steps
         self._reported_at = time.monotonic()
+        self._speed, self._phase = _Speed(), ""
 
-    def after_steps(self, epoch: int, done: int, logs: Mapping[str, Any]) -> None:
+    def begin(self, epoch: int) -> None:
+        """Record the start, with the first epoch."""
+        if not self._is_chief:
+            return
+        model, cluster, steps = self._model, self._cluster, self._steps or 0
+        record(
+            RunStarted(
+                strategy=self._name,
+                model=model.name,
+                parameters=model.count_params() if model.built else 0,
+                data="",
+                substitute_for=None,
+                train_examples=0,
+                test_examples=0,
+                batch_size=0,
+                step=epoch * steps,
+                steps=self._epochs * steps,
+                steps_lost=0,
+                cluster=dict(Counter(task.type for task in cluster.tasks())),
+                addresses={str(task): cluster.address(task) for task in cluster.tasks()},
+                versions=versions(keras_of(model)),
+                machine=machine(),
+                devices=devices_of(self._strategy),
+            )
+        )
+
+    def phase(self, name: str) -> None:
+        """Record that the chief begins with something else."""
+        if self._is_chief and name != self._phase:
+            self._phase = name
+            self._speed.is_training(name == "training")
+            self._reported_at = time.monotonic()  # shares of the first step alone would say nothing
+            record(PhaseBegun(phase=name))
+
+    def after_steps(self, epoch: int, done: int, logs: Mapping[str, Any], times: Any) -> None:
         """Report how many steps are done, at most twice a second.
 
         Args:
             epoch: The index of the epoch.
             done: The number of its steps that are done.
             logs: The results of the metrics so far.
+            times: The table of StepStats of this epoch; None if there is none.
         """
-        if not self._is_chief or time.monotonic() - self._reported_at < _SECONDS_BETWEEN_REPORTS:
+        if not self._is_chief:
             return
-        self._reported_at = time.monotonic()
+        if not self._speed.has_begun:
+            self._speed.begin(times)
+        if time.monotonic() - self._reported_at < _SECONDS_BETWEEN_REPORTS:
+            return
         total = None if self._steps is None else self._epochs * self._steps
         before = 0 if self._steps is None else epoch * self._steps
-        self._report(before + done, total, logs)
+        self._report(before + done, total, logs, times)
 
-    def after_epoch(self, epoch: int, done: int, logs: Mapping[str, Any]) -> None:
-        """Record the results of an epoch, in which so many steps were done."""
+    def after_epoch(self, epoch: int, done: int, logs: Mapping[str, Any], times: Any) -> None:
+        """Report the results of the training of an epoch, in which so many steps were done."""
         if not self._is_chief:
             return
         self._steps = self._steps or done
-        self._report((epoch + 1) * self._steps, self._epochs * self._steps, logs)
-        record(EpochEnded(epoch=epoch, epochs=self._epochs, logs=dict(as_scalars(logs))))
+        self._report((epoch + 1) * self._steps, self._epochs * self._steps, logs, times)
+        self._speed.end_epoch(times)
 
-    def _report(self, step: int, steps: int | None, logs: Mapping[str, Any]) -> None:
-        loss = as_scalars({"loss": logs["loss"]}).get("loss") if "loss" in logs else None
-        record_progress(Progress(step, steps, loss=loss))
+    def after_evaluation(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Record all results of an epoch."""
+        if self._is_chief:
+            record(EpochEnded(epoch=epoch, epochs=self._epochs, logs=dict(as_scalars(logs))))
+
+    def _report(self, step: int, steps: int | None, logs: Mapping[str, Any], times: Any) -> None:
+        is_due = time.monotonic() - self._reported_at >= _SECONDS_BETWEEN_REPORTS
+        names = ("loss", _accuracy(logs))
+        loss, accuracy = (as_scalars({"": logs[name]}).get("") if name in logs else None for name in names)
+        speed = self._speed.examples_per_second(times)
+        record_progress(Progress(step, steps, speed, loss, accuracy))
+        if times is not None and (is_due or step == steps):  # many epochs may end in half a second
+            self._reported_at = time.monotonic()
+            record_task_speed(self._cluster, step, self._speed.since_last_asked(times))
+
+
+def _accuracy(logs: Mapping[str, Any]) -> str:
+    """Return the name of the accuracy in training; empty if there is none, or several."""
+    names = [name for name in logs if "acc" in name and not name.startswith("val_")]
+    return "accuracy" if "accuracy" in names else names[0] if len(names) == 1 else ""
+
+
+class _Speed:
+    """The examples per second, and the times of the tasks, over the epochs of one call of `fit`."""
+
+    def __init__(self) -> None:
+        self._before: Any = 0.0  # the table of the epochs that have ended
+        self._asked: Any = 0.0
+        self._spent, self._resumed_at = 0.0, time.monotonic()  # the seconds of training
+        self._is_training = True
+        self._window: deque[tuple[float, float]] = deque()
+        self._last: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the first steps are done, in which TensorFlow traces the graph."""
+        return bool(self._window)
+
+    def begin(self, times: Any) -> None:
+        """Start to measure after the first steps."""
+        self._window.append((self._seconds(), self._examples(times)))
+
+    def is_training(self, now: bool) -> None:
+        """Note whether the time that passes from now on belongs to the training."""
+        self._spent, self._resumed_at = self._seconds(), time.monotonic()
+        self._is_training = now
+
+    def examples_per_second(self, times: Any) -> float | None:
+        """Return the examples per second of the last seconds; None if they are unknown."""
+        seconds, examples = self._seconds(), self._examples(times)
+        if self._window and examples > self._window[-1][1]:
+            self._window.append((seconds, examples))
+            while len(self._window) > 2 and seconds - self._window[1][0] > _WINDOW_SECONDS:
+                self._window.popleft()
+            began, before = self._window[0]
+            self._last = (examples - before) / max(seconds - began, 1e-9)
+        return self._last
+
+    def since_last_asked(self, times: Any) -> Any:
+        """Return the table of the steps since the last call."""
+        table = self._before + np.asarray(times)
+        since, self._asked = table - self._asked, table
+        return since
+
+    def end_epoch(self, times: Any) -> None:
+        """Add the table of an epoch to those before."""
+        if times is not None:
+            self._before = self._before + np.asarray(times)
+
+    def _seconds(self) -> float:
+        return self._spent + (time.monotonic() - self._resumed_at if self._is_training else 0.0)
+
+    def _examples(self, times: Any) -> float:
+        return 0.0 if times is None else float(np.sum((self._before + np.asarray(times))[:, EXAMPLES]))

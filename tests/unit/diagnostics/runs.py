@@ -29,7 +29,7 @@ from tfdist.launcher.run_events import (
     Warned,
 )
 
-__all__ = ["HOSTILE", "done_run", "events_of_a_run", "write_run"]
+__all__ = ["HOSTILE", "done_run", "events_of_a_run", "started", "write_run"]
 
 HOSTILE = "<script>alert('x')</script>\"&\ud800"
 _CONFIG = {"model": {"name": "mnist_cnn"}, "train": {"steps": 40, "learning_rate": 0.001, "seed": 0}}
@@ -57,7 +57,7 @@ def events_of_a_run(
         PhaseBegun(phase="connecting"),
         Configured(config=config),
         PhaseBegun(phase="building"),
-        _started(name),
+        started(name),
         PhaseBegun(phase="training"),
     ]
     for step in range(10, 50, 10):
@@ -89,7 +89,8 @@ def events_of_a_run(
     return events
 
 
-def _started(data: str) -> RunStarted:
+def started(data: str) -> RunStarted:
+    """Return the event of the start of a run."""
     return RunStarted(
         strategy="parameter_server",
         model="mnist_cnn",

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import HOSTILE, done_run, events_of_a_run, write_run
+from runs import HOSTILE, done_run, events_of_a_run, started, write_run
 
 from commands import tfdist
 from tfdist.cli.report import main
@@ -18,11 +18,13 @@ from tfdist.errors import ConfigError, DataError
 from tfdist.launcher.run_events import (
     FILE,
     EpochEnded,
+    LaunchEnded,
     LaunchStarted,
     PhaseBegun,
     Progressed,
     RunEnded,
     RunStarted,
+    TaskSpeed,
 )
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
@@ -184,6 +186,43 @@ def test_a_script_of_ones_own_has_fewer_sections(tmp_path):
     assert "Validation accuracy 75 %" in page.text
     assert "tfdist launch --workers=1 --ps=0 -- python /home/me/own.py --epochs=2" in page.text
     assert "Configuration" not in page.headings
+
+
+def test_a_script_that_calls_fit_has_model_strategy_versions_and_speeds(tmp_path):
+    tasks = {"worker:0": "127.0.0.1:1", "worker:1": "127.0.0.1:2"}
+    begun = started("")
+    begun.model, begun.strategy, begun.batch_size, begun.devices = "mine", "multi_worker_mirrored", 0, "2 CPU devices"  # fmt: skip
+    begun.versions = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+    shares = dict.fromkeys(tasks, 0.5)
+    events = [
+        LaunchStarted(tasks=tasks, command=["python", "own.py"], shares="2 tasks"),
+        begun,
+        PhaseBegun(phase="training"),
+        Progressed(step=10, steps=20, examples_per_second=100.0, loss=3.0),
+        TaskSpeed(step=10, milliseconds={"worker:0": 50.0, "worker:1": 70.0}, shares=shares),
+        Progressed(step=20, steps=20, examples_per_second=200.0, loss=3.0),
+        PhaseBegun(phase="evaluating"),
+        EpochEnded(epoch=0, epochs=1, logs={"loss": 2.0, "val_accuracy": 0.25}),
+        PhaseBegun(phase="after fit"),
+        LaunchEnded(seconds=9.0, restarts=0, problem=""),
+    ]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second
+    page = page_of(write_run(tmp_path / "run", events))
+    assert page.headings[0] == "own.py"
+    for text in (
+        "Validation accuracy 25 %",
+        "Training speed 166.7 examples/s",  # 1 s at 100, and 2 s at 200
+        "Model mine, 3,274,634 parameters",
+        "Strategy multi_worker_mirrored, 2 CPU devices",
+        "Versions tensorflow 2.21.0, keras 3.15.1",
+        "training starts: 40 steps",
+        "after fit",
+    ):
+        assert text in page.text
+    facts = read_run(tmp_path / "run")
+    assert computing_seconds(facts) == pytest.approx({"worker:0": 0.5, "worker:1": 0.7})
+    assert speed_curve(facts, float) == [(3.0, 100.0), (5.0, 200.0)]
 
 
 def test_a_launch_is_shown_with_the_flags_that_it_had(tmp_path):

@@ -7,7 +7,8 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, TaskSpeed
 from tfdist.trainer import throughput
-from tfdist.trainer.throughput import Throughput, record_task_speed
+from tfdist.trainer.throughput import Throughput
+from tfdist.training.task_speed import record_task_speed
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def test_a_report_is_made_twice_a_second_and_at_the_last_step(clock):
 
 def test_each_task_has_its_time_and_its_share_of_the_steps():
     events = []
-    times = np.zeros((2, 4))
+    times = np.zeros((2, 5))
     times[:, 0], times[:, 1] = (3.0, 1.0), (30, 10)
     with listening(events.append):
         record_task_speed(ClusterConfig.local(workers=2), 40, times)
-        record_task_speed(ClusterConfig(), 40, np.zeros((1, 4)))  # of no step
+        record_task_speed(ClusterConfig(), 40, np.zeros((1, 5)))  # of no step
     [event] = events
     assert event == TaskSpeed(
         step=40,

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_seconds_and_failures import SECONDS, STEPS, Failure, StepStats
+from tfdist.training.replica_seconds_and_failures import EXAMPLES, SECONDS, STEPS, Failure, StepStats
 
 
 @pytest.fixture
@@ -21,11 +21,12 @@ def test_the_clock_is_read_before_and_after(step_stats):
             lambda _: tf.timestamp(),
             [begun],
         )
-        return step_stats.ended(begun, result, tf.constant(1.0))
+        return step_stats.ended(begun, result, tf.constant(1.0), 7)
 
     table = measured(tf.constant(1.0)).numpy()
     assert table[0, STEPS] == 1
     assert table[0, SECONDS] >= 0.2
+    assert table[0, EXAMPLES] == 7
     assert step_stats.failure(table) is None
 
 
@@ -42,7 +43,7 @@ def test_an_execution_ends_with_the_first_loss_that_is_no_number(step_stats, bad
     losses = tf.data.Dataset.from_tensor_slices([1.0, 1.0, bad, 1.0, 1.0])
 
     def step(loss, totals):
-        return Totals((totals.metrics[0] + loss,), totals.stats + step_stats.ended(None, [], loss))
+        return Totals((totals.metrics[0] + loss,), totals.stats + step_stats.ended(None, [], loss, 1))
 
     execution = make_execution(
         step, is_failing=(lambda totals: step_stats.is_failing(totals.stats)) if stops else None
@@ -64,7 +65,7 @@ def test_what_is_waited_for_data_is_told_from_what_a_step_takes(step_stats):
     def step(value, totals):
         begun, value = step_stats.begun(value)
         until = tf.while_loop(lambda now: now < begun + 0.1, lambda _: tf.timestamp(), [begun])
-        return Totals((totals.metrics[0] + value,), totals.stats + step_stats.ended(begun, until, value))
+        return Totals((totals.metrics[0] + value,), totals.stats + step_stats.ended(begun, until, value, 1))
 
     losses = tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec([], tf.float32))
     execution = tf.function(make_execution(step), autograph=False)
@@ -78,5 +79,5 @@ def test_what_is_waited_for_data_is_told_from_what_a_step_takes(step_stats):
 
 
 def test_the_replicas_are_told_apart(step_stats):
-    table = tf.constant([[0.1, 1, 0, 0], [0.1, 1, 0, 1], [0.1, 1, 2, 0]], tf.float64)
+    table = tf.constant([[0.1, 1, 0, 0, 9], [0.1, 1, 0, 1, 9], [0.1, 1, 2, 0, 9]], tf.float64)
     assert step_stats.failure(table) == Failure("NaN", (1, 2), 3)

@@ -62,7 +62,7 @@ _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(la
 def title(facts: RunFacts) -> str:
     """Return what a run trains, on what; for a script of the user's own its name."""
     started = facts.last(RunStarted)
-    if started is not None:
+    if started is not None and started.data:
         return f"{started.model} on {started.data}"
     if facts.results is not None:
         return f"{facts.results.config.get('model', {}).get('name', 'a model')} on {facts.results.data}"
@@ -94,7 +94,10 @@ def headline(facts: RunFacts) -> str:
     started, reached = facts.last(RunStarted), accuracy(facts)
     speed, strategy = mean_speed(facts), started.strategy if started else ""
     figures = [
-        ("Test accuracy" if started else "Validation accuracy", "" if reached is None else percent(reached)),
+        (
+            "Test accuracy" if facts.all(Evaluated) else "Validation accuracy",
+            "" if reached is None else percent(reached),
+        ),
         ("Duration", duration(facts.seconds)),
         ("Restarts", f"{facts.restarts}" if facts.all(LaunchStarted) else ""),
         ("Strategy", strategy),
@@ -132,6 +135,7 @@ def places(facts: RunFacts) -> str:
         ("Folder", facts.place),
         ("Began", moment(facts.events[0].time) if facts.events else ""),
         ("Model", f"{started.model}, {started.parameters:,} parameters" if started else ""),
+        ("Strategy", ", ".join(filter(None, (started.strategy, started.devices))) if started else ""),
         ("Data", _data(started)),
         ("Launch", _options(launched)),
         ("Tasks", launched.shares if launched else _cluster(started)),
@@ -156,7 +160,7 @@ def _timelines(folder: Path) -> str:
 
 
 def _data(started: RunStarted | None) -> str:
-    if started is None:
+    if started is None or not started.data:
         return ""
     sizes = f"{started.train_examples:,} examples to train on, {started.test_examples:,} to test on"
     return f"{started.data}: {sizes}, {started.batch_size:,} a batch"

@@ -129,7 +129,7 @@ def _described(event: AnyEvent) -> tuple[str, str]:
             values = (f"{name} {value:.4g}" for name, value in results.items() if value is not None)
             return "evaluation", f"step {step:,}: {', '.join(values)}"
         case RunStarted(step=0, steps=steps):
-            return "start", f"training starts: {steps:,} steps"
+            return "start", f"training starts: {steps:,} steps" if steps else "training starts"
         case RunStarted(step=step, steps=steps, steps_lost=lost):
             return "start", f"training resumes at step {step:,} of {steps:,}; {lost:,} steps are done again"
         case Exported(folder=folder):
@@ -175,16 +175,16 @@ def test_curve(facts: RunFacts, name: str) -> Points:
 
 
 def reports_speed(facts: RunFacts) -> bool:
-    """Return whether the examples in a second are known; `fit` in a script reports the steps alone."""
+    """Return whether the examples in a second are known; a script may report the steps alone."""
     is_reported = any(event.examples_per_second is not None for event in facts.all(Progressed))
-    return is_reported or bool(facts.all(RunStarted))
+    return is_reported or any(event.batch_size for event in facts.all(RunStarted))
 
 
 def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
     """Return the examples per second of the cluster over the time that the run had taken.
 
-    They are those between two reports of the chief, by the time that was spent on training. A script of the
-    user's own may report its speed itself; if nobody knows it, these are steps per second.
+    They are those between two reports of the chief, by the time that was spent on training. For a script of
+    the user's own, `fit` or the script reports the speed; if nobody knows it, these are steps per second.
 
     Args:
         facts: The run.
@@ -195,7 +195,7 @@ def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
     for index, seconds in enumerate(_training_seconds(facts)):
         event, spent = facts.events[index], spent + seconds
         if isinstance(event, RunStarted):
-            before, spent, batch_size = event.step, 0.0, event.batch_size
+            before, spent, batch_size = event.step, 0.0, event.batch_size or batch_size
         if not isinstance(event, Progressed):
             continue
         if batch_size is None:
@@ -230,11 +230,26 @@ def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Poin
 def mean_speed(facts: RunFacts) -> float | None:
     """Return the examples per second of all the training, with what was done again, without evaluations."""
     started, seconds = facts.last(RunStarted), phase_seconds(facts).get("training", 0.0)
+    if started is not None and not started.batch_size:
+        return _mean_of_reports(facts)
     if started is None or not seconds:
         return None
     steps = [event.step for event in facts.events if isinstance(event, Progressed | RunStarted)]
     done = sum(max(0, after - before) for before, after in pairwise(steps))
     return done * started.batch_size / seconds if done else None
+
+
+def _mean_of_reports(facts: RunFacts) -> float | None:
+    """Return the mean of the speeds that the chief has reported, each for the training before it."""
+    spent = examples = total = 0.0
+    for event, seconds in zip(facts.events, _training_seconds(facts), strict=True):
+        spent += seconds
+        if not isinstance(event, Progressed):
+            continue
+        if event.examples_per_second is not None:
+            examples, total = examples + event.examples_per_second * spent, total + spent
+        spent = 0.0
+    return examples / total if total else None
 
 
 def computing_seconds(facts: RunFacts) -> dict[str, float]:

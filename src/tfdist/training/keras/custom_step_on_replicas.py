@@ -253,7 +253,7 @@ class SharedCustomStep(MetricStep):
         ]
         metrics = [self._or_zero(value, size) for value in self._metrics.counted(replica.scope)]
         state = self._state(replica)
-        stats = self._step_stats.ended(begun, values, self._or_zero(loss, size))
+        stats = self._step_stats.ended(begun, values, self._or_zero(loss, size), size)
         shared = shared_mean(
             [],
             [self._or_zero(tf.convert_to_tensor(value), size) for value in (*state, *logs)],

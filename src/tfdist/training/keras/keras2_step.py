@@ -98,7 +98,7 @@ class Keras2Step(KerasStep):
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)
         weight = None if self._divided_by is None else size
-        seen = self._step_stats.ended(begun, gradients, loss)
+        seen = self._step_stats.ended(begun, gradients, loss, size)
         shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
         optimizer.apply_gradients(
             zip(shared.gradients, model.trainable_variables, strict=True),

@@ -285,7 +285,7 @@ class Keras3Step(MetricStep):
         return shared_mean(
             part.gradients,
             part.state,
-            [*metrics, *part.sums[count:], self._step_stats.ended(begun, part, loss)],
+            [*metrics, *part.sums[count:], self._step_stats.ended(begun, part, loss, batch_size(x))],
             size=batch_size(x),
             weight=part.weight,
             added=part.added,
