@@ -23,7 +23,7 @@ from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
-from tfdist.launcher.progress_text import duration
+from tfdist.launcher.progress_text import duration, short_path
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
 from tfdist.launcher.run_events import FILE
@@ -199,7 +199,9 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
     writes = cluster.is_chief and not cluster.is_evaluator and not is_launched()
     with (
         _page_written(folder) if writes else contextlib.nullcontext(),
-        showing_progress(json=screen.json) if is_alone else contextlib.nullcontext(),
+        showing_progress(json=screen.json, place=short_path(folder.place))
+        if is_alone
+        else contextlib.nullcontext(),
     ):
         report = train(settings.config, cluster, folder)
     if report is not None and is_alone and not screen.json:

@@ -19,8 +19,8 @@ import msgspec
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.notes_for_logs import NotesForLogs
-from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.run_events import AnyEvent, Printed, as_event, stamped
+from tfdist.launcher.progress_text import describe_progress, describe_run
+from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, stamped
 
 __all__ = ["LogTail", "Screen", "ScreenOptions", "last_lines", "without_control_sequences"]
 
@@ -110,12 +110,22 @@ class Screen:
         tails: Sequence[LogTail],
         *,
         lead: str = "",
+        place: str = "",
         options: ScreenOptions | None = None,
     ) -> None:
+        """Prepare to show a run.
+
+        Args:
+            stream: The terminal, file or pipe.
+            tails: The logs of the tasks.
+            lead: The task that trains or directs the others.
+            place: The folder of the run.
+            options: The user's choices.
+        """
         self._out = _Output(stream)
         self._tails, self._options = tails, options or ScreenOptions()
         self._live = self._out.is_terminal and not self._options.json
-        coloured = self._live and not os.environ.get("NO_COLOR")
+        coloured = self._is_coloured = self._live and not os.environ.get("NO_COLOR")
         self._prefixes = {
             tail.name: _colour(f"[{tail.name}]", number) + " " if coloured else f"[{tail.name}] "
             for number, tail in enumerate(tails)
@@ -123,6 +133,7 @@ class Screen:
         self._view = LiveView(lead, coloured=coloured, encoding=self._out.encoding)
         self._notes = NotesForLogs(is_live=self._live, verbosity=self._options.verbosity)
         self._block: list[str] = []  # what the view has drawn
+        self._place, self._title = place, ""
         self._is_new = False
         self._shown_at = self._measured_at = float("-inf")
 
@@ -135,6 +146,10 @@ class Screen:
         self._view.handle(event)
         if self._options.json:
             self._out.add(msgspec.json.encode(event).decode() + "\n")
+        elif isinstance(event, RunStarted) and (title := describe_run(event, self._place)) != self._title:
+            self._title = title  # above the view, where it stays when the view goes
+            lines = title.split("\n")
+            self.say("\n".join(f"\x1b[1m{line}\x1b[0m" if self._is_coloured else line for line in lines))
 
     def progress(self, report: Progress) -> None:
         """Store a report, which is shown later."""

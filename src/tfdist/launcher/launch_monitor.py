@@ -21,7 +21,7 @@ from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.progress_text import count
+from tfdist.launcher.progress_text import count, short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.run_events import (
@@ -89,7 +89,8 @@ class LaunchMonitor:
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
         self._verbosity = options.verbosity
-        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), options=options)
+        place = short_path(logs[cluster.lead].path.parents[1])
+        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), place=place, options=options)
         self._events, self._metrics = events, metrics
         self._began = time.monotonic()
         self._received = b""

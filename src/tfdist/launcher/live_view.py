@@ -3,14 +3,16 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.process_usage import ProcessUsage
 from tfdist.launcher.progress_text import average_speed, draw_progress
 from tfdist.launcher.run_events import (
     AnyEvent,
+    EpochEnded,
     Evaluated,
     LaunchStarted,
     PhaseBegun,
@@ -26,11 +28,30 @@ from tfdist.launcher.run_events import (
 __all__ = ["LiveView"]
 
 _RATE_WINDOW_SECONDS = 30.0
-_COLUMNS = ("task", "state", "examples/s", "ms/step", "x median", "CPU", "memory", "restarts")
-_WIDTHS = (12, 16, 11, 8, 9, 6, 8, 9)
-_LEAST_COLUMNS = 4  # on a narrow terminal, columns at the right are left out
-_BOLD, _DIM, _YELLOW, _RED, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+_DIM, _YELLOW, _RED, _PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 _ACTIVE = ("training", "evaluating")
+
+
+class _Column(NamedTuple):
+    """A column: its name, its width, and its rank: where there is no room, the highest is left out first."""
+
+    name: str
+    width: int
+    rank: int
+
+
+_RESTARTS = _Column("restarts", 9, 3)
+_COLUMNS = (
+    _Column("task", 12, 0),
+    _Column("state", 16, 0),
+    _Column("step", 8, 7),
+    _Column("examples/s", 11, 1),
+    _Column("ms/step", 8, 2),
+    _Column("x median", 9, 4),
+    _Column("CPU", 6, 6),
+    _Column("memory", 8, 5),
+    _RESTARTS,  # where a task has any
+)
 
 
 @dataclass
@@ -41,6 +62,7 @@ class _Row:
     pid: int | None = None
     state: str = "loading"
     is_bad: bool = False
+    steps: float = 0.0
     share: float | None = None
     milliseconds: float | None = None
     cores: float | None = None
@@ -61,8 +83,9 @@ class LiveView:
         """
         self._lead, self._coloured, self._encoding = lead, coloured, encoding
         self._rows: dict[str, _Row] = {}
-        self._title = ""
         self._phase = ""
+        self._is_apart = False  # whether each worker does steps of its own
+        self._measured_at = 0  # the step of the last speeds of the tasks
         self._evaluated = ""  # the accuracy of the last evaluation
         self._usage = ProcessUsage()
         self.reports: deque[tuple[float, Progress]] = deque()
@@ -85,19 +108,19 @@ class LiveView:
                 self._rows[name].pid = self._rows[name].cores = self._rows[name].memory = None
             case TasksRestarting():
                 self._note_restart(event)
-            case RunStarted():
-                self._title = (
-                    f"{event.model} ({event.parameters:,} parameters) on {event.data}, {event.strategy}"
-                )
+            case RunStarted(step=step, strategy=strategy):
+                self._is_apart, self._measured_at = strategy == "parameter_server", step
             case PhaseBegun(phase=phase):
                 self._begin_phase(phase)
-            case TaskSpeed(milliseconds=milliseconds, shares=shares):
-                for name, taken in milliseconds.items():
-                    if name in self._rows:
-                        self._rows[name].milliseconds, self._rows[name].share = taken, shares.get(name)
+            case TaskSpeed():
+                self._note_speed(event)
             case Evaluated(results=results):
                 accuracy = results.get("accuracy")
                 self._evaluated = "" if accuracy is None else f"test accuracy {accuracy:.4f}"
+            case EpochEnded(logs=logs):
+                names = [name for name in logs if name.startswith("val_") and "acc" in name]
+                value = logs[names[0]] if len(names) == 1 else None
+                self._evaluated = "" if value is None else f"validation accuracy {value:.4f}"
 
     def progress(self, report: Progress) -> None:
         """Update the progress by a report."""
@@ -123,9 +146,9 @@ class LiveView:
         lines = []
         if len(self._rows) > 1 and height > 6:
             shown = list(self._rows.values())[: max(height - 6, 1)]
-            lines = [self._paint(self._title[:columns], _BOLD)] if self._title else []
-            lines.append(self._paint(self._cells(_COLUMNS, columns), _DIM))
-            lines += [self._draw_row(row, columns) for row in shown]
+            drawn = self._columns(columns)
+            head = _line(drawn, {column.name: column.name for column in drawn}, columns)
+            lines = [self._paint(head, _DIM), *(self._draw_row(row, drawn, columns) for row in shown)]
             if len(shown) < len(self._rows):
                 lines.append(f"… and {len(self._rows) - len(shown)} more tasks"[:columns])
         if self.reports:
@@ -136,6 +159,13 @@ class LiveView:
         row = self._rows[name]
         row.state, row.is_bad = state, is_bad
         row.milliseconds = row.share = None
+
+    def _note_speed(self, speed: TaskSpeed) -> None:
+        done, self._measured_at = max(0, speed.step - self._measured_at), speed.step
+        for name, taken in speed.milliseconds.items():
+            if (row := self._rows.get(name)) is not None:
+                row.milliseconds, row.share = taken, speed.shares.get(name)
+                row.steps += done * (row.share or 0.0)
 
     def _note_restart(self, event: TasksRestarting) -> None:
         for row in self._rows.values():
@@ -160,35 +190,57 @@ class LiveView:
             else:
                 row.state = phase if phase in _ACTIVE else "ready"
 
-    def _draw_row(self, row: _Row, columns: int) -> str:
+    def _columns(self, columns: int) -> list[_Column]:
+        """Return the columns of the table for which there is room."""
+        drawn = list(_COLUMNS)
+        if not any(row.restarts for row in self._rows.values()):
+            drawn.remove(_RESTARTS)
+        while drawn[-1].rank and sum(column.width for column in drawn) > columns:
+            drawn.remove(max(drawn, key=lambda column: column.rank))
+        return drawn
+
+    def _draw_row(self, row: _Row, drawn: Sequence[_Column], columns: int) -> str:
         taken = [each.milliseconds for each in self._rows.values() if each.milliseconds]
         median = statistics.median(taken) if taken else 0.0
         speed = average_speed(self.reports)
-        cells = (
-            row.name,
-            row.state,
-            "" if speed is None or row.share is None else f"{speed * row.share:,.0f}",
-            "" if row.milliseconds is None else f"{row.milliseconds:,.{0 if row.milliseconds >= 10 else 1}f}",
-            "" if row.milliseconds is None or not median else f"{row.milliseconds / median:.2f}",
-            "" if row.cores is None else f"{100 * row.cores:.0f} %",
-            "" if row.memory is None else _shown_bytes(row.memory),
-            str(row.restarts or ""),
-        )
+        cells = {
+            "task": row.name,
+            "state": row.state,
+            "step": self._step(row),
+            "examples/s": "" if speed is None or row.share is None else f"{speed * row.share:,.0f}",
+            "x median": f"{row.milliseconds / median:.2f}" if row.milliseconds and median else "",
+            "CPU": "" if row.cores is None else f"{100 * row.cores:.0f} %",
+            "memory": "" if row.memory is None else _shown_bytes(row.memory),
+            "restarts": str(row.restarts or ""),
+        }
+        if row.milliseconds is not None:
+            cells["ms/step"] = f"{row.milliseconds:,.{0 if row.milliseconds >= 10 else 1}f}"
         is_slow = bool(row.milliseconds and median and row.milliseconds > 2 * median)
         colour = _RED if row.is_bad else _YELLOW if is_slow else ""
-        return self._paint(self._cells(cells, columns), colour)
+        return self._paint(_line(drawn, cells, columns), colour)
 
-    def _cells(self, cells: Sequence[str], columns: int) -> str:
-        line = ""
-        for place, (cell, width) in enumerate(zip(cells, _WIDTHS, strict=True)):
-            text = f"{cell[: width - 1]:<{width}}" if place < 2 else f"{cell:>{width}}"
-            if len(line) + len(text) > columns and place >= _LEAST_COLUMNS:
-                break
-            line += text
-        return line[:columns].rstrip()
+    def _step(self, row: _Row) -> str:
+        """Return the step of the run for a task that takes part in each, and an asynchronous worker's own."""
+        if not self.reports or (row.milliseconds is None and row.name != self._lead):
+            return ""
+        is_own = self._is_apart and row.name != self._lead
+        return _shown_step(round(row.steps) if is_own else self.reports[-1][1].step)
 
     def _paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_PLAIN}" if self._coloured and colour else text
+
+
+def _line(drawn: Sequence[_Column], cells: Mapping[str, str], columns: int) -> str:
+    """Return a line of the table: the first two columns from the left, and numbers from the right."""
+    texts = [
+        f"{cells.get(name, '')[: width - 1]:{'<' if place < 2 else '>'}{width}}"
+        for place, (name, width, _) in enumerate(drawn)
+    ]
+    return "".join(texts)[:columns].rstrip()
+
+
+def _shown_step(step: int) -> str:
+    return f"{step:,}" if step < 1_000_000 else f"{step / 1e6:.2f}M"
 
 
 def _shown_bytes(count: int) -> str:

@@ -13,9 +13,9 @@ import msgspec
 
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
-from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.record_events import listening
-from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, as_report
+from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
 
 __all__ = ["showing_progress"]
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("tfdist")
 
 
 @contextlib.contextmanager
-def showing_progress(stream: TextIO | None = None, *, json: bool = False) -> Iterator[None]:
+def showing_progress(stream: TextIO | None = None, *, json: bool = False, place: str = "") -> Iterator[None]:
     """Show each event of this process while the block runs.
 
     A terminal gets a bar; elsewhere the progress is logged every ten seconds. With JSON, the stream gets
@@ -34,6 +34,7 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False) -> Ite
     Args:
         stream: Where to show it; None for the standard output.
         json: Whether to write JSON in place of text.
+        place: The folder of the run.
     """
     stream = stream or sys.stdout
     if json:
@@ -41,10 +42,10 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False) -> Ite
             yield
         return
     if not stream.isatty():
-        with listening(_ProgressLog().handle):
+        with listening(_ProgressLog(place).handle):
             yield
         return
-    bar = _Bar(stream)
+    bar = _Bar(stream, place)
     handlers = logging.getLogger().handlers
     for handler in handlers:
         handler.addFilter(bar.clear)
@@ -60,8 +61,8 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False) -> Ite
 class _Bar:
     """A bar on the last line of a terminal."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, place: str) -> None:
+        self._stream, self._place = stream, place
         self._view = LiveView("", coloured=False, encoding=stream.encoding or "utf-8")
         self._is_shown = False
 
@@ -71,7 +72,11 @@ class _Bar:
             self._view.progress(as_report(event))
         elif isinstance(event, Evaluated):
             self._view.handle(event)
-        else:
+        elif isinstance(event, RunStarted):
+            self.clear()
+            self._stream.write(f"{describe_run(event, self._place)}\n")
+            return
+        if not self._view.reports:
             return
         columns = _columns(self._stream)
         self._stream.write(_CLEAR + self._view.lines(columns - 1, 1)[-1])
@@ -90,13 +95,16 @@ class _Bar:
 class _ProgressLog:
     """Lines about the progress, at most one in ten seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str) -> None:
+        self._place = place
         self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
         self._logged_at = time.monotonic()
 
     def handle(self, event: AnyEvent) -> None:
         """Log the progress, if that is due."""
         now = time.monotonic()
+        if isinstance(event, RunStarted):
+            _log.info("%s", describe_run(event, self._place).replace("\n", "; "))
         if not isinstance(event, Progressed):
             return
         self._reports.append((now, as_report(event)))

@@ -1,14 +1,45 @@
 """Describe the progress of a training in one line, and times and counts, as people read them."""
 
 import itertools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.run_events import RunStarted
 
-__all__ = ["average_speed", "count", "describe_progress", "draw_progress", "duration"]
+__all__ = [
+    "average_speed",
+    "count",
+    "describe_progress",
+    "describe_run",
+    "draw_progress",
+    "duration",
+    "short_path",
+]
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
+
+
+def describe_run(started: RunStarted, place: str) -> str:
+    """Return what is trained, how, and where the files of the run are, in three lines that are short."""
+    parameters = f" ({started.parameters:,} parameters)" if started.parameters else ""
+    data = f" on {started.data}" if started.data else ""
+    devices = f" on {started.devices}" if started.devices else ""
+    return f"{started.model}{parameters}{data}\n{started.strategy}{devices}\nrun directory {place}"
+
+
+def short_path(path: str | os.PathLike[str]) -> str:
+    """Return a path from the current folder if it is in there; otherwise, or for an address, as it is.
+
+    >>> short_path("/no/such/run"), short_path("gs://bucket/run")
+    ('/no/such/run', 'gs://bucket/run')
+    """
+    text = os.fspath(path)
+    if "://" in text or not Path(text).absolute().is_relative_to(Path.cwd()):
+        return text
+    return os.path.relpath(text)
 
 
 class _Part(NamedTuple):

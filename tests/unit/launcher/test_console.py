@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 
+import msgspec
 import pytest
 from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
@@ -25,9 +26,26 @@ from tfdist.launcher.progress_text import describe_progress, duration
 from tfdist.launcher.run_events import (
     LaunchEnded,
     LaunchStarted,
+    RunStarted,
     TaskExited,
     TaskStarted,
     read_events,
+)
+
+STARTED = RunStarted(
+    strategy="parameter_server",
+    model="mnist_cnn",
+    parameters=3_274_634,
+    data="digits",
+    substitute_for=None,
+    train_examples=60_000,
+    test_examples=10_000,
+    batch_size=128,
+    step=0,
+    steps=100,
+    steps_lost=0,
+    cluster={"worker": 2},
+    versions={},
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -218,6 +236,25 @@ def test_json_is_an_object_a_line():
         ("progressed", None),
     ]
     assert shown[-1]["loss"] == 0.25
+
+
+def test_what_is_trained_stays_above_the_view_and_is_said_once():
+    stream = io.StringIO()
+    screen = Screen(stream, [], lead="worker:0", place="runs/x")
+    for devices in ("2 CPU devices", "2 CPU devices", "3 CPU devices"):
+        screen.handle(msgspec.structs.replace(STARTED, devices=devices))
+    screen.handle(msgspec.structs.replace(STARTED, data="", parameters=0, devices=""))
+    assert stream.getvalue().splitlines() == [
+        "[launcher] mnist_cnn (3,274,634 parameters) on digits",
+        "[launcher] parameter_server on 2 CPU devices",
+        "[launcher] run directory runs/x",
+        "[launcher] mnist_cnn (3,274,634 parameters) on digits",
+        "[launcher] parameter_server on 3 CPU devices",
+        "[launcher] run directory runs/x",
+        "[launcher] mnist_cnn",
+        "[launcher] parameter_server",
+        "[launcher] run directory runs/x",
+    ]
 
 
 def test_a_launch_records_its_tasks(tmp_path):

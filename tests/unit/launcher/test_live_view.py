@@ -3,12 +3,14 @@
 import os
 import re
 
+import msgspec
 import pytest
 
 from tfdist.launcher import live_view
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.run_events import (
+    EpochEnded,
     Evaluated,
     LaunchStarted,
     PhaseBegun,
@@ -87,9 +89,9 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
     view.handle(Evaluated(step=40, results={"accuracy": 0.9}))
     view.measure()
     lines = view.lines(120, 24)
-    assert lines[0] == "mnist_cnn (3,274,634 parameters) on digits, parameter_server"
-    assert rows(view)["worker:0"][:4] == ["training", "300", "10", "0.50"]
-    assert rows(view)["worker:1"][:4] == ["training", "100", "30", "1.50"]
+    assert rows(view)["chief:0"][:2] == ["training", "40"]
+    assert rows(view)["worker:0"][:5] == ["training", "30", "300", "10", "0.50"]
+    assert rows(view)["worker:1"][:5] == ["training", "10", "100", "30", "1.50"]
     assert re.fullmatch(r"\d+ MB|\d+\.\d GB", rows(view)["ps:0"][-1])  # that of this process
     assert (
         lines[-1]
@@ -145,12 +147,43 @@ def test_a_lost_task_is_shown_until_it_runs_again():
     assert rows(view)["worker:0"][0] == "starting"
 
 
-def test_all_columns_fit_a_terminal_of_80_columns_and_few_fit_a_narrow_one():
+@pytest.mark.parametrize(
+    ("columns", "restarts", "names"),
+    [
+        (80, 0, "task state step examples/s ms/step x median CPU memory"),
+        (80, 1, "task state examples/s ms/step x median CPU memory restarts"),
+        (130, 1, "task state step examples/s ms/step x median CPU memory restarts"),
+        (60, 0, "task state examples/s ms/step x median"),
+        (31, 0, "task state"),
+        (20, 0, "task state"),
+    ],
+)
+def test_the_columns_that_matter_most_fit_the_terminal(columns, restarts, names):
     view = running()
-    view.progress(Progress(40, 100, 400.0, 0.5))
-    assert max(map(len, view.lines(79, 24))) <= 79
-    assert view.lines(79, 24)[0].endswith("restarts")
-    assert max(map(len, view.lines(30, 24))) <= 30
+    view.progress(Progress(400_000, 999_999, 40_000.0, 0.5))
+    for _ in range(restarts):
+        view.handle(TasksRestarting(task="ps:0", all_tasks=False, pause=0, restart=1, restarts=3))
+    view.measure()
+    head, *lines = view.lines(columns - 1, 24)
+    assert " ".join(head.split()) == names
+    assert max(map(len, [head, *lines])) < columns
+
+
+def test_mirrored_workers_have_the_step_of_the_run():
+    view = running()
+    view.handle(msgspec.structs.replace(STARTED, strategy="parameter_server_sync"))
+    view.progress(Progress(1_234_567, None, 400.0, 0.5))
+    milliseconds = {"worker:0": 10.0, "worker:1": 10.0}
+    view.handle(TaskSpeed(step=1_234_000, milliseconds=milliseconds, shares=dict.fromkeys(milliseconds, 0.5)))
+    assert [rows(view)[name][1] for name in ("chief:0", "worker:0", "worker:1")] == ["1.23M"] * 3
+    assert rows(view)["ps:0"] == ["serving"]
+
+
+def test_the_last_epoch_of_fit_has_an_accuracy():
+    view = running()
+    view.progress(Progress(40, 100))
+    view.handle(EpochEnded(epoch=0, epochs=1, logs={"acc": 0.5, "val_acc": 0.75}))
+    assert view.lines(120, 24)[-1].endswith("step 40 of 100 (40 %), validation accuracy 0.7500")
 
 
 def test_a_low_terminal_shows_some_tasks_and_counts_the_others():

@@ -7,7 +7,24 @@ import logging
 from tfdist.launcher import progress_of_one_process
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.record_events import record
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed, RunStarted
+
+STARTED = RunStarted(
+    strategy="one_device",
+    model="mnist_cnn",
+    parameters=12,
+    data="digits",
+    substitute_for=None,
+    train_examples=60_000,
+    test_examples=10_000,
+    batch_size=128,
+    step=0,
+    steps=10,
+    steps_lost=0,
+    cluster={},
+    versions={},
+    devices="1 CPU device",
+)
 
 
 class Terminal(io.StringIO):
@@ -30,13 +47,20 @@ def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
     handler = logging.StreamHandler(stream)
     logging.getLogger().addHandler(handler)
     try:
-        with showing_progress(stream):
+        with showing_progress(stream, place="runs/x"):
+            record(STARTED)
             steps(5)
             logging.getLogger("other").error("a line")
             record(Evaluated(step=5, results={"accuracy": 0.75}))
     finally:
         logging.getLogger().removeHandler(handler)
-    first, line, last = stream.getvalue().split("\n")[0], *stream.getvalue().split("\x1b[2K")[2:4]
+    *title, text = stream.getvalue().split("\n", 3)
+    assert title == [
+        "mnist_cnn (12 parameters) on digits",
+        "one_device on 1 CPU device",
+        "run directory runs/x",
+    ]
+    first, line, last = text.split("\n")[0], *text.split("\x1b[2K")[2:4]
     assert first.startswith("\r\x1b[2K━━━━━━━━━━━━──────────── step 5 of 10 (50 %), 100 examples/s, loss 0.5")
     assert line == "a line\n\r"
     assert "test accuracy 0.7500" in last
