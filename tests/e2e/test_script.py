@@ -124,7 +124,8 @@ def test_each_fit_of_a_script_leaves_a_timeline_that_the_launch_and_the_page_nam
     assert run.returncode == 0, run.stdout + run.stderr
     files = [f"timeline/timeline{number}.json.gz" for number in ("", "-2")]
     assert [(tmp_path / file).exists() for file in files] == [True, True]
-    assert run.stdout.endswith(f"; timeline: ./{files[0]}; timeline: ./{files[1]}\n")
+    shown = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("timeline ")]
+    assert shown == files
     assert f"{', '.join(files)}, for ui.perfetto.dev" in write_page([tmp_path]).read_text()
 
 
@@ -141,5 +142,10 @@ def test_a_launch_says_that_its_tasks_have_nothing_to_do_with_each_other(tmp_pat
     )
     assert "WARNING: the script has not called tfdist" in run.stderr
     assert "Begin it with tfdist.start()" in run.stderr
-    last = run.stdout.splitlines()[-1]
-    assert re.fullmatch(r"done in \d+ s; logs: \./logs; a page: tfdist report \.", last), last
+    last = run.stdout.splitlines()[-4:]
+    assert re.fullmatch(r"time +\d+ s", last[0]), last
+    assert [line.split(maxsplit=1)[1] for line in last[1:]] == [
+        "logs",
+        "report.html",
+        "tfdist report . OTHER_RUN",
+    ]

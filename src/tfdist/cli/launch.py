@@ -8,19 +8,23 @@ A chief is added where there is a ps or a job of another name. The script is the
 examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by itself where to continue.
 """
 
-import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 from tfdist._utils.files import local_path, new_run_folder
+from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError, shown
+from tfdist.diagnostics.report.page import PAGE, write_page
+from tfdist.diagnostics.report.run_facts import RunFacts, read_run
+from tfdist.diagnostics.report.timeline import last_results, mean_speed
+from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
-from tfdist.launcher.progress_text import duration
+from tfdist.launcher.progress_text import duration, short_path
 from tfdist.profiling.timelines_of_run import timelines_in
 
 __all__ = ["main"]
@@ -53,25 +57,42 @@ def main(
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
     folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
-    report = launch(
-        cluster,
-        command,
-        run_dir=folder,
-        restarts=restarts,
-        alone=alone,
-        threads=threads,
-        pin=pin,
-        network_isolation=network_isolation,
-        heartbeat_timeout=heartbeat_timeout,
-        screen=ScreenOptions(json=log_format == "json", verbosity=verbosity),
-    )
+    with page_written(folder, lambda: write_page([folder])):
+        report = launch(
+            cluster,
+            command,
+            run_dir=folder,
+            restarts=restarts,
+            alone=alone,
+            threads=threads,
+            pin=pin,
+            network_isolation=network_isolation,
+            heartbeat_timeout=heartbeat_timeout,
+            screen=ScreenOptions(json=log_format == "json", verbosity=verbosity),
+        )
     if not report.has_joined and len(cluster.tasks()) > 1:
         print(_APART, file=sys.stderr)
     if log_format != "json":
-        place = shlex.quote(os.path.relpath(folder))
-        said = [f"logs: {place}/logs", f"a page: tfdist report {place}"]
-        said += [f"timeline: {place}/{path.relative_to(folder)}" for path in timelines_in(folder)]
-        print(f"done in {duration(report.seconds)}; {'; '.join(said)}")
+        _print_results(folder, report.seconds)
+
+
+def _print_results(folder: Path, seconds: float) -> None:
+    """Print what is known of the results, the places of the files, and the command that comes next."""
+    try:
+        facts = read_run(folder)
+    except TfdistError:  # its events are gone: the job is done all the same
+        facts = RunFacts(folder, str(folder))
+    speed, page = mean_speed(facts), folder / PAGE
+    rows = [
+        ("result", last_results(facts)),
+        ("time", duration(seconds)),
+        ("speed", "" if speed is None else f"{speed:,.0f} examples/s"),
+        ("logs", short_path(folder / "logs")),
+        ("report", short_path(page) if page.exists() else ""),
+        *(("timeline", short_path(path)) for path in timelines_in(folder)),
+        ("compare", f"tfdist report {shlex.quote(short_path(folder))} OTHER_RUN"),
+    ]
+    print_results(rows)
 
 
 def _counted(text: str) -> tuple[str, int]:

@@ -11,22 +11,22 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
+from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._prepare_data import prepare_data
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
-from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
+from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.progress_text import duration, short_path
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
-from tfdist.launcher.run_events import FILE
 from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, read_config
@@ -139,7 +139,7 @@ def _launch(
     metrics = settings.config.metrics
     try:
         with (
-            _page_written(folder),
+            page_written(folder.root, lambda: _write_page(folder)),
             serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served,
         ):
             launch(
@@ -198,7 +198,7 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
     # Under a launcher, the launcher writes the page, after the last event.
     writes = cluster.is_chief and not cluster.is_evaluator and not is_launched()
     with (
-        _page_written(folder) if writes else contextlib.nullcontext(),
+        page_written(folder.root, lambda: _write_page(folder)) if writes else contextlib.nullcontext(),
         showing_progress(json=screen.json, place=short_path(folder.place))
         if is_alone
         else contextlib.nullcontext(),
@@ -206,22 +206,6 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
         report = train(settings.config, cluster, folder)
     if report is not None and is_alone and not screen.json:
         _print_report(folder)
-
-
-@contextlib.contextmanager
-def _page_written(folder: RunFolder) -> Iterator[None]:
-    """Write the page about the run after the block, also where the run has failed.
-
-    A page that cannot be written is worth a warning, and no other exit status.
-    """
-    try:
-        yield
-    finally:
-        if (folder.root / FILE).exists():
-            try:
-                _write_page(folder)
-            except TfdistError as error:
-                print(f"tfdist: WARNING: there is no new page about the run: {error}", file=sys.stderr)
 
 
 def _write_page(folder: RunFolder) -> None:
@@ -240,33 +224,23 @@ def _write_page(folder: RunFolder) -> None:
 
 def _print_report(folder: RunFolder) -> None:
     """Print the results of the run, the places of its files, and the commands that come next."""
-    from rich.console import Console
-    from rich.panel import Panel
-
     path = folder.root / "report.json"
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:
         raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
     page = folder.root / PAGE
-    lines = [
-        f"test accuracy  {report['test_accuracy']:.4f}   ({report['steps']} steps on {report['data']})",
-        f"SavedModel     {report['export']}",
-        f"report         {folder.shown(page if page.exists() else path)}",
-        f"curves         tensorboard --logdir {shlex.quote(folder.place)}",
-        f"predictions    tfdist predict --model {shlex.quote(folder.place)} --input IMAGES",
+    place = shlex.quote(short_path(folder.place))
+    rows = [
+        ("test accuracy", f"{report['test_accuracy']:.4f}   ({report['steps']:,} steps on {report['data']})"),
+        ("time", duration(report["seconds"])),
+        ("SavedModel", short_path(report["export"])),
+        ("report", short_path(folder.shown(page if page.exists() else path))),
+        ("curves", f"tensorboard --logdir {place}"),
+        ("predictions", f"tfdist predict --model {place} --input IMAGES"),
     ]
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if report["substitute_for"]:
-        text = f"ATTENTION: '{report['data']}' was used in place of '{report['substitute_for']}'"
-        console.print(text, style="bold yellow")
-    # Paths can be longer than the line: a frame around them would break.
-    if console.is_terminal and max(map(len, lines)) + 4 <= console.width:
-        title = f"done in {duration(report['seconds'])}"
-        console.print(Panel("\n".join(lines), title=title, title_align="left", expand=False))
-    else:
-        for line in lines:
-            console.print(line, style="bold" if line is lines[0] else None)
+    instead = report["substitute_for"]
+    print_results(rows, f"ATTENTION: '{report['data']}' was used in place of '{instead}'" if instead else "")
 
 
 def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:

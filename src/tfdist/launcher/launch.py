@@ -24,6 +24,7 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor, TaskLog
 from tfdist.launcher.outcome import LaunchReport
+from tfdist.launcher.progress_text import short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.launcher.record_events import EventFile
@@ -152,7 +153,7 @@ def launch(
         common = {key: plan[key] for key in ("network_isolation", "restarts", "heartbeat_timeout")}
         options = {"threads": threads, "pin": pin, **common, "alone": list(alone)}
         monitor.begin([os.fsdecode(word) for word in command], where, options)
-        monitor.say(f"{where}; logs: {run_dir / 'logs'}")
+        monitor.say(f"{where}; logs: {short_path(run_dir / 'logs')}")
         if network_isolation == "never" and not elsewhere:
             monitor.warn_of_exposure("network_isolation is 'never'")
         with signals_to(monitor.stop):

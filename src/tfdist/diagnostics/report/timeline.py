@@ -1,7 +1,7 @@
 """Compute where the time of a run went, what happened when, and the curves, from its events."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from tfdist.diagnostics.report.markup import duration
@@ -31,6 +31,7 @@ __all__ = [
     "computing_seconds",
     "evaluations",
     "happenings",
+    "last_results",
     "loss_curve",
     "marks",
     "mean_speed",
@@ -250,6 +251,19 @@ def _mean_of_reports(facts: RunFacts) -> float | None:
             examples, total = examples + event.examples_per_second * spent, total + spent
         spent = 0.0
     return examples / total if total else None
+
+
+def last_results(facts: RunFacts) -> str:
+    """Return the results of the last epoch of `fit`, or else what the chief has reported last, as text."""
+    epoch, progress = facts.last(EpochEnded), facts.last(Progressed)
+    results: Mapping[str, float | None] = {}
+    if epoch is not None:
+        results = epoch.logs
+    elif progress is not None:
+        results = {"loss": progress.loss, "accuracy": progress.accuracy}
+    known = [(name, value) for name, value in results.items() if value is not None]
+    known.sort(key=lambda result: (result[0].startswith("val_"), result[0] != "loss"))
+    return ", ".join(f"{name} {value:.4g}" for name, value in known)
 
 
 def computing_seconds(facts: RunFacts) -> dict[str, float]:
