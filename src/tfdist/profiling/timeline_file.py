@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist._utils.files import write_whole
+from tfdist._utils.files import write_json, write_whole
 from tfdist._utils.profiler_span import STEP
 from tfdist.errors import DataError
 from tfdist.profiling.clock_alignment import Alignment, Before, align
 from tfdist.profiling.recorder import Recorded
 from tfdist.profiling.shares import kind_of, shares_of, summary
 from tfdist.profiling.spans import Recording, Span, read_recording
-from tfdist.profiling.timelines_of_run import nth_timeline, timelines_in
+from tfdist.profiling.timelines_of_run import nth_timeline, shares_file, timelines_in
 
 __all__ = ["Timeline", "write_timeline"]
 
@@ -62,6 +62,7 @@ def write_timeline(
         raise DataError("timeline", "the profiler has recorded nothing in any task", remedy=remedy)
     alignment = align(recordings, known)
     shares = shares_of(recordings, alignment)
+    table = [asdict(each) for each in shares]
     begin = min(each.spans[0].begin + alignment.shifts[each.task] for each in recordings)
     trace = {
         "displayTimeUnit": "ms",
@@ -71,11 +72,12 @@ def write_timeline(
             **about,
             "began": _moment(begin),
             "clocks": _clocks(alignment),
-            "shares": [asdict(each) for each in shares],
+            "shares": table,
         },
     }
     path = nth_timeline(folder, len(timelines_in(folder)) + 1)
     write_whole(path, gzip.compress(json.dumps(trace).encode(), compresslevel=6))
+    write_json(shares_file(path), {**about, "clocks": alignment.method, "tasks": table})
     tasks = tuple(recording.task for recording in recordings)
     return Timeline(path, tasks, tuple(summary(shares, alignment)))
 

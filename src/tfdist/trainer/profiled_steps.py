@@ -6,6 +6,7 @@ from tfdist.errors import ConfigError
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.profiling.timeline_file import Timeline
+from tfdist.profiling.timelines_of_run import shares_file
 from tfdist.trainer.config import Config
 from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext
@@ -37,7 +38,8 @@ def profiled_steps(context: RunContext, total: int) -> ProfiledSteps:
 
     def keep(timeline: Timeline) -> None:
         if folder.address_of(timeline.path) is not None:
-            put_file(folder, timeline.path)
+            for path in (timeline.path, shares_file(timeline.path)):
+                put_file(folder, path)
 
     steps = check_profile(context.config, total)
     root = folder.root if context.is_chief else None

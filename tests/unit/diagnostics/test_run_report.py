@@ -17,7 +17,9 @@ from tfdist.diagnostics.report.timeline import computing_seconds, mean_speed, ph
 from tfdist.errors import ConfigError, DataError
 from tfdist.launcher.run_events import (
     FILE,
+    CheckpointSaved,
     EpochEnded,
+    Evaluated,
     LaunchEnded,
     LaunchStarted,
     PhaseBegun,
@@ -281,6 +283,75 @@ def test_the_page_of_a_run_in_a_store_is_made_from_there_and_written_there(tmp_p
     assert "one: training" in Page((tmp_path / "both.html").read_text()).text
     assert not (tmp_path / "store/one/comparison.html").exists()
     assert capsys.readouterr().out == f"wrote {address}/report.html\nwrote {tmp_path}/both.html\n"
+
+
+def _with_timeline(folder, name="timeline", tasks=2, task="worker", **about):
+    """Add a timeline with its table to the folder of a run."""
+    shares = {"compute": 0.75, "input": 0.05, "waiting": 0.1, "exchange": 0.08, "other": 0.02}
+    rows = [
+        {"task": f"{task}:{index}", "steps": 10, "seconds": 0.25, "shares": shares} for index in range(tasks)
+    ]
+    rows.append({"task": "ps:0", "steps": 0, "seconds": 0.25, "shares": shares})
+    (folder / "timeline").mkdir(exist_ok=True)
+    (folder / f"timeline/{name}.json.gz").touch()
+    table = {**about, "clocks": "one machine, one clock", "tasks": rows}
+    (folder / f"timeline/{name}.shares.json").write_text(json.dumps(table))
+
+
+def test_the_tables_of_timelines_are_on_the_page(tmp_path):
+    folder = done_run(tmp_path / "run")
+    _with_timeline(folder, **{"first step": 20, "last step": 29})
+    _with_timeline(folder, "timeline-2", task="<b>worker", seconds=2.0)
+    page = page_of(folder)
+    assert "Steps 20 to 29; clocks: one machine, one clock." in page.text
+    head = "task a step compute input waiting exchange other"
+    assert f"{head} worker:0 25 ms 75 % 5 % 10 % 8 % 2 % worker:1 25 ms 75 %" in page.text
+    assert "ps:0 75 % 5 % 10 % 8 % 2 %" in page.text
+    assert "Recorded while the run trained" in page.text
+    (folder / "timeline/timeline.shares.json").write_text('{"tasks": 3}')
+    with pytest.raises(DataError, match=r"timeline.shares.json: is damaged: "):
+        read_run(folder)
+    (folder / "timeline/timeline.shares.json").unlink()  # a timeline of an earlier version has none
+    assert len(read_run(folder).recorded) == 1
+
+
+def test_a_page_about_a_long_run_of_many_tasks_stays_small(tmp_path):
+    tasks = {f"worker:{index}": f"10.0.{index // 256}.{index % 256}:2222" for index in range(1_000)}
+    shares = dict.fromkeys(tasks, 1e-3)
+    milliseconds = {task: 10.0 + index for index, task in enumerate(tasks)}
+    begun = started("digits")
+    begun.cluster, begun.addresses = {"worker": 1_000}, tasks
+    events = [
+        LaunchStarted(tasks=tasks, command=["python", "own.py"], shares=""),
+        begun,
+        PhaseBegun(phase="training"),
+    ]
+    for step in range(1, 301):
+        events.append(TaskSpeed(step=step, milliseconds=milliseconds, shares=shares))
+    for step in range(1, 10_001):
+        events.append(
+            Progressed(step=step, steps=10_000, examples_per_second=1e6 / 3, loss=1 / step, accuracy=0.5)
+        )
+        if step % 20 == 0:
+            events += [
+                Evaluated(step=step, results={"loss": 1 / step, "accuracy": 1 / 3}),
+                CheckpointSaved(step=step, seconds=0.1),
+            ]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second
+    events.append(LaunchEnded(seconds=1.0, restarts=0, problem=""))
+    mistakes = [{"label": 0, "answer": 1, "probability": 0.9, "row": row} for row in range(24)]
+    answers = {"classes": ["a", "b"], "counts": [[0, 1, 24]], "mistakes": mistakes}
+    folder = write_run(tmp_path / "run", events, {"steps": 10_000, "data": "digits"}, answers)
+    for path in (folder / "report").glob("*.png"):
+        path.write_bytes(path.read_bytes().ljust(99_000))
+    for number in range(1, 12):
+        _with_timeline(folder, "timeline" if number == 1 else f"timeline-{number}", tasks=1_000)
+    page = write_page([folder])
+    assert page.stat().st_size < 3e6
+    assert (
+        len([tag for tag, _ in Page(page.read_text()).tags if tag == "img"]) == 15
+    )  # the others have no room
 
 
 def test_a_mistake_about_a_run_in_a_store_names_the_address(tmp_path):

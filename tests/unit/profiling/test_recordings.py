@@ -142,6 +142,8 @@ def test_the_file_has_a_process_for_each_task_and_a_lane_for_each_thread(tmp_pat
     assert about["began"] == "2023-11-14T22:13:20Z"
     assert about["clocks"]["aligned by"] == "one machine, one clock"
     assert [each["task"] for each in about["shares"]] == ["worker:1", "ps:0"]
+    beside = json.loads((tmp_path / "timeline/timeline.shares.json").read_text())
+    assert beside == {"first step": 20, "clocks": "one machine, one clock", "tasks": about["shares"]}
 
 
 def test_nothing_recorded_is_a_mistake_of_one_line(tmp_path):

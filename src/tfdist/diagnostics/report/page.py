@@ -15,6 +15,7 @@ from tfdist.diagnostics.report.sections import (
     headline,
     history,
     places,
+    recorded_steps,
     reproduction,
     title,
     warnings,
@@ -62,6 +63,7 @@ def run_page(facts: RunFacts) -> str:
         + section("Where time went", where_time_went(runs, names))
         + section("What happened", history(facts))
         + "</div>"
+        + section("Recorded steps", recorded_steps(facts))
         + section("Warnings", warnings(facts))
         + '<div class="columns">'
         + section("Answers for the test images", confusion(facts.answers))

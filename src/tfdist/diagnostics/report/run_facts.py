@@ -23,13 +23,14 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     read_events,
 )
+from tfdist.profiling.timelines_of_run import shares_file, timelines_in
 
-__all__ = ["Answers", "Mistake", "Results", "RunFacts", "read_run"]
+__all__ = ["Answers", "Mistake", "RecordedSteps", "Results", "RunFacts", "read_run"]
 
 _Event = TypeVar("_Event")
 _Decoded = TypeVar("_Decoded")
 _LARGEST_PICTURE = 100_000  # bytes
-_MOST_PICTURES = 24
+_MOST_PICTURES, _MOST_PICTURE_CHARACTERS = 24, 2_000_000  # of all pictures, as the page has them
 _LONGEST_SILENCE = 1e8  # seconds between two events: three years are a clock that was wrong
 _LONGEST_PAUSE = 600.0  # after the end of a start, until the next one counts as part of the run
 
@@ -48,6 +49,24 @@ class Results(msgspec.Struct):
     versions: dict[str, str] = {}
     data: str = ""
     substitute_for: str | None = None
+
+
+class TaskShares(msgspec.Struct):
+    """How a task has spent the time of recorded steps: the part of it by kind."""
+
+    task: str
+    steps: int
+    seconds: float
+    shares: dict[str, float]
+
+
+class RecordedSteps(msgspec.Struct, rename={"first_step": "first step", "last_step": "last step"}):
+    """The table of a timeline; one that was recorded from outside has no numbers of steps."""
+
+    tasks: list[TaskShares]
+    clocks: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
 
 
 class Mistake(msgspec.Struct):
@@ -79,6 +98,7 @@ class RunFacts:
         times: For each event, the seconds that the run had taken.
         results: The results, if the run is done; one that was done, and continues, has new ones at its end.
         answers: The answers for the test images, if the run is done.
+        recorded: The table of each timeline.
         problem: Why it failed; empty if it is done, None if no end is recorded.
     """
 
@@ -88,6 +108,7 @@ class RunFacts:
     times: Sequence[float] = ()
     results: Results | None = None
     answers: Answers | None = None
+    recorded: Sequence[RecordedSteps] = ()
     problem: str | None = field(default=None)
 
     def all(self, kind: type[_Event]) -> list[_Event]:
@@ -138,6 +159,7 @@ def read_run(folder: Path, place: str | None = None) -> RunFacts:
         events = _events(folder / FILE)
         results = _decoded(folder / "report.json", Results)
         answers = None if results is None else _answers(folder / "report")
+        tables = [_decoded(shares_file(path), RecordedSteps) for path in timelines_in(folder)]
     except OSError as error:
         raise DataError(str(error.filename or folder), f"cannot be read: {error.strerror}") from None
     if not events and results is None:
@@ -152,6 +174,7 @@ def read_run(folder: Path, place: str | None = None) -> RunFacts:
         times=_running_seconds(events),
         results=results if why == "" else None,
         answers=answers if why == "" else None,
+        recorded=[table for table in tables if table is not None],
         problem=why,
     )
 
@@ -201,8 +224,11 @@ def _answers(folder: Path) -> Answers | None:
     known = range(len(answers.classes))
     answers.counts = [each for each in answers.counts if each[0] in known and each[1] in known]
     answers.mistakes = [each for each in answers.mistakes if each.label in known and each.answer in known]
+    room = _MOST_PICTURE_CHARACTERS
     for index, mistake in enumerate(answers.mistakes[:_MOST_PICTURES]):
-        mistake.picture = _picture(folder / f"mistake-{index}.png")
+        picture = _picture(folder / f"mistake-{index}.png")
+        if len(picture) <= room:
+            mistake.picture, room = picture, room - len(picture)
     answers.mistakes = [each for each in answers.mistakes if each.picture]
     return answers
 

@@ -19,7 +19,7 @@ from tfdist.diagnostics.report.markup import (
     percent,
     table,
 )
-from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.run_facts import RecordedSteps, RunFacts
 from tfdist.diagnostics.report.timeline import (
     computing_seconds,
     happenings,
@@ -47,6 +47,7 @@ __all__ = [
     "headline",
     "history",
     "places",
+    "recorded_steps",
     "reproduction",
     "state",
     "title",
@@ -54,6 +55,7 @@ __all__ = [
     "where_time_went",
 ]
 
+_MOST_TIMELINES = 8
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
 _LAUNCHED = ("-m", "tfdist.train")
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(launch).parameters.items()}
@@ -229,6 +231,28 @@ def _computing(facts: RunFacts) -> str:
     head = ["task", "computed", "exchanged or waited", "computing"]
     text = "<p>Of the training, about so much was computing, by the measured time of a step:</p>"
     return text + table(head, rows, label="Computing of each task")
+
+
+def recorded_steps(facts: RunFacts) -> str:
+    """Write how each task has spent the time of the steps in each timeline."""
+    return "".join(_recorded(steps) for steps in facts.recorded[-_MOST_TIMELINES:])
+
+
+def _recorded(steps: RecordedSteps) -> str:
+    kinds = list(dict.fromkeys(kind for each in steps.tasks for kind in each.shares))
+    rows = [
+        [
+            each.task,
+            f"{number(1e3 * each.seconds / each.steps)} ms" if each.steps else "",
+            *(f"{100 * each.shares.get(kind, 0.0):.0f} %" for kind in kinds),
+        ]
+        for each in steps.tasks[:_MOST_TASKS]
+    ]
+    which = "Recorded while the run trained"
+    if steps.first_step is not None and steps.last_step is not None:
+        which = f"Steps {steps.first_step:,} to {steps.last_step:,}"
+    text = f"<p>{escape(which)}; clocks: {escape(steps.clocks or 'unknown')}.</p>"
+    return text + table(["task", "a step", *kinds], rows, label=f"Time of each task: {which}")
 
 
 def history(facts: RunFacts) -> str:
