@@ -536,7 +536,7 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, cache
         # Events of two runs in one file would show both.
         starts = (folder / "events.jsonl").read_text().count('"run_started"')
         assert starts == 1
-        assert sum(f"report         {folder / 'report.html'}\n" in text for text in said) == 1
+        assert sum(f"report         runs/{folder.name}/report.html\n" in text for text in said) == 1
 
 
 def test_a_mistake_that_is_seen_before_the_tasks_start_leaves_no_folder(tmp_path, monkeypatch):
