@@ -111,7 +111,8 @@ def fit(
         x = checkpoints.checked(x, validation_data)
         settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
         with events_to_file(), naming_lost_tasks("fit", strategy), traces_kept(model) as traces:
-            session = Session(model, strategy, x, traces=traces, tests=validation_data is not None)
+            tests, is_saved = validation_data is not None, checkpoints.are_saved
+            session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()
             testing = None if validation_data is None else session.testing(validation_data)
             checkpoints.attach(session, training, testing, settings, schedule.position)

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_private import layers_of
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.chief_end import keep_servers_at_exit
@@ -33,7 +34,7 @@ from tfdist.training.keras.callback_states import (
     weights_of,
 )
 from tfdist.training.keras.callbacks import is_chief
-from tfdist.training.keras.compat import is_keras_2
+from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.no_checkpoints import NoCheckpoints
@@ -95,6 +96,7 @@ class FitCheckpoints(NoCheckpoints):
     """The checkpoints of a call of `fit`; all tasks call the methods, and only the chief reads and writes."""
 
     seed: int
+    are_saved = True
 
     def __init__(
         self,
@@ -153,6 +155,11 @@ class FitCheckpoints(NoCheckpoints):
         Raises:
             ConfigError: The checkpoint is one of another model, of other data or of other settings.
         """
+        unbuilt = [layer for layer in layers_of(self._model) if not layer.built and layer is not self._model]
+        if unbuilt and not has_call(self._model):
+            problem = "has layers that are not built, so a checkpoint could not restore their weights"
+            remedy = "Call them on a batch before fit, or begin each with keras.Input"
+            raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
         self._training, self._testing = training, testing
         self._position, self._part = position, EpochPart()
         self._tests = self._epoch = 0

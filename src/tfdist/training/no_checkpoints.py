@@ -18,6 +18,7 @@ class NoCheckpoints:
     """Do nothing at each of these moments; `FitCheckpoints` saves and resumes in them."""
 
     seed: int | None = None  # of the order of its arrays
+    are_saved = False
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]) -> None:
         self._model, self._strategy, self._callbacks = model, strategy, callbacks

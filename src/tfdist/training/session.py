@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 
+_STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
@@ -100,6 +101,7 @@ class Session:
         traces: Traces | None = None,
         trains: bool = True,
         tests: bool = True,
+        is_saved: bool = False,
     ) -> None:
         """Check the model, distribute the data, and build the model.
 
@@ -110,6 +112,7 @@ class Session:
             traces: The traces of earlier sessions of the model; None if nothing is kept.
             trains: Whether there will be a training phase.
             tests: Whether there will be a test phase.
+            is_saved: Whether checkpoints are made, for which all variables must exist before the first step.
         """
         self._cluster = Cluster(strategy)
         self._model = model
@@ -119,12 +122,15 @@ class Session:
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
         self._dataset, self._spec = self._cluster.distribute(data)
         check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
-        self._build()
+        self._build(is_saved=is_saved)
         check_parts(model)
 
-    def _build(self) -> None:
+    def _build(self, *, is_saved: bool) -> None:
         """Build the model, and with Keras 3 its metrics and its optimizer, which Keras 2 builds in a step."""
         model, batch = self._model, replica_spec(self._spec)
+        steps = [_STEP_OF_MODE[is_training] for is_training in self._modes]
+        if not (is_saved or model.built) and all(has_own(model, step) for step in steps):
+            return  # they may call the model with something else than x, as a decoder's does
         if is_keras_2(model):
             with self.strategy.scope():
                 build_for(model, unpacked(batch)[0])

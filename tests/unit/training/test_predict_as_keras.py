@@ -309,3 +309,39 @@ def test_a_metric_that_counts_batches_is_named_where_replicas_have_parts(strateg
     assert history["batches"] == [4.0 if HAS_SEVERAL else 2.0]
     named = [text for text in caplog.messages if "adds 1 to its variable count" in text]
     assert len(named) == HAS_SEVERAL
+
+
+class Decoder(keras.Model):
+    """A model whose step calls it with something else than the data, as a decoder's does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(2, kernel_initializer="ones")
+
+    def call(self, code):
+        return self.layer(code)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[:, :1], training=True) - data) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(IS_KERAS_2 and HAS_SEVERAL, reason="Keras 2 leaves the scaling of losses to the step")
+def test_a_step_of_its_own_builds_the_model_that_it_calls(strategy):
+    x = pictures(8)[:, 0, 0]
+
+    def losses(fitted):
+        with strategy.scope():
+            model = Decoder()
+            model.compile(keras.optimizers.SGD(0.1))
+        return fitted(model, batches(x)).history["loss"]
+
+    alone = Decoder()
+    alone.compile(keras.optimizers.SGD(0.1))
+    expected = alone.fit(batches(x), epochs=2, shuffle=False, verbose=0).history["loss"]
+    assert losses(lambda model, data: fit(model, data, epochs=2, verbose=0)) == pytest.approx(
+        expected, rel=1e-5
+    )
