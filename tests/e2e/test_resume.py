@@ -118,10 +118,10 @@ def _launched(folder: Path, *options: str, told_to_end: bool = False, **environ:
     launch = [sys.executable, "-m", "tfdist", "launch", "--threads=1", "--network_isolation=never", *options]
     command = [*launch, f"--run_dir={folder}", "--", sys.executable, str(script)]
     log = folder / "launch.log"
+    # JAX, which other tests of this process may load, sets the variable, so that TensorFlow logs tracebacks.
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environ}
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **environ}, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output)
         try:
             if told_to_end:
                 _wait_until_resumed(folder, process)
