@@ -93,6 +93,16 @@ def submit_ends(tfdist, ends, *options):
     return tfdist("submit", "slurm", "--workers=2", "--ps=1", "--sbatch=nodes=3", *options, *script).strip()
 
 
+def cancel_once_started_again(tfdist, slurm, handle):
+    """Wait until Slurm has requeued a job once, and cancel it."""
+    deadline = time.monotonic() + SECONDS
+    while restarts_of(slurm, handle) != "1":
+        assert time.monotonic() < deadline, tfdist("status", handle)
+        time.sleep(0.3)
+    tfdist("cancel", handle)
+    until("cancelled", tfdist, handle, seconds=SECONDS)
+
+
 def restarts_of(slurm, handle):
     return re.search(r"Restarts=(\d+)", slurm.run("scontrol", "show", "job", handle.rpartition("/")[2]))[1]
 
@@ -112,12 +122,7 @@ ASKS = "sleep 1; exit 138"  # notices the loss of another one
 def test_a_job_that_lost_a_task_is_started_again_while_restarts_are_left(tfdist, slurm, ends):
     handle = submit_ends(tfdist, ends)
     until("pending", tfdist, handle, seconds=SECONDS)
-    deadline = time.monotonic() + SECONDS
-    while restarts_of(slurm, handle) != "1":
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
-    tfdist("cancel", handle)
-    until("cancelled", tfdist, handle, seconds=SECONDS)
+    cancel_once_started_again(tfdist, slurm, handle)
 
 
 def test_a_job_one_of_whose_tasks_would_fail_again_is_not_started_again(tfdist, slurm):
@@ -134,11 +139,7 @@ def test_slurms_sigterm_before_a_task_handles_it_is_a_preemption(tfdist, slurm):
         assert time.monotonic() < deadline, tfdist("status", handle)
         time.sleep(0.3)
     slurm.run("scancel", "--signal=TERM", handle.rpartition("/")[2])
-    while restarts_of(slurm, handle) != "1":
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
-    tfdist("cancel", handle)
-    until("cancelled", tfdist, handle, seconds=SECONDS)
+    cancel_once_started_again(tfdist, slurm, handle)
 
 
 def test_a_job_whose_chief_outlives_a_worker_that_comes_and_goes_has_succeeded(tfdist, slurm):

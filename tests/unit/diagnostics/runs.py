@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from run_started import run_started
 from tfdist.launcher.run_events import (
     FILE,
     AnyEvent,
@@ -91,18 +92,10 @@ def events_of_a_run(
 
 def started(data: str) -> RunStarted:
     """Return the event of the start of a run."""
-    return RunStarted(
-        strategy="parameter_server",
-        model="mnist_cnn",
-        parameters=3_274_634,
+    return run_started(
         data=data,
-        substitute_for=None,
-        train_examples=60_000,
-        test_examples=10_000,
         batch_size=100,
-        step=0,
         steps=40,
-        steps_lost=0,
         cluster={"chief": 1, "worker": 2},
         versions={"tfdist": "1.0", "tensorflow": "2.21.0"},
         machine={"host": "here", "cores": "2 of 2", "GPUs": "none"},

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
+from run_started import run_started
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.console import Screen, ScreenOptions
@@ -26,27 +27,12 @@ from tfdist.launcher.progress_text import describe_progress, duration
 from tfdist.launcher.run_events import (
     LaunchEnded,
     LaunchStarted,
-    RunStarted,
     TaskExited,
     TaskStarted,
     read_events,
 )
 
-STARTED = RunStarted(
-    strategy="parameter_server",
-    model="mnist_cnn",
-    parameters=3_274_634,
-    data="digits",
-    substitute_for=None,
-    train_examples=60_000,
-    test_examples=10_000,
-    batch_size=128,
-    step=0,
-    steps=100,
-    steps_lost=0,
-    cluster={"worker": 2},
-    versions={},
-)
+STARTED = run_started(cluster={"worker": 2})
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

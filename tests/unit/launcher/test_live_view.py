@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 
+from run_started import run_started
 from tfdist.launcher import live_view
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
@@ -14,7 +15,6 @@ from tfdist.launcher.run_events import (
     Evaluated,
     LaunchStarted,
     PhaseBegun,
-    RunStarted,
     TaskExited,
     TaskKilled,
     TaskSpeed,
@@ -23,21 +23,7 @@ from tfdist.launcher.run_events import (
 )
 
 TASKS = ["chief:0", "worker:0", "worker:1", "ps:0"]
-STARTED = RunStarted(
-    strategy="parameter_server",
-    model="mnist_cnn",
-    parameters=3_274_634,
-    data="digits",
-    substitute_for=None,
-    train_examples=60_000,
-    test_examples=10_000,
-    batch_size=128,
-    step=0,
-    steps=100,
-    steps_lost=0,
-    cluster={"chief": 1, "worker": 2, "ps": 1},
-    versions={},
-)
+STARTED = run_started()
 
 
 def running(*, coloured=False):

@@ -4,27 +4,13 @@ import io
 import json
 import logging
 
+from run_started import run_started
 from tfdist.launcher import progress_of_one_process
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.record_events import record
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed, RunStarted
+from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed
 
-STARTED = RunStarted(
-    strategy="one_device",
-    model="mnist_cnn",
-    parameters=12,
-    data="digits",
-    substitute_for=None,
-    train_examples=60_000,
-    test_examples=10_000,
-    batch_size=128,
-    step=0,
-    steps=10,
-    steps_lost=0,
-    cluster={},
-    versions={},
-    devices="1 CPU device",
-)
+STARTED = run_started(strategy="one_device", parameters=12, steps=10, cluster={}, devices="1 CPU device")
 
 
 class Terminal(io.StringIO):

@@ -68,7 +68,7 @@ class KerasStep:
         """Do nothing: no replica writes anything for itself."""
 
     def times(self, totals: Totals) -> tf.Tensor:
-        """Return the seconds and steps of each replica, or of each asynchronous worker."""
+        """Return the table of `StepStats`: a row for each replica, or for each asynchronous worker."""
         return totals.stats
 
     def is_failing(self, totals: Totals) -> tf.Tensor:

@@ -27,11 +27,16 @@ def only_added_to(pairs: Sequence[tuple[Any, tf.Tensor]]) -> list[bool]:
     """
     followed = [_sums_of(old) for _, old in pairs]
     names = [old.name if new is None else tf.convert_to_tensor(new).name for new, old in pairs]
+    # Each state that depends on another one, with that one.
+    dependent = {
+        (place, other)
+        for place, name in enumerate(names)
+        for other, sums in enumerate(followed)
+        if other != place and name in sums
+    }
     return [
-        _is_sum(new, old, sums)
-        and not any(name in sums for other, name in enumerate(names) if other != place)
-        and not any(name_of in others for other, others in enumerate(followed) if other != place)
-        for place, ((new, old), sums, name_of) in enumerate(zip(pairs, followed, names, strict=True))
+        _is_sum(new, old, sums) and not any(place in both for both in dependent)
+        for place, ((new, old), sums) in enumerate(zip(pairs, followed, strict=True))
     ]
 
 
