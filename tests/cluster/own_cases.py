@@ -21,8 +21,7 @@ class Own(keras.Model):
             y_pred = self(x, training=True)
             loss = self.compute_loss(y=y, y_pred=y_pred)
         gradients = tape.gradient(loss, self.trainable_variables)
-        # AutoGraph of TensorFlow 2.12 knows no strict.
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         for metric in self.metrics:
             if keras.__version__ >= "3" and metric.name == "loss":
                 metric.update_state(loss)

@@ -14,6 +14,7 @@ from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
+from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.variables import optimizer_variables
 
 __all__ = ["bytes_of", "measure_model", "memory_of_this_process", "sizes_of"]
@@ -116,7 +117,7 @@ def _traced(model: Any, images: tf.TensorSpec) -> "_Traced":
 
     def trace(images: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            outputs = model(images, training=True)
+            outputs = as_in_keras(model, model)(images, training=True)
             loss = tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in tf.nest.flatten(outputs)])
         counts.append(len(images.graph.get_operations()))
         weights = [

@@ -29,7 +29,7 @@ from tfdist.training.early_stop import Stopping
 from tfdist.training.empty_replicas import if_any, with_an_example
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
-from tfdist.training.keras.compat import build_for, is_keras_2
+from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
@@ -205,7 +205,8 @@ def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[
     size = tf.shape(numbers)[0] if strategy.num_replicas_in_sync > 1 else None
     if size is not None:
         data = with_an_example(data, size)
-    predicted = model.predict_step(data if has_own(model, "predict_step") else (data,))
+    predict_step = as_in_keras(model, model.predict_step)
+    predicted = predict_step(data if has_own(model, "predict_step") else (data,))
     if size is not None and any(output.shape.rank == 0 for output in tf.nest.flatten(predicted)):
         raise _without_rows(model, "one number for all")
     return numbers, tf.nest.map_structure(lambda output: encoded(output, size), predicted)

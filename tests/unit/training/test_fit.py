@@ -342,7 +342,7 @@ class Own(keras.Model):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
         gradients = tape.gradient(loss, self.trainable_variables)
-        # AutoGraph of TensorFlow 2.12 knows no strict.
+        # With jit_compile, Keras 2.12 converts this, and its AutoGraph knows no strict.
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
         return {self.logged: loss}
 

@@ -1,6 +1,8 @@
 """Support Keras 2 and Keras 3: both may be installed, and a model belongs to one of them."""
 
+import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ from tfdist.errors import ConfigError
 __all__ = [
     "adapted",
     "array_split",
+    "as_in_keras",
     "build_for",
     "flat_logs",
     "has_call",
@@ -59,13 +62,32 @@ def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
+def as_in_keras(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a model's layers and losses as Keras does in a graph.
+
+    Keras 2 converts them with AutoGraph, but not the steps that call them. Keras 3 converts nothing.
+    """
+    return functools.partial(_calling_function(), function) if is_keras_2(model) else function
+
+
+@functools.cache
+def _calling_function() -> Callable[..., Any]:
+    # The function itself is converted, which tells the layers that AutoGraph is on.
+    converted: Callable[..., Any] = tf.autograph.to_graph(_call, recursive=False)
+    return converted
+
+
+def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return function(*args, **options)
+
+
 def build_for(model: Any, x: Any) -> None:
     """Build a model for inputs of a spec, unless it is built or has no `call`."""
     keras = keras_of(model)
     if model.built or not has_call(model):
         return
     if is_keras_2(model):  # its layers make their variables outside of the graph that calls them
-        tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(x)
+        tf.function(as_in_keras(model, model), autograph=False).get_concrete_function(x)
         return
 
     def symbolic(spec: Any) -> Any:

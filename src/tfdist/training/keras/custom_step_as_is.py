@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.training.absent_inputs import with_none
-from tfdist.training.keras.compat import flat_logs, is_keras_2
+from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.replica_seconds_and_failures import Failure
@@ -41,8 +41,6 @@ class OwnStep:
         self._name = name
         self._stops = stops_at_failure
         self._logs: dict[str, Any] = {}
-        # Keras 2 converts the user's steps with AutoGraph if that is on, and Keras 3 does not.
-        self._call = tf.autograph.to_graph(_call) if is_keras_2(model) else _call
         self._more: Any = None
         if not model.run_eagerly:
             # The first trace may create variables, which TensorFlow does not allow in a loop.
@@ -162,11 +160,12 @@ class OwnStep:
         return execution(iterator, steps, totals)
 
     def _run(self, batch: Any) -> Totals:
-        step, batch = getattr(self._model, self._name), with_none(batch)
-        if uses_xla(self._model, self._strategy):
-            result = self._strategy.run(tf.function(step, jit_compile=True, autograph=False), args=(batch,))
+        step = getattr(self._model, self._name)
+        if uses_xla(self._model, self._strategy):  # for which Keras 2 converts the step itself, too
+            step = tf.function(step, jit_compile=True, autograph=is_keras_2(self._model))
         else:
-            result = self._strategy.run(self._call, args=(step, batch))
+            step = as_in_keras(self._model, step)
+        result = self._strategy.run(step, args=(with_none(batch),))
         if not isinstance(result, dict):
             received = f"a {type(result).__name__}"
             raise ConfigError(
@@ -185,7 +184,3 @@ class OwnStep:
         if is_alone and not several:
             return tf.convert_to_tensor(value)
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
-
-
-def _call(step: Any, data: Any) -> Any:
-    return step(data)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
+from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
@@ -29,8 +30,8 @@ class Keras2Step(KerasStep):
         is_mean = reductions(model) != {"sum"}
         # Keras 2 divides a mean over examples by the number of replicas, and leaves a sum as it is.
         self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
-        # Keras 2 converts the user's layers and losses with AutoGraph if that is on.
-        self._forward = tf.autograph.to_graph(_forward)
+        self._forward = as_in_keras(model, _forward)
+        self._compute_metrics = as_in_keras(model, model.compute_metrics)
         _refuse_tcp(strategy)
         if model.optimizer is not None:
             fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
@@ -104,13 +105,13 @@ class Keras2Step(KerasStep):
             zip(shared.gradients, model.trainable_variables, strict=True),
             experimental_aggregate_gradients=False,
         )
-        model.compute_metrics(x, y, y_pred, sample_weight)
+        self._compute_metrics(x, y, y_pred, sample_weight)
         return shared.sums[0]
 
     def _test_on_part(self, data: Any) -> None:
         x, y, sample_weight = unpacked(data)
         y_pred, _ = self._forward(self._model, x, y, sample_weight, training=False)
-        self._model.compute_metrics(x, y, y_pred, sample_weight)
+        self._compute_metrics(x, y, y_pred, sample_weight)
 
 
 def _forward(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
