@@ -63,7 +63,7 @@ def events_of_a_run(
     ]
     for step in range(10, 50, 10):
         events += [
-            Progressed(step=step, steps=40, examples_per_second=900.0, loss=2.0 / step),
+            Progressed(step=step, steps=40, examples_per_second=900.0, loss=2.0 / step, accuracy=step / 41),
             TaskSpeed(step=step, milliseconds={"worker:0": 5.0, "worker:1": 7.0}, shares={"worker:0": 0.5, "worker:1": 0.5}),
         ]  # fmt: skip
         if step == 20:

@@ -73,7 +73,7 @@ def test_the_page_of_a_run_has_every_section(tmp_path):
         *(
             "Learning",
             "Loss",
-            "Test accuracy",
+            "Accuracy",
             "Speed",
             "Throughput of the cluster",
             "Computing time of a step",
@@ -107,6 +107,9 @@ def test_charts_can_be_heard_and_read_as_numbers(tmp_path):
     for attrs in charts:
         assert set(attrs["aria-labelledby"].split()) <= set(ids)
     assert "training: 0.2 at 10, 0.05 at 40 step; from 0.05 to 0.2" in page.text
+    assert "training: 24.39 % at 10, 97.56 % at 40 step; from 24.39 % to 97.56 %" in page.text
+    assert "100 %" in html
+    assert "120 %" not in html
     assert html.count("<summary>The numbers</summary>") == 4
     assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
     assert ("html", {"lang": "en"}) in page.tags

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfdist.diagnostics.report.markup import percent
 from tfdist.diagnostics.report.run_facts import RunFacts
@@ -9,12 +10,12 @@ from tfdist.diagnostics.report.svg_charts import Band, Chart, Mark, Series, draw
 from tfdist.diagnostics.report.timeline import (
     Points,
     evaluations,
-    loss_curve,
     marks,
     reports_speed,
     speed_curve,
     step_times,
     test_curve,
+    training_curve,
 )
 from tfdist.launcher.run_events import EpochEnded
 
@@ -27,26 +28,20 @@ _UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "s
 
 def learning_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     """Draw loss and test results over the steps, or over the epochs of `fit`."""
-    charts = [_loss(runs, names), _accuracy(runs, names), *_epochs(runs, names)]
+    accuracy = _steps("Accuracy", runs, names, most=1.0, format_y=percent)
+    charts = [_steps("Loss", runs, names), accuracy, *_epochs(runs, names)]
     return "".join(map(draw_chart, charts))
 
 
-def _loss(runs: Sequence[RunFacts], names: Sequence[str]) -> Chart:
-    series = []
+def _steps(title: str, runs: Sequence[RunFacts], names: Sequence[str], **options: Any) -> Chart:
+    """Return the chart of the loss or the accuracy: its values in training and in tests, over the steps."""
+    metric, series = title.lower(), []
     for index, facts in enumerate(runs):
-        series.append(Series(f"{_prefix(runs, names, index)}training", loss_curve(facts), index, bool(index)))
-        series.append(
-            Series(f"{_prefix(runs, names, index)}test", test_curve(facts, "loss"), index + 2, bool(index))
-        )
-    return Chart("Loss", "step", "loss", series)
-
-
-def _accuracy(runs: Sequence[RunFacts], names: Sequence[str]) -> Chart:
-    series = [
-        Series(names[index] if len(runs) > 1 else "test", test_curve(facts, "accuracy"), index, bool(index))
-        for index, facts in enumerate(runs)
-    ]
-    return Chart("Test accuracy", "step", "accuracy", series, format_y=percent)
+        curves = {"training": training_curve(facts, metric), "test": test_curve(facts, metric)}
+        for offset, (of, points) in enumerate(curves.items()):
+            name = f"{_prefix(runs, names, index)}{of}"
+            series.append(Series(name, points, index + 2 * offset, bool(index)))
+    return Chart(title, "step", metric, series, **options)
 
 
 def _epochs(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:

@@ -69,7 +69,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows."""
+    """What a chart shows; its y axis ends where no value can be above, at `most`."""
 
     title: str
     x_name: str
@@ -78,17 +78,20 @@ class Chart:
     marks: Sequence[Mark] = ()
     bands: Sequence[Band] = ()
     from_zero: bool = False
+    most: float = math.inf
     format_y: Callable[[float], str] = field(default=number)
 
 
 class _Scale:
     """The places of numbers on an axis."""
 
-    def __init__(self, values: Sequence[float], begin: float, end: float, room: float = 0.0) -> None:
+    def __init__(
+        self, values: Sequence[float], begin: float, end: float, room: float = 0.0, most: float = math.inf
+    ) -> None:
         low, high = min(values), max(values)
         if high - low <= _LEAST_PART * max(abs(low), abs(high), 1e-200):
             low, high = low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
-        self.low, self.high = low - room * (high - low), high + room * (high - low)
+        self.low, self.high = low - room * (high - low), min(high + room * (high - low), max(most, *values))
         self._begin, self._end = begin, end
 
     def __call__(self, value: float) -> float:
@@ -145,7 +148,7 @@ def _svg(chart: Chart, series: Sequence[Series], name: str) -> str:
     xs += [mark.x for mark in chart.marks] + [end for band in chart.bands for end in (band.begin, band.end)]
     across = _Scale(xs, _LEFT, _WIDTH - _RIGHT)
     ys, room = ([*ys, 0.0], 0.0) if chart.from_zero else (ys, _ROOM)
-    up = _Scale(ys, _HEIGHT - _BOTTOM, _TOP, room)
+    up = _Scale(ys, _HEIGHT - _BOTTOM, _TOP, room, chart.most)
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">',
         f'<title id="{name}-t">{escape(chart.title)}</title>',

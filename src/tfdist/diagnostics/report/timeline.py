@@ -32,7 +32,6 @@ __all__ = [
     "evaluations",
     "happenings",
     "last_results",
-    "loss_curve",
     "marks",
     "mean_speed",
     "phase_seconds",
@@ -41,6 +40,7 @@ __all__ = [
     "step_times",
     "task_ends",
     "test_curve",
+    "training_curve",
 ]
 
 Points = list[tuple[float, float]]
@@ -159,13 +159,14 @@ def _end_in_words(end: TaskExited) -> str:
     return "told to end" if end.was_asked else _ended_by(end.status)
 
 
-def loss_curve(facts: RunFacts) -> Points:
-    """Return the training loss at steps; the chief reports one value until there is a new one."""
+def training_curve(facts: RunFacts, name: str) -> Points:
+    """Return the training loss or accuracy at steps; the chief reports one value until there is a new one."""
     points: Points = []
     for event in facts.all(Progressed):
-        is_new = not points or event.loss != points[-1][1] or event.step < points[-1][0]
-        if event.loss is not None and is_new:
-            points.append((event.step, event.loss))
+        value: float | None = getattr(event, name)
+        is_new = not points or value != points[-1][1] or event.step < points[-1][0]
+        if value is not None and is_new:
+            points.append((event.step, value))
     return points
 
 
