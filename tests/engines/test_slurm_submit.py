@@ -217,3 +217,16 @@ def test_a_config_trains_to_the_export_with_the_loss_of_one_machine(tfdist, tmp_
     assert report["test_loss"] == local_loss
     assert "step 10 of 10 (100 %)" in tfdist("status", handle)
     assert (run / "export" / "10" / "saved_model.pb").exists()
+
+
+def test_mirrored_workers_train_to_the_export(tfdist, tmp_path, train, local_loss):
+    changes = ["--set=cluster={worker: 2}", "--set=strategy.name=multi_worker_mirrored"]
+    handle = tfdist("submit", "slurm", "--config", "train.yaml", *changes).strip()
+    followed = tfdist("logs", handle, "--follow", "--task", "worker:0")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    [run] = (tmp_path / "runs").iterdir()
+    report = json.loads((run / "report.json").read_text())
+    assert "strategy multi_worker_mirrored: 2 replicas in sync" in followed
+    assert (report["steps"], report["starts"]) == (10, 1)
+    assert report["test_loss"] == pytest.approx(local_loss, rel=1e-5)
+    assert (run / "export" / "10" / "saved_model.pb").exists()
