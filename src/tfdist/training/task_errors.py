@@ -12,6 +12,7 @@ from tfdist.coordination.chief_end import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
+from tfdist.training.equal_rows import uneven_rows
 from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
@@ -43,11 +44,12 @@ _FORGOTTEN = (
 
 @contextlib.contextmanager
 def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Raise one line that says why an exchange has failed, in the place of TensorFlow's error.
+    """Raise one line that says why an exchange has failed, or data, in the place of TensorFlow's error.
 
     Raises:
         TaskLost: A task is gone or silent.
         ConfigError: The workers are in different calls.
+        DataError: The tensors of a batch have other numbers of rows.
     """
     try:
         yield
@@ -55,6 +57,8 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
         keep_servers_at_exit()
         raise
     except (ExchangeError, tf.errors.OpError) as error:  # ExchangeError: the exchange was outside a graph
+        if (uneven := uneven_rows(error)) is not None:
+            raise uneven from error
         broken = str(error) if isinstance(error, ExchangeError) else _broken(error)
         is_shared = broken or _names_a_task(error) or "ollective" in str(error)
         if is_shared and (other := why_out_of_step(are_all_there=_are_all_there(strategy))):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.dataset_checks import MOST_BYTES
+from tfdist.training.equal_rows import with_equal_rows
 from tfdist.training.keras.compat import (
     adapted,
     array_split,
@@ -66,6 +67,7 @@ def made_data(
         raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
     is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
     is_function = callable(x) and not tf.is_tensor(x)
+    is_split = strategy.num_replicas_in_sync > 1
     if is_set or is_function:
         kind = "a tf.data.Dataset" if is_set else "a function that makes a data set"
         for name, value in (("y", y), ("sample_weight", sample_weight)):
@@ -73,6 +75,8 @@ def made_data(
                 raise DataError(
                     name, f"is given beside x, {kind}", remedy="Yield (x, y, sample_weight) from x"
                 )
+        if is_split and isinstance(x, tf.data.Dataset):
+            x = with_equal_rows(x)
         if class_weight is None:
             return x
         if is_function:
@@ -93,9 +97,10 @@ def made_data(
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
             return _shuffled(whole, size, seed)
-        return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
+        made = _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
+    return with_equal_rows(made) if is_split else made
 
 
 def _with_none(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,0 +1,65 @@
+"""Check that the tensors of a batch have a row for each example, before replicas get parts of it.
+
+TensorFlow splits a batch by the rows of its first tensor, and loses what others have more, without an error.
+"""
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.training.dataset_checks import contains_python
+
+__all__ = ["uneven_rows", "with_equal_rows"]
+
+_EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
+_REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
+_FOUND = "the tensors of a batch have other numbers of rows:"
+_NUMBERS = re.compile(rf"{_FOUND}\] \[([\d ]+)")
+
+
+def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set that fails at a batch whose tensors do not have the same number of rows.
+
+    Raises:
+        DataError: They never have.
+    """
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]
+    if any(shape.rank == 0 for shape in shapes):
+        raise _error("a number without rows")
+    rows = {None if shape.rank is None else shape[0] for shape in shapes}
+    known = sorted(rows - {None})
+    if len(known) > 1:
+        raise _error(f"tensors of {' and '.join(map(str, known))} rows")
+    if len(rows) == 1 and not contains_python(dataset):
+        return dataset
+
+    def checked(*parts: Any) -> Any:
+        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(parts) if part is not None])
+        check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
+        with tf.control_dependencies([check]):
+            parts = tf.nest.map_structure(_same, parts, expand_composites=True)
+        return parts if isinstance(dataset.element_spec, tuple) else parts[0]
+
+    return dataset.map(checked)
+
+
+def uneven_rows(error: Exception) -> DataError | None:
+    """Return what an error of TensorFlow means, if it comes from this check."""
+    found = _NUMBERS.search(str(error))
+    return None if found is None else _error(f"tensors of {found[1].replace(' ', ', ')} rows")
+
+
+def _same(part: tf.Tensor | None) -> tf.Tensor | None:
+    return None if part is None else tf.identity(part)  # None: an optional input
+
+
+def _rows(part: Any) -> tf.Tensor:
+    if isinstance(part, tf.RaggedTensor):
+        return tf.cast(part.nrows(), tf.int64)
+    return part.dense_shape[0] if isinstance(part, tf.SparseTensor) else tf.shape(part, tf.int64)[0]
+
+
+def _error(received: str) -> DataError:
+    return DataError("the data set", expected=_EXPECTED, received=received, remedy=_REMEDY)
