@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.strategies.gradient_arithmetic import scaled
+from tfdist.training.graph_analysis import is_length, passed_on
 from tfdist.training.synchronized_layer_gradients import shaped
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "addends",
     "dense_where_rows_are_shared",
     "have_unique_rows",
-    "is_length",
     "slices_of_one_process",
     "summed",
     "with_rows_summed",
@@ -74,18 +74,12 @@ def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Return whether two tensors of row numbers come from the same lookups."""
     if tf.executing_eagerly():
         return one.shape == other.shape and bool(tf.reduce_all(one == other))
-    one, other = (_before_reshapes(tensor) for tensor in (one, other))
+    one, other = (passed_on(tensor, ("Reshape",)) for tensor in (one, other))
     if one is other:
         return True
     pairs = [one.op.inputs[:-1], other.op.inputs[:-1]]  # the last input of ConcatV2 is its axis
     is_concat = one.op.type == other.op.type == "ConcatV2" and len(pairs[0]) == len(pairs[1])
     return is_concat and all(_are_same(*pair) for pair in zip(*pairs, strict=True))
-
-
-def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Reshape":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_added_up: bool) -> list[Any]:
@@ -127,7 +121,7 @@ def have_unique_rows(gradients: list[Any]) -> list[bool]:
 def _are_unique(rows: tf.Tensor) -> bool:
     if tf.executing_eagerly():  # nothing shows how they were computed
         return False
-    return _before_reshapes(rows).op.type in ("Unique", "UniqueV2")
+    return passed_on(rows, ("Reshape",)).op.type in ("Unique", "UniqueV2")
 
 
 def with_rows_summed(gradients: list[Any], chosen: Sequence[bool] | None = None) -> list[Any]:
@@ -171,13 +165,3 @@ def _depends_on_examples(tensor: Any) -> bool:
         is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
         pending += operation.inputs[:1] if is_reshape else operation.inputs
     return False
-
-
-def is_length(operation: tf.Operation) -> bool:
-    """Return whether an operation reads another dimension of a shape than the first, which is the batch's."""
-    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
-        return False
-    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].op.inputs[0].shape.rank
-    if begin is None or rank is None:
-        return False
-    return bool(begin[0] % rank) and operation.get_attr("shrink_axis_mask") == 1

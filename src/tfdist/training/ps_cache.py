@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.sharded_variables import parts_of, put_together
 
 __all__ = ["PsCache", "new_call"]
@@ -131,13 +132,7 @@ def _read_whole(variables: Sequence[Any], compute: Callable[[Any], Any], spec: A
     """
     graph = tf.function(compute, autograph=False).get_concrete_function(spec).graph
     # Before Keras reads a variable by rows, it reads the whole variable and does not use that value.
-    needed: set[Any] = set()
-    left = [output.op for output in graph.outputs]
-    while left:
-        operation = left.pop()
-        if operation not in needed:
-            needed.add(operation)
-            left += [tensor.op for tensor in operation.inputs]
+    needed = operations_behind(graph.outputs)
     reads = {operation.inputs[0].name for operation in needed if operation.type == "ReadVariableOp"}
     read = {id(outer) for outer, inner in graph.captures if inner.name in reads}
     return [

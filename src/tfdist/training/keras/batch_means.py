@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.keras.batch_reductions import reduction_of
+from tfdist.training.graph_analysis import reduction_of
 from tfdist.training.keras.temporary_patches import means_counted_by
 
 __all__ = ["BatchMeans"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.graph_analysis import passed_on
+
 __all__ = ["biases_apart"]
 
 _MERGED = "Conv2DBackpropFilter"
@@ -24,9 +26,7 @@ def biases_apart(gradients: list[Any]) -> list[Any]:
 
 def _apart(gradient: tf.Tensor) -> tf.Tensor:
     """Return the gradient as a sum over a matrix, not over images; TensorFlow drops the unused operation."""
-    operation = gradient.op
-    while operation.type == "Reshape":  # Keras 3 gives biases the rank of the images
-        operation = operation.inputs[0].op
+    operation = passed_on(gradient, ("Reshape",)).op  # Keras 3 gives biases the rank of the images
     if operation.type != "BiasAddGrad" or operation.get_attr("data_format") != b"NHWC":
         return gradient
     [images] = operation.inputs

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.loss_normalization import Divisor
 from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.rng import GraphSeed
@@ -65,12 +66,5 @@ class ReplicaTrace:
 def is_of_sum(value: tf.Tensor, divisors: Sequence[Divisor]) -> bool:
     """Return whether a value is computed, in a graph, from a loss that is a sum over the batch."""
     sums = {divisor.loss.ref() for divisor in divisors if divisor.kind == "sum"}
-    seen, waiting = set(), [value]
-    while sums and waiting:
-        tensor = waiting.pop()
-        if tensor.ref() in sums:
-            return True
-        if tensor.op not in seen:
-            seen.add(tensor.op)
-            waiting.extend(tensor.op.inputs)
-    return False
+    behind = (tensor for operation in operations_behind([value]) for tensor in operation.inputs)
+    return bool(sums) and (value.ref() in sums or any(tensor.ref() in sums for tensor in behind))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
-from tfdist.training.keras.batch_reductions import reduction_of
+from tfdist.training.graph_analysis import reduction_of
 
 __all__ = ["Divisor", "check_numbers", "losses_of_one_process", "recorded_divisors", "weight_of"]
 

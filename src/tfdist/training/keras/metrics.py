@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
+from tfdist.training.graph_analysis import adds_one, only_added_to
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.sum_in_graph import adds_one, only_added_to
 
 __all__ = ["MetricState", "are_sums"]
 

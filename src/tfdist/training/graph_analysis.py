@@ -1,0 +1,202 @@
+"""Find out from a traced graph how numbers of the parts of a batch make that of the whole.
+
+Replicas that each have a part of the batch average their means, and add up their sums. A metric whose
+`update_state` only adds to its variables can be counted in parts, in any order. Keras does not record which
+metrics do so; the graph shows it, if each operation between the old value and the new one is known to keep
+this property.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["adds_one", "is_length", "only_added_to", "operations_behind", "passed_on", "reduction_of"]
+
+_PASSES_ON = (
+    "Cast", "Identity", "Neg", "EnsureShape", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
+)  # fmt: skip
+_KEEPS_STATE = (
+    "Identity", "EnsureShape", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "Reshape",
+)  # fmt: skip
+_OF_SHAPE = {
+    "Const", "Cast", "Identity", "Shape", "Size", "StridedSlice", "GatherV2", "Pack", "Prod", "Mul",
+    "Maximum",
+}  # fmt: skip
+_SIZES = ("Shape", "Size")
+_CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
+
+
+def operations_behind(
+    tensors: Iterable[tf.Tensor], until: Callable[[tf.Operation], bool] = lambda _: False
+) -> Iterator[tf.Operation]:
+    """Yield the operations that tensors are computed by, back to operations at which to stop."""
+    seen, waiting = set(), [tensor.op for tensor in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            yield operation
+            if not until(operation):
+                waiting += [tensor.op for tensor in operation.inputs]
+
+
+def passed_on(tensor: tf.Tensor, types: Collection[str]) -> tf.Tensor:
+    """Return the tensor whose values operations of some types have passed on to this one."""
+    while tensor.op.type in types:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def is_length(operation: tf.Operation) -> bool:
+    """Return whether an operation reads another dimension of a shape than the first, which is the batch's."""
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].op.inputs[0].shape.rank
+    if begin is None or rank is None:
+        return False
+    return bool(begin[0] % rank) and operation.get_attr("shrink_axis_mask") == 1
+
+
+def reduction_of(number: Any) -> str | None:
+    """Return "mean" or "sum" over a batch of any size, "same" without regard to it, None if it is unknown."""
+    if not tf.is_tensor(number):  # but one of Python's
+        return "same"
+    if tf.executing_eagerly():  # there is no graph to look at
+        return None
+    operation = number.op
+    inputs = list(operation.inputs)
+    if operation.type in _PASSES_ON:
+        return reduction_of(inputs[0])
+    if operation.type in ("Mean", "Sum", "L2Loss"):
+        if inputs[0].shape.rank and inputs[0].shape[0] is None and not _is_reduced(inputs[0]):
+            return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
+        return "same" if _is_same(number) else reduction_of(inputs[0])
+    if operation.type in ("Add", "AddV2", "AddN", "Sub"):
+        kinds = {reduction_of(tensor) for tensor in inputs}
+        return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
+    if operation.type in ("Mul", "RealDiv", "DivNoNan"):
+        return _of_product(operation)
+    return "same" if _is_same(number) else None
+
+
+def _is_reduced(tensor: tf.Tensor) -> bool:
+    """Return whether the axis of the batch is reduced before, so that the first one is another axis."""
+    operation = passed_on(tensor, _PASSES_ON).op
+    if operation.type not in ("Mean", "Sum"):
+        return False
+    values, axes = operation.inputs
+    axes = tf.get_static_value(axes)
+    return bool(values.shape.rank) and axes is not None and not np.all(axes % values.shape.rank)
+
+
+def _of_product(operation: tf.Operation) -> str | None:
+    first, second = operation.inputs
+    if operation.type != "Mul" and all(
+        each.type in _OF_SHAPE for each in operations_behind([second], until=_is_size)
+    ):
+        kind = reduction_of(first)
+        is_by_examples = any(each.type in _SIZES for each in operations_behind([second], until=_is_size))
+        return {"sum": "mean"}.get(str(kind)) if is_by_examples else kind
+    if _is_same(second):
+        return reduction_of(first)
+    return reduction_of(second) if operation.type == "Mul" and _is_same(first) else None
+
+
+def _is_same(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor depends on constants and variables only."""
+    return all(
+        operation.inputs or operation.type in ("Const", "ReadVariableOp")
+        for operation in operations_behind(
+            [tensor], until=lambda operation: operation.type == "ReadVariableOp"
+        )
+    )
+
+
+def _is_size(operation: tf.Operation) -> bool:
+    """Return whether an operation is the size of a batch, or that of another axis."""
+    return operation.type in _SIZES or is_length(operation)
+
+
+def _is_chosen(values: tf.Tensor) -> bool:
+    """Return whether the values are those of chosen examples, of which each replica has another number."""
+    made_by = operations_behind([values], until=_reads_variable)
+    return any(operation.type in _CHOOSING for operation in made_by)
+
+
+def _reads_variable(operation: tf.Operation) -> bool:
+    return bool(operation.type == "ReadVariableOp")
+
+
+def only_added_to(pairs: Sequence[tuple[Any, tf.Tensor]]) -> list[bool]:
+    """Return for each state whether a batch only adds to it, and reads it for no other state.
+
+    Args:
+        pairs: For each state, the new tensor, or None where it is not written, and the old one, of the graph
+            that is being built.
+    """
+    followed = [_sums_of(old) for _, old in pairs]
+    names = [old.name if new is None else tf.convert_to_tensor(new).name for new, old in pairs]
+    # Each state that depends on another one, with that one.
+    dependent = {
+        (place, other)
+        for place, name in enumerate(names)
+        for other, sums in enumerate(followed)
+        if other != place and name in sums
+    }
+    return [
+        _is_sum(new, old, sums) and not any(place in both for both in dependent)
+        for place, ((new, old), sums) in enumerate(zip(pairs, followed, strict=True))
+    ]
+
+
+def adds_one(new: Any, old: tf.Tensor) -> bool:
+    """Return whether a batch adds the number 1 to a state, whatever its examples are."""
+    if new is None or new is old:
+        return False
+    operation = passed_on(tf.convert_to_tensor(new), _KEEPS_STATE).op
+    others = [tensor for tensor in operation.inputs if tensor is not old]
+    if operation.type not in ("Add", "AddV2") or len(others) != 1:
+        return False
+    added = tf.get_static_value(others[0])
+    return added is not None and bool(np.all(added == 1))
+
+
+def _is_sum(new: Any, old: tf.Tensor, sums: dict[str, bool]) -> bool:
+    if new is None or new is old:
+        return True
+    new = tf.convert_to_tensor(new)
+    return sums.get(new.name, False) and bool(new.shape.is_compatible_with(old.shape))
+
+
+def _sums_of(old: tf.Tensor) -> dict[str, bool]:
+    """Return the name of each tensor that depends on one, and whether it is this one plus something."""
+    is_sum = {old.name: True}
+    for operation in old.graph.get_operations():  # in the order in which they were made
+        depends = [tensor.name in is_sum for tensor in operation.inputs]
+        if any(depends):
+            are_sums = [is_sum.get(tensor.name, False) for tensor in operation.inputs]
+            keeps = are_sums == depends and _keeps(operation, depends)
+            is_sum.update({tensor.name: keeps for tensor in operation.outputs})
+    return is_sum
+
+
+def _keeps(operation: tf.Operation, depends: list[bool]) -> bool:
+    """Return whether an operation's output is its input that depends on the old value, plus something."""
+    kind, inputs = operation.type, list(operation.inputs)
+    if kind in _KEEPS_STATE:
+        return depends[0] and not any(depends[1:])
+    if kind == "Cast":
+        into, out_of = operation.outputs[0].dtype, inputs[0].dtype
+        return bool(into.is_floating or (into.is_integer and out_of.is_integer))
+    if kind in ("Add", "AddV2", "AddN", "Sub"):
+        # The other inputs must not broadcast the sum to another shape.
+        place = depends.index(True)
+        has_shape = inputs[place].shape.as_list() == operation.outputs[0].shape.as_list()
+        return has_shape and sum(depends) == 1 and (kind != "Sub" or place == 0)
+    if kind in ("Select", "SelectV2"):
+        return depends == [False, True, True]
+    if kind in ("TensorScatterAdd", "TensorScatterSub"):
+        return depends == [True, False, False]
+    return False
