@@ -27,13 +27,13 @@ from tfdist.training.packed_results import PackedResults
 from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
-from tfdist.training.tables_in_loops import tables_in_loops
 from tfdist.training.task_errors import (
     are_lost,
     is_about_a_task,
     named,
     silent_tasks,
 )
+from tfdist.training.worker_values_in_graph import tables_in_loops
 from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["CoordinatedRunner", "Epoch", "OnWorker", "WorkerGraph"]

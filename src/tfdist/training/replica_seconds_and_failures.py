@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.strategies.gradient_arithmetic import tensors_of
-from tfdist.training.worker_index_in_graph import worker_index
+from tfdist.training.worker_values_in_graph import worker_index
 
 __all__ = ["EXAMPLES", "SECONDS", "STEPS", "Failure", "StepStats", "now", "only_after"]
 

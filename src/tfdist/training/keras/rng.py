@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_generators, unseeded_generator
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.worker_index_in_graph import worker_index
+from tfdist.training.worker_values_in_graph import worker_index
 
 __all__ = ["GraphSeed", "Randomness"]
 
