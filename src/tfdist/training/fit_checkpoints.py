@@ -40,13 +40,18 @@ from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
-from tfdist.training.resumed_variables import learning_rate, other_optimizers, set_learning_rate
 from tfdist.training.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.task_errors import naming_lost_tasks, servers_needed
-from tfdist.training.variables import State, take_from_chief
+from tfdist.training.variables import (
+    State,
+    learning_rate,
+    other_optimizers,
+    set_learning_rate,
+    take_from_chief,
+)
 
 __all__ = ["FitCheckpoints", "open_checkpoints"]
 

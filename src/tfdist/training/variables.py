@@ -8,14 +8,25 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import EXCHANGE, doing
+from tfdist.errors import ConfigError
+from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.sharded_variables import (
     built_on_parts,
     put_together,
     slots_of_whole_variables,
 )
 
-__all__ = ["State", "optimizer_variables", "take_from_chief", "take_text_from_chief"]
+__all__ = [
+    "State",
+    "learning_rate",
+    "optimizer_variables",
+    "other_optimizers",
+    "set_learning_rate",
+    "take_from_chief",
+    "take_text_from_chief",
+]
 
 
 class State:
@@ -140,3 +151,36 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     """Return an optimizer's variables, which early versions of Keras 2 return from a method."""
     variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     return variables
+
+
+def other_optimizers(model: Any) -> list[Any]:
+    """Return the variables of optimizers that a model has beside the one that it is compiled with.
+
+    Raises:
+        ConfigError: Such an optimizer is not built, so its variables do not exist yet.
+    """
+    kind = keras_of(model).optimizers.Optimizer
+    variables: list[Any] = []
+    for name, value in vars(model).items():
+        inner = getattr(model.optimizer, "inner_optimizer", None)
+        if not isinstance(value, kind) or value is model.optimizer or value is inner:
+            continue
+        if not value.built:
+            problem = f"its {name} is not built, so a checkpoint could not restore it"
+            remedy = f"Call model.{name}.build(…) on the variables that it trains, before fit"
+            raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+        variables += optimizer_variables(value)
+    return variables
+
+
+def learning_rate(model: Any) -> float | None:
+    """Return the learning rate of a model's optimizer; None where it is a schedule."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variable = learning_rate_variable(optimizer)
+    return float(fetch(variable.value)) if hasattr(variable, "assign") else None
+
+
+def set_learning_rate(model: Any, value: float) -> None:
+    """Set the learning rate of a model's optimizer."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    learning_rate_variable(optimizer).assign(value)
