@@ -11,8 +11,7 @@ from tfdist.launcher.record_events import events_to_file
 from tfdist.training.arguments import callbacks_of, limited, refuse_unknown, strategy_of, verbosity
 from tfdist.training.checkpoint_option import apart
 from tfdist.training.fit_checkpoints import open_checkpoints
-from tfdist.training.fit_epochs import FitEpochs
-from tfdist.training.fit_schedule import FitSchedule
+from tfdist.training.fit_epochs import FitEpochs, FitSchedule
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts

@@ -1,23 +1,88 @@
-"""Run the epochs of a call of `fit`: training, evaluation, callbacks and checkpoints."""
+"""Run the epochs of a call of `fit`: training, evaluation, callbacks, checkpoints and profiles."""
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.launcher.record_events import VARIABLE as EVENTS
+from tfdist.profiling.profiled_steps import ProfiledSteps
+from tfdist.profiling.step_range import parse_steps
+from tfdist.training.arguments import validation_epochs, whole_number
+from tfdist.training.data import Data, known_steps
 from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
-from tfdist.training.fit_schedule import FitSchedule
+from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.logs import as_logs
 from tfdist.training.model_checks import has_own
 from tfdist.training.no_checkpoints import NoCheckpoints
-from tfdist.training.profiled_fit import profiled_fit
 from tfdist.training.report_progress_of_fit import FitReports
-from tfdist.training.run_batches import run_batches, steps_per_execution
+from tfdist.training.run_batches import DataPosition, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
 
-__all__ = ["FitEpochs"]
+__all__ = ["FitEpochs", "FitSchedule"]
+
+_PROFILE = "TFDIST_PROFILE"
+
+
+class FitSchedule(NamedTuple):
+    """The epochs of a call of `fit`, and how many batches each of them trains and tests on."""
+
+    epochs: int
+    initial_epoch: int
+    steps: int | None
+    expected: int | None
+    test_steps: int | None
+    test_expected: int | None
+    validated: int | frozenset[int]
+    repeats: bool
+    position: DataPosition | None
+    test_position: DataPosition | None
+
+    @classmethod
+    def of(
+        cls,
+        x: Data,
+        epochs: Any,
+        initial_epoch: Any,
+        steps: Any,
+        validation_data: Data | None,
+        validation_steps: Any,
+        validation_freq: Any,
+        repeats: bool,
+        begin: Callable[[Data, int | None], DataPosition | None],
+    ) -> "FitSchedule":
+        """Check those arguments of `fit` that are counts, and return the schedule."""
+        if steps is not None:
+            steps = whole_number("steps_per_epoch", steps, 1)
+        if validation_steps is not None:
+            validation_steps = whole_number("validation_steps", validation_steps, 1)
+        test_expected = validation_steps
+        if validation_data is not None and validation_steps is None:
+            test_expected = known_steps(validation_data, "validation_steps")
+        return cls(
+            whole_number("epochs", epochs, 0),
+            whole_number("initial_epoch", initial_epoch, 0),
+            steps,
+            known_steps(x, "steps_per_epoch") if steps is None else steps,
+            validation_steps,
+            test_expected,
+            validation_epochs(validation_freq),
+            repeats,
+            None if repeats else begin(x, steps),
+            None if validation_data is None else begin(validation_data, validation_steps),
+        )
+
+    def validates(self, epoch: int) -> bool:
+        """Return whether to evaluate after an epoch."""
+        if isinstance(self.validated, int):
+            return (epoch + 1) % self.validated == 0
+        return epoch + 1 in self.validated
 
 
 class FitEpochs:
@@ -38,7 +103,7 @@ class FitEpochs:
         self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
         self._stopping = Stopping(callbacks, model, session.strategy)
         self._reports = FitReports(model, session.strategy, epochs=schedule.epochs, steps=schedule.expected)
-        self._profiled, self._steps = profiled_fit(session.strategy), 0
+        self._profiled, self._steps = _profiled_steps(session.strategy), 0
         self._per_call = steps_per_execution(model)
         self._leave: Callable[[], bool] | None = None
         if testing is not None:
@@ -124,3 +189,18 @@ class FitEpochs:
         )
         self._checkpoints.after_tests()
         return results
+
+
+def _profiled_steps(strategy: tf.distribute.Strategy) -> ProfiledSteps:
+    """Return the steps to record, which TFDIST_PROFILE names, such as 20:30.
+
+    The timeline goes to the launch's folder, or else to the current one.
+
+    Raises:
+        ConfigError: The variable is no range of steps.
+    """
+    text = os.environ.get(_PROFILE)
+    steps = parse_steps(text, _PROFILE) if text else None
+    events = os.environ.get(EVENTS)  # which the launcher sets for the chief
+    folder = Path(events).parent if events else Path.cwd()
+    return ProfiledSteps(steps, strategy, folder if is_chief(strategy) else None)
