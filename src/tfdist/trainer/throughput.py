@@ -10,7 +10,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record_progress
 from tfdist.trainer.stragglers import Stragglers
-from tfdist.training.task_speed import milliseconds_of_tasks
+from tfdist.training.step_stats import milliseconds_of_tasks
 
 __all__ = ["Throughput"]
 

@@ -39,7 +39,7 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase, Session, Step
 from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.step_spans import name_steps
-from tfdist.training.task_speed import record_task_speed
+from tfdist.training.step_stats import record_task_speed
 from tfdist.training.variables import State
 
 __all__ = ["Run"]

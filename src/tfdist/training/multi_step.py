@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.ps_cache import PsCache
-from tfdist.training.replica_seconds_and_failures import now, only_after
+from tfdist.training.step_stats import now, only_after
 
 __all__ = ["Totals", "make_execution"]
 

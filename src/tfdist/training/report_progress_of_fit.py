@@ -15,9 +15,8 @@ from tfdist.strategies.current import made_with
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
-from tfdist.training.replica_seconds_and_failures import EXAMPLES
 from tfdist.training.software_and_devices import devices_of, machine, versions
-from tfdist.training.task_speed import record_task_speed
+from tfdist.training.step_stats import EXAMPLES, record_task_speed
 
 __all__ = ["FitReports"]
 

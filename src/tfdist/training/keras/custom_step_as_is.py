@@ -11,7 +11,7 @@ from tfdist.training.absent_inputs import with_none
 from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_seconds_and_failures import Failure
+from tfdist.training.step_stats import Failure
 
 __all__ = ["OwnStep"]
 

@@ -12,7 +12,7 @@ from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
-from tfdist.training.replica_seconds_and_failures import Failure, StepStats
+from tfdist.training.step_stats import Failure, StepStats
 
 __all__ = ["KerasStep", "value_of"]
 
