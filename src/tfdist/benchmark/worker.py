@@ -24,10 +24,10 @@ from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_call, train_batches
 from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
-from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.session import Session
 from tfdist.training.step_stats import computing_seconds
 from tfdist.training.steps_per_call import StepsPerCall
+from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["measure", "processor_seconds"]

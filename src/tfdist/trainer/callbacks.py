@@ -11,8 +11,8 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
 from tfdist.trainer.sections.values import Named, name_and_arguments
 from tfdist.training.arguments import callbacks_of
-from tfdist.training.early_stop import Stopping
 from tfdist.training.keras.callbacks import make_callbacks
+from tfdist.training.stop_together import Stopping
 
 __all__ = ["Callbacks", "named_callbacks"]
 

@@ -66,9 +66,9 @@ from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.leave_loop_together import wait_for_all
 from tfdist.training.one_line_errors import leave_out_errors_of_executors
 from tfdist.training.software_and_devices import versions
+from tfdist.training.stop_together import wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["Report", "train"]

@@ -33,13 +33,13 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
-from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase, Session, Step
 from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.step_spans import name_steps
 from tfdist.training.step_stats import record_task_speed
+from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.variables import State
 
 __all__ = ["Run"]

@@ -17,7 +17,6 @@ from tfdist.training.arguments import (
     whole_number,
 )
 from tfdist.training.data import known_steps
-from tfdist.training.early_stop import Stopping
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
@@ -26,6 +25,7 @@ from tfdist.training.logs import as_logs
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
+from tfdist.training.stop_together import Stopping
 from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["evaluate", "run_tests"]

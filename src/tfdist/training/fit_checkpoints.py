@@ -36,7 +36,6 @@ from tfdist.training.keras.callback_states import (
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.leave_loop_together import Agreement, wait_for_all
 from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
@@ -44,6 +43,7 @@ from tfdist.training.rounding_errors import collect_rounding_errors, restore_rou
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
+from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.variables import (
     State,

@@ -15,7 +15,6 @@ from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.data import Data, known_steps
-from tfdist.training.early_stop import Stopping
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.logs import as_logs
@@ -24,6 +23,7 @@ from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.report_progress_of_fit import FitReports
 from tfdist.training.run_batches import DataPosition, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
+from tfdist.training.stop_together import Stopping
 
 __all__ = ["FitEpochs", "FitSchedule"]
 

@@ -25,7 +25,6 @@ from tfdist.training.arguments import (
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.data_read_by_chief import ChiefData
-from tfdist.training.early_stop import Stopping
 from tfdist.training.empty_replicas import if_any, with_an_example
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
@@ -39,6 +38,7 @@ from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
+from tfdist.training.stop_together import Stopping
 from tfdist.training.task_errors import naming_lost_tasks
 from tfdist.training.writes_to_servers import settle_writes
 

@@ -5,7 +5,6 @@ exchange can find, such as a worker whose script has ended, the `CallWatch` of e
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from tfdist.coordination.call_states import NAMES, CallState, out_of_step
 from tfdist.coordination.call_watch import CallWatch
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.errors import ConfigError
-from tfdist.training.leave_loop_together import sum_over_workers
+from tfdist.training.stop_together import sum_over_workers
 
 __all__ = ["check_same_call", "gathered_in_call", "in_call", "watch_calls", "why_out_of_step", "worker_names"]
 
@@ -71,7 +70,7 @@ def gathered_in_call(strategy: tf.distribute.Strategy, values: Any) -> Any:
     mine = [state.inside % _MOST_COUNTED, NAMES.index(state.inside_name) + 1 if state.inside else 0]
     table = np.zeros((worker_count(strategy), _COLUMNS), np.float32)
     table[worker_number(strategy), : 2 + len(values)] = [*mine, *values]
-    table = _exchange(strategy)(tf.constant(table)).numpy()
+    table = sum_over_workers(strategy, table).numpy()
     calls = table[:, :2].astype(int)
     if (calls != calls[0]).any():
         raise _other_calls(strategy, calls)
@@ -93,12 +92,6 @@ def worker_names(strategy: tf.distribute.Strategy) -> list[str]:
     """Return the names of mirrored workers by their numbers."""
     jobs = resolver_of(strategy).cluster_spec().as_dict()
     return [f"{job}:{index}" for job in ("chief", "worker") for index in range(len(jobs.get(job, ())))]
-
-
-@functools.lru_cache(maxsize=1)
-def _exchange(strategy: tf.distribute.Strategy) -> Any:
-    """Return the function that adds up tables; it is cached, since tracing takes long."""
-    return tf.function(lambda table: sum_over_workers(strategy, table), autograph=False)
 
 
 def _other_calls(strategy: tf.distribute.Strategy, calls: Any) -> ConfigError:
