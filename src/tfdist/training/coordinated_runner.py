@@ -22,9 +22,9 @@ from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.errors import TaskLost
 from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.multi_step import Totals
-from tfdist.training.no_autotune import untuned_on_devices
 from tfdist.training.packed_results import PackedResults
 from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
+from tfdist.training.prepare_datasets import untuned_on_devices
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
 from tfdist.training.task_errors import (

@@ -7,14 +7,18 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
-from tfdist.training.absent_inputs import with_placeholders
 from tfdist.training.data_digest import check_same_data
 from tfdist.training.data_read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data_read_by_workers import WorkersData
-from tfdist.training.dataset_checks import check_order, copied_from_python
-from tfdist.training.no_autotune import untuned
+from tfdist.training.dataset_checks import check_order
+from tfdist.training.prepare_datasets import (
+    contains_sparse,
+    copied_from_python,
+    replica_batches,
+    untuned,
+    with_placeholders,
+)
 from tfdist.training.same_call import check_same_call
-from tfdist.training.split_sparse_batches import contains_sparse, replica_batches
 
 __all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
 

@@ -17,9 +17,9 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.coordinated_runner import CoordinatedRunner, Epoch, OnWorker
-from tfdist.training.dataset_checks import contains_python, copied_from_python, is_too_large_to_send
-from tfdist.training.no_autotune import untuned
+from tfdist.training.dataset_checks import contains_python, is_too_large_to_send
 from tfdist.training.parts_of_data import ORDER_SPEC, opened_order
+from tfdist.training.prepare_datasets import copied_from_python, untuned
 
 __all__ = ["ChiefData", "ChiefDataRunner", "GraphsOfBatches", "chief_must_read"]
 

@@ -23,7 +23,6 @@ __all__ = [
     "chain_of",
     "check_order",
     "contains_python",
-    "copied_from_python",
     "definitions_of",
     "has_no_order",
     "is_shuffled_anew",
@@ -81,28 +80,6 @@ def contains_python(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set calls Python code, such as a generator."""
     nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
     return any(op in _OF_PYTHON for op in nodes)
-
-
-def copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set that copies the elements that Python code in it yields, if there is such code.
-
-    TensorFlow uses NumPy's memory as its own: a step may write to an array that a generator has yielded.
-    """
-    if not contains_python(dataset):
-        return dataset
-
-    def copied(*element: Any) -> Any:
-        copies = tf.nest.map_structure(_copied, element, expand_composites=True)
-        return copies if len(copies) > 1 or isinstance(dataset.element_spec, tuple) else copies[0]
-
-    return dataset.map(copied)
-
-
-def _copied(part: tf.Tensor | None) -> tf.Tensor | None:
-    if part is None:  # an optional input
-        return None
-    is_number = part.dtype.is_floating or part.dtype.is_integer
-    return tf.ensure_shape(tf.raw_ops.DeepCopy(x=part), part.shape) if is_number else part
 
 
 def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:

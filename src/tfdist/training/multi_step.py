@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
+from tfdist.training.prepare_datasets import with_none
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.step_stats import now, only_after
 

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import resolver_of
-from tfdist.training.absent_inputs import with_placeholders
 from tfdist.training.arguments import strategy_of
 from tfdist.training.data_read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
+from tfdist.training.prepare_datasets import with_placeholders
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner

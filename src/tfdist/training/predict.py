@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
-from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import Begun
 from tfdist.training.arguments import (
     callbacks_of,
@@ -34,6 +33,7 @@ from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.outputs import decoded, encoded, joined
+from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
-from tfdist.training.absent_inputs import with_none
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
 from tfdist.training.data import Data, distribute, distribute_to_workers
@@ -24,6 +23,7 @@ from tfdist.training.keras.sharded_variables import built_on_parts, check_parts,
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, check_targets, has_own
 from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.writes_to_servers import settle_writes

@@ -9,7 +9,7 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.no_autotune import untuned_on_devices
+from tfdist.training.prepare_datasets import untuned_on_devices
 
 __all__ = ["SynchronousRunner", "graph_in_step"]
 

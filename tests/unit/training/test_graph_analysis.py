@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -73,9 +75,6 @@ def test_without_a_graph_it_is_unknown():
 
 def test_a_number_of_python_is_the_same_for_all_examples():
     assert [reduction_of(0), reduction_of(1.0)] == ["same", "same"]
-
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.training.absent_inputs import with_none
 from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.prepare_datasets import with_none
 from tfdist.training.step_stats import Failure
 
 __all__ = ["OwnStep"]
