@@ -18,12 +18,9 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.errors import TaskLost
-from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.multi_step import Totals
-from tfdist.training.packed_results import PackedResults
-from tfdist.training.parts_of_data import Execution, PartsOfData, opened_order
+from tfdist.training.parts_of_data import PartsOfData
 from tfdist.training.prepare_datasets import untuned_on_devices
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
@@ -33,10 +30,9 @@ from tfdist.training.task_errors import (
     named,
     silent_tasks,
 )
-from tfdist.training.worker_values_in_graph import tables_in_loops
 from tfdist.training.writes_to_servers import settle_writes
 
-__all__ = ["CoordinatedRunner", "Epoch", "OnWorker", "WorkerGraph"]
+__all__ = ["CoordinatedRunner", "Epoch"]
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
@@ -45,50 +41,6 @@ _SECONDS_BETWEEN_LOOKS_AT_WORKERS = 1.0
 
 _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
 _log = logging.getLogger("tfdist")
-
-
-class OnWorker:
-    """What executes steps on a worker.
-
-    Attributes:
-        executions: The executions that have begun and ended.
-        applied: Where its steps are noted; None if they update nothing.
-    """
-
-    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
-        """Store what to execute.
-
-        Args:
-            execution: A function of an iterator, a number of steps and what was begun of them. It returns the
-                steps taken, their result, and the seconds that it waited for data.
-            applied: Where its steps are noted; None if they update nothing.
-        """
-        self._execution, self.executions, self.applied = execution, WorkerExecutions(), applied
-        self._results = PackedResults()
-
-    def new_execution(self, wanted: int, call: int) -> Execution:
-        """Return a new execution of a number of steps, in the epoch of this number."""
-        number = 0 if self.applied is None else self.applied.new_number()
-        return Execution(wanted, number, self.applied, call=call, unpacked=self._results.unpacked)
-
-    def execute(self, iterator: Any, order: tf.Tensor) -> Any:
-        """Execute steps, in a graph that the coordinator sends to a worker with an order."""
-        steps, begun = opened_order(order)
-        with tables_in_loops():
-            return self._results.packed(self._execution(iterator, steps, begun))
-
-
-class WorkerGraph(OnWorker):
-    """The graph of an execution on a worker.
-
-    Attributes:
-        function: The graph.
-    """
-
-    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
-        """Make the graph."""
-        super().__init__(execution, applied)
-        self.function = tf.function(self.execute, autograph=False)
 
 
 @dataclass

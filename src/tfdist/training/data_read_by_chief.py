@@ -5,9 +5,8 @@ Workers cannot read some data themselves: Python code exists in one process only
 """
 
 import collections
-import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +14,12 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.training.applied_steps import AppliedSteps
-from tfdist.training.coordinated_runner import CoordinatedRunner, Epoch, OnWorker
+from tfdist.training.coordinated_runner import CoordinatedRunner, Epoch
 from tfdist.training.dataset_checks import contains_python, is_too_large_to_send
-from tfdist.training.parts_of_data import ORDER_SPEC, opened_order
 from tfdist.training.prepare_datasets import copied_from_python, untuned
+from tfdist.training.worker_graphs import GraphsOfBatches
 
-__all__ = ["ChiefData", "ChiefDataRunner", "GraphsOfBatches", "chief_must_read"]
+__all__ = ["ChiefData", "ChiefDataRunner", "chief_must_read"]
 
 _END = object()
 _READING = Activity("reading data", "at_each_step")
@@ -50,37 +48,6 @@ def chief_must_read(dataset: tf.data.Dataset) -> bool:
         return False
     _log.info("the chief reads the data, which contain %s, and sends each batch to a worker", reason)
     return True
-
-
-class GraphsOfBatches(OnWorker):
-    """The graphs of an execution, for each number of batches that the chief sends with it."""
-
-    def __init__(self, execution: Callable[..., Any], applied: AppliedSteps | None = None) -> None:
-        super().__init__(execution, applied)
-        self._graphs: dict[tuple[int, str], Any] = {}
-
-    def of(self, count: int, spec: Any) -> Any:
-        """Return the graph of an execution on a number of batches of a spec."""
-        key = count, repr(spec)
-        if key not in self._graphs:
-            self._graphs[key] = self._made(count, spec)
-        return self._graphs[key]
-
-    def _made(self, count: int, spec: Any) -> Any:
-        parts = tf.nest.flatten(spec, expand_composites=True)
-
-        def execute_on(batches: Any, order: tf.Tensor) -> Any:
-            data: list[Any] = [
-                tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, batch, expand_composites=True))
-                for batch in batches
-            ]
-            joined: Any = functools.reduce(lambda first, second: first.concatenate(second), data)
-            _, begun = opened_order(order)
-            joined = joined.skip(tf.cast(begun.done, tf.int64))
-            return self.execute(iter(joined), order)
-
-        signature: list[Any] = [[parts] * count, ORDER_SPEC]
-        return tf.function(execute_on, autograph=False, input_signature=signature)
 
 
 class ChiefDataRunner(CoordinatedRunner):

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.applied_steps import AppliedSteps, Begun
-from tfdist.training.coordinated_runner import CoordinatedRunner, WorkerGraph
+from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import Data, distribute, distribute_to_workers
-from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner, GraphsOfBatches
+from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
 from tfdist.training.keras.compat import build_for, has_call, is_keras_2
 from tfdist.training.keras.custom_step_as_is import OwnStep
@@ -26,6 +26,7 @@ from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
+from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
 from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = [

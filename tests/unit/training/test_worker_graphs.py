@@ -5,7 +5,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.packed_results import PackedResults  # noqa: E402
+from tfdist.training.worker_graphs import PackedResults  # noqa: E402
 
 
 class Both(NamedTuple):
