@@ -33,9 +33,10 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
+from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
-from tfdist.training.session import Phase, Session, Step
+from tfdist.training.session import Phase, Session
 from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.step_spans import name_steps
 from tfdist.training.step_stats import record_task_speed
@@ -327,7 +328,7 @@ class Run:
             self._throughput.compare(self.step, step.times(step.since(counted, totals)))
         step.end_epoch()
 
-    def _show(self, step: Step, counted: Totals) -> None:
+    def _show(self, step: KerasStep, counted: Totals) -> None:
         """Add a point to the curves of training."""
         logs = as_scalars(step.results(counted))
         self._throughput.loss, self._throughput.accuracy = logs.get("loss"), logs.get("accuracy")

@@ -13,7 +13,8 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
-from tfdist.training.session import Phase, Step
+from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.session import Phase
 from tfdist.training.step_spans import name_steps
 
 __all__ = ["RAN_OUT", "DataPosition", "EpochPart", "last_index", "run_batches", "steps_per_execution"]
@@ -158,7 +159,7 @@ def run_batches(
     _end(part, step)
 
 
-def _end(part: EpochPart, step: Step) -> None:
+def _end(part: EpochPart, step: KerasStep) -> None:
     """Write the metrics' results to the logs, and the totals to the metrics."""
     if part.done:
         part.logs = step.results(part.totals)

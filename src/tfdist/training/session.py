@@ -34,7 +34,6 @@ __all__ = [
     "Phase",
     "Runner",
     "Session",
-    "Step",
     "graph_on_workers",
     "randomness_of",
     "replica_spec",
@@ -46,13 +45,12 @@ _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
 Runner: TypeAlias = SynchronousRunner | CoordinatedRunner
-Step: TypeAlias = Keras2Step | Keras3Step | SharedCustomStep | OwnStep
 
 
 class Phase(NamedTuple):
     """A step, and the runner that runs it over the data."""
 
-    step: Step
+    step: KerasStep
     runner: Runner
 
 
@@ -194,7 +192,7 @@ class Session:
             return Phase(step, SynchronousRunner(execute, dataset, step=_STEPS[name], settle_writes=settle))
         return Phase(step, self._cluster.coordinated_runner(execute, dataset, step.merged))
 
-    def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:
+    def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[KerasStep, Any]:
         """Return the step of the model's own method, and what executes it."""
         if self._is_shared and not is_keras_2(self._model):
             spec, randomness = replica_spec(spec), self._randomness
@@ -206,7 +204,7 @@ class Session:
         own = OwnStep(self._model, self.strategy, name, spec, stops_at_failure=stops)
         return own, own.execution  # makes its own graphs
 
-    def _of_keras_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[Step, Any]:
+    def _of_keras_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[KerasStep, Any]:
         """Return the step of Keras's own method, and what executes it."""
         step = self._new_step()
         self._check_metrics(step)
@@ -249,7 +247,7 @@ class Session:
         return self._cluster.coordinator is not None or self.strategy.num_replicas_in_sync > 1
 
     def _graph(
-        self, execution: Callable[..., Any], dataset: Any, step: Step, applied: AppliedSteps | None
+        self, execution: Callable[..., Any], dataset: Any, step: KerasStep, applied: AppliedSteps | None
     ) -> Any:
         """Return the graph of an execution over data like these; the execution itself if it runs eagerly."""
         if self._cluster.coordinator is None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
+from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import with_none
@@ -16,7 +17,7 @@ from tfdist.training.step_stats import Failure
 __all__ = ["OwnStep"]
 
 
-class OwnStep:
+class OwnStep(KerasStep):
     """A step that calls the model's own method on each replica's part of a batch.
 
     The totals are the logs of the last batch. The model decides what its method computes, and whether to
@@ -36,22 +37,14 @@ class OwnStep:
         *,
         stops_at_failure: bool,
     ) -> None:
-        self._model = model
-        self._strategy = strategy
-        self._name = name
-        self._stops = stops_at_failure
+        super().__init__(model, strategy)
+        self._name, self._stops = name, stops_at_failure
         self._logs: dict[str, Any] = {}
         self._more: Any = None
         if not model.run_eagerly:
             # The first trace may create variables, which TensorFlow does not allow in a loop.
             self._one = tf.function(self._run, autograph=False, input_signature=[element_spec])
             self._more = tf.function(self._loop, autograph=False, reduce_retracing=True)
-
-    def begin(self) -> Totals:
-        """Reset the metrics, and return totals without logs."""
-        with self._strategy.scope():
-            self._model.reset_metrics()
-        return self.empty_totals()
 
     def empty_totals(self) -> Totals:
         """Return no logs and no times: only the model knows where it computes and where it waits."""
@@ -67,10 +60,6 @@ class OwnStep:
         del before
         return now
 
-    def store(self, totals: Totals) -> None:
-        """Leave the metrics as they are: the model's own step has updated them."""
-        del totals
-
     def kept(self, totals: Totals) -> list[Any]:
         """Return what a checkpoint keeps in the middle of an epoch: the variables of the metrics."""
         del totals
@@ -79,9 +68,7 @@ class OwnStep:
     def resumed(self, kept: Sequence[Any]) -> Totals:
         """Return the totals of an epoch that continues from what `kept` returned."""
         totals, variables = self.begin(), self._metric_variables
-        if [tuple(variable.shape) for variable in variables] != [np.shape(value) for value in kept]:
-            remedy = "Compile the model with the same metrics"
-            raise ConfigError("the checkpoint", "has other metrics", remedy=remedy)
+        check_metrics_of_checkpoint(variables, kept)
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
         return totals
@@ -130,9 +117,6 @@ class OwnStep:
     def batch_logs(self, totals: Totals) -> dict[str, Any]:
         """Return the logs as the model's own step returns them."""
         return flat_logs(tf.nest.pack_sequence_as(self._logs, totals.metrics))
-
-    def end_epoch(self) -> None:
-        """Do nothing: the model itself handles what its replicas write."""
 
     def times(self, totals: Totals) -> None:
         """Return None: only the model knows where it computes and where it waits."""

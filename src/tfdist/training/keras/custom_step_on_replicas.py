@@ -35,13 +35,12 @@ from tfdist.training.keras.loss_normalization import (
     recorded_divisors,
     weight_of,
 )
-from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.sharded_variables import parts_of
-from tfdist.training.keras.step_base import value_of
+from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.keras.temporary_patches import (
     gradients_taken_by,
     means_counted_by,

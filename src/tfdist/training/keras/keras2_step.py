@@ -36,28 +36,6 @@ class Keras2Step(KerasStep):
         if model.optimizer is not None:
             fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
-    def begin(self) -> Totals:
-        """Reset the metrics, and return the totals to start from."""
-        with self._strategy.scope():
-            self._model.reset_metrics()
-        return self.empty_totals()
-
-    def empty_totals(self) -> Totals:
-        """Return the table of step statistics only: the metrics count in variables of their own."""
-        return Totals((), self._step_stats.zeros())
-
-    def merged(self, totals: Totals, others: Totals) -> Totals:
-        """Return totals and those of other steps, added up."""
-        return Totals((), totals.stats + others.stats)
-
-    def since(self, before: Totals, now: Totals) -> Totals:
-        """Return what was counted from one point to another."""
-        return Totals((), now.stats - before.stats)
-
-    def store(self, totals: Totals) -> None:
-        """Leave the metrics as they are: they count in variables of their own."""
-        del totals
-
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
         del totals

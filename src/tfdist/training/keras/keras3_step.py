@@ -35,14 +35,13 @@ from tfdist.training.keras.loss_normalization import (
     weight_of,
 )
 from tfdist.training.keras.losses_of_examples import check_rank, mean_of
-from tfdist.training.keras.metric_step import MetricStep
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
-from tfdist.training.keras.step_base import value_of
+from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_cache import PsCache

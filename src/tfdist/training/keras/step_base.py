@@ -1,4 +1,4 @@
-"""Define the common part of the steps of Keras 2 and of Keras 3 models."""
+"""Define the common part of the steps of models: what totals count, and what a phase asks of a step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,17 +10,19 @@ from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
 from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.keras.metrics import MetricState
+from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.step_stats import Failure, StepStats
 
-__all__ = ["KerasStep", "value_of"]
+__all__ = ["KerasStep", "MetricStep", "check_metrics_of_checkpoint", "value_of"]
 
 _Result = TypeVar("_Result")
 
 
 class KerasStep:
-    """The common part of steps: the model, the strategy, and the table of step statistics in totals.
+    """A step of a model: its totals have the table of step statistics, and its metrics count by themselves.
 
     Attributes:
         writes_in_tests: Whether a test, once traced, writes to variables besides those of metrics.
@@ -56,6 +58,27 @@ class KerasStep:
         applied = self._applied
         return applied.note_step if applied is not None and applied.are_noted_by_update else None
 
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        with self._strategy.scope():
+            self._model.reset_metrics()
+        return self.empty_totals()
+
+    def empty_totals(self) -> Totals:
+        """Return the totals of no examples."""
+        return Totals((), self._step_stats.zeros())
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals merged with those of other steps."""
+        return Totals((), totals.stats + others.stats)
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another."""
+        return Totals((), now.stats - before.stats)
+
+    def store(self, totals: Totals) -> None:
+        """Write the totals to the metrics' own variables, if they are not counted there."""
+
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
         raise NotImplementedError
@@ -67,8 +90,8 @@ class KerasStep:
     def end_epoch(self) -> None:
         """Do nothing: no replica writes anything for itself."""
 
-    def times(self, totals: Totals) -> tf.Tensor:
-        """Return the table of `StepStats`: a row for each replica, or for each asynchronous worker."""
+    def times(self, totals: Totals) -> tf.Tensor | None:
+        """Return the table of `StepStats`, with a row for each replica or asynchronous worker, if known."""
         return totals.stats
 
     def is_failing(self, totals: Totals) -> tf.Tensor:
@@ -86,16 +109,9 @@ class KerasStep:
     def resumed(self, kept: Sequence[Any]) -> Totals:
         """Return the totals of an epoch that continues from what `kept` returned."""
         begun = self.begin()
-        shapes = [tuple(np.shape(value)) for value in begun.metrics]
-        if shapes != [tuple(np.shape(value)) for value in kept]:
-            problem = "has other metrics, or another number of replicas counts them"
-            raise ConfigError("the checkpoint", problem, remedy="Compile the model with the same metrics")
+        check_metrics_of_checkpoint(begun.metrics, kept)
         values = zip(kept, begun.metrics, strict=True)
         return Totals(tuple(tf.cast(value, old.dtype) for value, old in values), begun.stats)
-
-    def begin(self) -> Totals:
-        """Reset the metrics, and return the totals to start from."""
-        raise NotImplementedError
 
     def _compiled(self, compute: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
         """Return what a replica computes, compiled by XLA where the model asks for it."""
@@ -103,6 +119,45 @@ class KerasStep:
             return compute
         compiled: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
         return compiled
+
+
+class MetricStep(KerasStep):
+    """A step whose totals are those of the metrics, followed by other values of the last batch, if any."""
+
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(model, strategy)
+        self._metrics = MetricState(model, strategy)
+        read_by_rows(model.variables)
+
+    def begin(self) -> Totals:
+        """Reset the metrics, and return the totals to start from."""
+        return Totals((*self._metrics.reset(), *self._no_others()), self._step_stats.zeros())
+
+    def empty_totals(self) -> Totals:
+        """Return the totals of no examples."""
+        return Totals((*self._metrics.zeros(), *self._no_others()), self._step_stats.zeros())
+
+    def merged(self, totals: Totals, others: Totals) -> Totals:
+        """Return totals merged with those of other steps, with the values of the later batch."""
+        (counted, _), (others_counted, values) = self._split(totals), self._split(others)
+        return Totals((*self._metrics.merged(counted, others_counted), *values), totals.stats + others.stats)
+
+    def since(self, before: Totals, now: Totals) -> Totals:
+        """Return what was counted from one point to another, and the values of the last batch."""
+        (counted_before, _), (counted, values) = self._split(before), self._split(now)
+        return Totals((*self._metrics.since(counted_before, counted), *values), now.stats - before.stats)
+
+    def store(self, totals: Totals) -> None:
+        """Write the totals to the metrics' own variables."""
+        self._metrics.store(self._split(totals)[0])
+
+    def _no_others(self) -> list[tf.Tensor]:
+        """Return the other values in the totals of no batch."""
+        return []
+
+    def _split(self, totals: Totals) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        count = len(self._metrics.variables)
+        return totals.metrics[:count], totals.metrics[count:]
 
 
 def _resource_of(variable: Any) -> Any:
@@ -114,3 +169,10 @@ def _resource_of(variable: Any) -> Any:
 def value_of(value: Any) -> Any:
     """Return the value of a result, which may be a variable of Keras 3."""
     return tf.convert_to_tensor(value) if hasattr(value, "path") else value
+
+
+def check_metrics_of_checkpoint(mine: Sequence[Any], kept: Sequence[Any]) -> None:
+    """Raise ConfigError if what a checkpoint keeps of the metrics has other shapes than theirs."""
+    if [tuple(np.shape(value)) for value in mine] != [tuple(np.shape(value)) for value in kept]:
+        problem = "has other metrics, or another number of replicas counts them"
+        raise ConfigError("the checkpoint", problem, remedy="Compile the model with the same metrics")
