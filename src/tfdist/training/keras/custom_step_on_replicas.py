@@ -29,6 +29,7 @@ from tfdist.training.exact_sparse_gradients import (
 )
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
+from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
     check_numbers,
     losses_of_one_process,
@@ -98,6 +99,7 @@ class SharedCustomStep(MetricStep):
         self._own = getattr(own, "python_function", own)  # a tf.function could not exchange gradients
         self._name = name
         self._randomness = randomness
+        self._writes = LayerWrites(model, strategy, randomness, method=name)
         self._replicas = strategy.num_replicas_in_sync
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
@@ -269,8 +271,9 @@ class SharedCustomStep(MetricStep):
         # Other workers may change a factor while this one computes. So it is read once.
         scales = {id(scaler): tf.identity(scaler.dynamic_scale.value) for scaler in scalers}
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
-        state = [*metrics, *self._randomness.snapshot(), *factors]
-        return ReplicaTrace(non_trainable_scope(self._keras, state), batch_size(data), share, seed, scales)
+        seeds = self._randomness.snapshot()
+        scope = non_trainable_scope(self._keras, [*metrics, *seeds, *factors])
+        return ReplicaTrace(scope, batch_size(data), share, seed, seeds, scales)
 
     def _share(self, size: tf.Tensor) -> tf.Tensor:
         needs_share = bool(self._means) or any(log.is_sum for log in self._flat_logs)
@@ -325,19 +328,9 @@ class SharedCustomStep(MetricStep):
 
     def _state(self, replica: ReplicaTrace) -> list[tf.Tensor]:
         """Return what the step has written to variables that are not of metrics."""
-        counted = {id(variable) for variable in self._metrics.variables}
-        written = [pair for pair in replica.scope.written() if id(pair[0]) not in counted]
-        self._written = [variable for variable, _ in written]
-        own = {id(variable) for variable in (*self._model.variables, *self._randomness.unseeded)}
-        for variable in self._written:
-            if id(variable) not in own:
-                problem = f"writes to {variable.path}, a variable that neither the model nor its metrics have"
-                remedy = "Make the metric or variable an attribute of the model"
-                raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy=remedy)
-        return [
-            value - replica.scope.begun(variable) if self._randomness.owns(variable) else value
-            for variable, value in written
-        ]
+        found = self._writes.found(replica.scope, self._metrics.variables)
+        self._written = [variable for variable, _ in found]
+        return self._writes.to_share(found, replica.seeds)
 
     def _result(self, original: Callable[[], Any], metric: Any) -> Any:
         """Return the result of a metric, and note that it is one."""

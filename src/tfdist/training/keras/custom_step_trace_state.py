@@ -32,6 +32,7 @@ class ReplicaTrace:
         size: The number of the replica's examples.
         share: The replica's share of the examples of the global batch.
         seed: The seed of the graph, which differs between replicas.
+        seeds: The states of the random generators that the step began with.
         scales: The factor of each optimizer that scales losses, by the optimizer's id.
         divisors: The divisors of the losses that the step has computed so far.
         results: The values that metrics have returned, each with its metric and its place in the result.
@@ -45,6 +46,7 @@ class ReplicaTrace:
     size: tf.Tensor
     share: tf.Tensor
     seed: GraphSeed
+    seeds: list[tuple[Any, tf.Tensor]]
     scales: dict[int, tf.Tensor] = field(default_factory=dict)
     divisors: list[Divisor] = field(default_factory=list)
     results: list[tuple[Any, Any, int]] = field(default_factory=list)

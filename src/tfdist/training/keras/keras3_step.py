@@ -27,7 +27,7 @@ from tfdist.training.exact_sparse_gradients import (
 )
 from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
-from tfdist.training.keras.layer_writes import LayerWrites
+from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
     check_numbers,
     losses_of_one_process,
@@ -38,7 +38,6 @@ from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
-from tfdist.training.keras.refused_assignments import assignments_refused
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of

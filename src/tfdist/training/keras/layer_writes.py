@@ -1,6 +1,8 @@
-"""Find what layers write while a Keras 3 model is called, for replicas to share."""
+"""Find what layers, or a custom step, write while a Keras 3 model is called, for replicas to share."""
 
-from collections.abc import Collection, Sequence
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,23 +13,26 @@ from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import is_alone
 
-__all__ = ["LayerWrites"]
+__all__ = ["LayerWrites", "assignments_refused"]
 
 
 class LayerWrites:
     """What the layers of a model write, besides what its metrics and its optimizer write."""
 
-    def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
-        self._model, self._randomness = model, randomness
-        self._is_alone = is_alone(strategy)
+    def __init__(
+        self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness, *, method: str = ""
+    ) -> None:
+        """Store what writes: the layers of a model, or else its own `method`, which replicas share."""
+        self._model, self._randomness, self._method = model, randomness, method
+        self._may_hide = is_alone(strategy) and not method
 
     def found(self, scope: RecordingScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to in a scope, except those `apart`, with their values.
 
         Raises:
             ConfigError: A layer writes a weight in shards, whose new value has no gradient for each shard; or
-                several replicas or workers write a variable that belongs to no layer, as the states of a
-                recurrent layer do.
+                several replicas or workers write a variable that is not one of the model, as the states of
+                a recurrent layer are not.
         """
         skipped = {id(variable) for variable in apart}
         found = [(variable, value) for variable, value in scope.written() if id(variable) not in skipped]
@@ -38,7 +43,11 @@ class LayerWrites:
                 raise ConfigError(where, problem, remedy="Leave out min_shard_bytes and max_shards")
         own = {id(variable) for variable in (*self._model.variables, *self._randomness.unseeded)}
         hidden = [variable.path for variable, _ in found if id(variable) not in own]
-        if hidden and not self._is_alone:
+        if hidden and self._method:
+            problem = f"writes to {hidden[0]}, a variable that neither the model nor its metrics have"
+            remedy = "Make the metric or variable an attribute of the model"
+            raise ConfigError(f"{self._method} of {where}", problem, remedy=remedy)
+        if hidden and not self._may_hide:
             problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
             remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
             raise ConfigError(where, problem, remedy=remedy)
@@ -58,3 +67,29 @@ class LayerWrites:
             tf.convert_to_tensor(value - drawn[id(variable)] if id(variable) in drawn else value)
             for variable, value in found
         ]
+
+
+# What TensorFlow says of an assignment that all replicas make, in a branch for those that have examples.
+_MERGED_IN_A_BRANCH = "`merge_call` called while defining a new graph"
+_LAYER = re.compile(r"calling (\w+)\.call\(\)")
+
+
+@contextlib.contextmanager
+def assignments_refused(model: Any) -> Iterator[None]:
+    """Name the layer that assigns to a tf.Variable, while replicas call the model in a graph.
+
+    tfdist knows what the replicas write to variables of Keras, and combines it; it does not see this.
+
+    Raises:
+        ConfigError: A layer does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _MERGED_IN_A_BRANCH not in str(error):
+            raise
+        layer = _LAYER.search(str(error))
+        where = f"model {model.name}" if layer is None else f"layer {layer[1]}"
+        problem = "assigns to a tf.Variable while it is called, which replicas cannot share"
+        remedy = "Make the variable by self.add_weight(..., trainable=False)"
+        raise ConfigError(where, problem, remedy=remedy) from error

@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,48 +19,77 @@ __all__ = [
 ]
 
 
-class RecordingScope(Protocol):
-    """A stateless scope of Keras 3 that tells which variables were written to in it."""
+class RecordingScope:
+    """A stateless scope of Keras 3 that tells which variables were written to in it.
+
+    It extends the `StatelessScope` of the model's own Keras: see `recording_scope`.
+    """
+
+    get_current_value: Callable[[Any], Any]  # of a variable in the scope
+
+    def __init__(self, state: Sequence[tuple[Any, tf.Tensor]]) -> None:
+        super().__init__(state, collect_losses=True)  # type: ignore[call-arg]
+        self._written: dict[int, Any] = {}
 
     def __enter__(self) -> "RecordingScope":
-        """Enter the scope."""
+        super().__enter__()  # type: ignore[misc]
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        """Leave the scope."""
+        super().__exit__(*error)  # type: ignore[misc]
 
-    def get_current_value(self, variable: Any) -> Any:
-        """Return the value that a variable has in the scope."""
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Note the variable that is written to."""
+        variable, _ = update
+        self._written[id(variable)] = variable
+        super().add_update(update)  # type: ignore[misc]
 
     def written(self) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to, with their values."""
+        values: dict[int, Any] = self.state_mapping  # type: ignore[attr-defined]
+        return [(variable, tf.convert_to_tensor(values[key])) for key, variable in self._written.items()]
 
 
-class NonTrainableScope(RecordingScope, Protocol):
-    """A scope of Keras 3 that keeps the values that are assigned to variables.
+class NonTrainableScope(RecordingScope):
+    """A scope of Keras 3 that keeps the values that are assigned to variables, but not to weights.
 
     Attributes:
         is_paused: Whether variables are written to at once.
     """
 
-    is_paused: bool
+    is_paused = False
 
-    def __enter__(self) -> "NonTrainableScope":
-        """Enter the scope."""
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Note the variable that is written to; write at once to a weight."""
+        variable, value = update
+        # A layer that writes its weights, as SpectralNormalization does, computes with the new ones.
+        if self.is_paused or variable.trainable:
+            assign_at_once(variable, value)
+            return
+        super().add_update(update)
 
-    def begun(self, variable: Any) -> tf.Tensor:
-        """Return the value that a variable was given at the beginning."""
+    def get_current_value(self, variable: Any) -> Any:
+        """Return the value of a variable in the scope."""
+        # Regularizers use this value as it is, and the gradient is that of TensorFlow's variable.
+        value = None if self.is_paused else super().get_current_value(variable)
+        return variable_of_tensorflow(variable) if value is None else value
 
 
 def recording_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> RecordingScope:
     """Return a stateless scope in which some variables start from given values, also weights."""
-    scope: RecordingScope = _recording_kind(keras)(state, collect_losses=True)
+    scope: RecordingScope = _of_keras(RecordingScope, keras)(state)
     return scope
 
 
 def non_trainable_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> NonTrainableScope:
-    """Return a scope in which some variables start from given values."""
-    scope: NonTrainableScope = _non_trainable_kind(keras)(state)
+    """Return a scope, which writes weights at once, in which some variables start from given values."""
+    scope: NonTrainableScope = _of_keras(NonTrainableScope, keras)(state)
     return scope
+
+
+@functools.cache
+def _of_keras(kind: type, keras: ModuleType) -> Any:
+    return type(kind.__name__, (kind, keras.StatelessScope), {})
 
 
 @contextlib.contextmanager
@@ -73,51 +102,3 @@ def variables_made_in(strategy: tf.distribute.Strategy, keras: ModuleType) -> It
     finally:
         with strategy.scope():
             scope.__exit__()
-
-
-@functools.cache
-def _recording_kind(keras: ModuleType) -> Any:
-    class Scope(keras.StatelessScope):  # type: ignore[misc, name-defined]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._written: dict[int, Any] = {}
-
-        def add_update(self, update: tuple[Any, Any]) -> None:
-            variable, _ = update
-            self._written[id(variable)] = variable
-            super().add_update(update)
-
-        def written(self) -> list[tuple[Any, tf.Tensor]]:
-            return [
-                (variable, tf.convert_to_tensor(self.state_mapping[key]))
-                for key, variable in self._written.items()
-            ]
-
-    return Scope
-
-
-@functools.cache
-def _non_trainable_kind(keras: ModuleType) -> Any:
-    class Scope(_recording_kind(keras)):  # type: ignore[misc]
-        def __init__(self, state: Sequence[tuple[Any, tf.Tensor]]) -> None:
-            super().__init__(state, collect_losses=True)
-            self._begun = {id(variable): value for variable, value in state}
-            self.is_paused = False
-
-        def add_update(self, update: tuple[Any, Any]) -> None:
-            variable, value = update
-            # A layer that writes its weights, as SpectralNormalization does, computes with the new ones.
-            if self.is_paused or variable.trainable:
-                assign_at_once(variable, value)
-                return
-            super().add_update(update)
-
-        def get_current_value(self, variable: Any) -> Any:
-            # Regularizers use this value as it is, and the gradient is that of TensorFlow's variable.
-            value = None if self.is_paused else super().get_current_value(variable)
-            return variable_of_tensorflow(variable) if value is None else value
-
-        def begun(self, variable: Any) -> tf.Tensor:
-            return self._begun[id(variable)]
-
-    return Scope
