@@ -30,11 +30,12 @@ from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
     check_numbers,
+    check_rank,
     losses_of_one_process,
+    mean_of,
     recorded_divisors,
     weight_of,
 )
-from tfdist.training.keras.losses_of_examples import check_rank, mean_of
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope

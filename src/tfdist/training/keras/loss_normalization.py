@@ -1,7 +1,8 @@
 """Find the divisors of a replica's losses, so that the replicas' losses make the loss of the whole batch.
 
 Keras 3 does not return them, and divides some losses by the number of replicas too. tfdist therefore replaces
-the two functions of Keras that do so while it traces a step.
+the two functions of Keras that do so while it traces a step. With `reduction=None`, Keras 3 takes the
+gradient of the sum of the losses of the examples, and logs their mean.
 """
 
 import contextlib
@@ -17,8 +18,17 @@ import tensorflow as tf
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
 from tfdist.training.graph_analysis import reduction_of
+from tfdist.training.model_checks import has_own
 
-__all__ = ["Divisor", "check_numbers", "losses_of_one_process", "recorded_divisors", "weight_of"]
+__all__ = [
+    "Divisor",
+    "check_numbers",
+    "check_rank",
+    "losses_of_one_process",
+    "mean_of",
+    "recorded_divisors",
+    "weight_of",
+]
 
 _INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
@@ -146,3 +156,27 @@ def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
         return "weighted number"
     kinds = {"mean": "count", "same": "count", "sum": "sum"}
     return kinds.get(reduction_of(number) or "", "sum" if reduction == "sum" else "number")
+
+
+def check_rank(loss: tf.Tensor, model: Any, *, of_examples: bool) -> None:
+    """Raise ConfigError for a loss of which replicas cannot know how its parts make the whole.
+
+    Args:
+        loss: The loss of a replica.
+        model: The model.
+        of_examples: Whether it should be one for each example, and not one number.
+    """
+    if loss.shape.rank is None or (loss.shape.rank > 0) == of_examples:
+        return
+    where = f"compute_loss of {model.name}" if has_own(model, "compute_loss") else "loss"
+    if of_examples:
+        problem = "has no reduction, but is one number, of which it is unknown whether it is a sum or a mean"
+        raise ConfigError(where, problem, remedy="Return one for each example, or set its reduction")
+    raise ConfigError(where, "returns one for each example", remedy="Return their mean, one number")
+
+
+def mean_of(loss: tf.Tensor) -> tf.Tensor:
+    """Return the mean of the losses of the examples, zero if there are none; one number is its own mean."""
+    if loss.shape.rank == 0:
+        return loss
+    return tf.math.divide_no_nan(tf.reduce_sum(loss), tf.cast(tf.size(loss), loss.dtype))
