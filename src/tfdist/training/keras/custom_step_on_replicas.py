@@ -48,11 +48,12 @@ from tfdist.training.keras.temporary_patches import (
     methods_replaced,
     methods_restored_of,
     optimizers_applied_by,
+    replicas_hidden,
+    replicas_hideable,
 )
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean
-from tfdist.training.replicas_hidden import replicas_hidden, replicas_hideable
 from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["SharedCustomStep"]

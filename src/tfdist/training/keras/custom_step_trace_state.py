@@ -11,7 +11,7 @@ from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.loss_normalization import Divisor
 from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.rng import GraphSeed
-from tfdist.training.replicas_hidden import replicas_hidden
+from tfdist.training.keras.temporary_patches import replicas_hidden
 
 __all__ = ["OptimizerUse", "ReplicaTrace", "is_of_sum"]
 

@@ -1,7 +1,8 @@
-"""Replace methods of a user's model, optimizers and metrics for the time of a call, and restore them."""
+"""Replace methods of TensorFlow, Keras, and of a user's model, for the time of a block, and restore them."""
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -20,6 +21,8 @@ __all__ = [
     "methods_restored",
     "methods_restored_of",
     "optimizers_applied_by",
+    "replicas_hidden",
+    "replicas_hideable",
 ]
 
 # The methods that `optimizer`, `fused_optimizers` and `sharded_variables` replace on an object.
@@ -164,3 +167,30 @@ def _owners_in(optimizer: Any) -> list[Any]:
 
 def _with_attributes(owners: list[Any]) -> list[Any]:
     return [owner for owner in owners if hasattr(owner, "__dict__")]
+
+
+_HERE = threading.local()  # TensorFlow traces each replica in a thread of its own
+
+
+@contextlib.contextmanager
+def replicas_hideable() -> Iterator[None]:
+    """Make `replicas_hidden` work within the block; for one thread at a time."""
+    kind = tf.distribute.Strategy
+    original = kind.num_replicas_in_sync
+
+    def count(strategy: tf.distribute.Strategy) -> int:
+        return 1 if getattr(_HERE, "is_hidden", False) else original.fget(strategy)
+
+    with attributes_set(kind, num_replicas_in_sync=property(count, doc=original.__doc__)):
+        yield
+
+
+@contextlib.contextmanager
+def replicas_hidden(is_hidden: bool = True) -> Iterator[None]:
+    """Make strategies count one replica in this thread, or all of them again, within the block."""
+    before = getattr(_HERE, "is_hidden", False)
+    _HERE.is_hidden = is_hidden
+    try:
+        yield
+    finally:
+        _HERE.is_hidden = before

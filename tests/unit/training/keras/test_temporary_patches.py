@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import threading
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from tensorflow.python.distribute import ps_values  # noqa: E402
 
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.temporary_patches import (  # noqa: E402
+from tfdist.training.keras.temporary_patches import (  # noqa: E402  # noqa: E402
     gradients_taken_by,
     methods_replaced,
     optimizers_applied_by,
+    replicas_hidden,
+    replicas_hideable,
 )
 from tfdist.training.predict import predict  # noqa: E402
 
@@ -109,3 +112,35 @@ def test_no_class_keeps_a_replaced_method():
         assert metric.result() == (metric, 0.0)
         1 / 0  # noqa: B018
     assert ([dict(vars(kind)) for kind in kinds], sorted(vars(metric))) == before
+
+
+@pytest.fixture
+def strategy(monkeypatch):
+    made = tf.distribute.OneDeviceStrategy("/cpu:0")
+    monkeypatch.setattr(type(made.extended), "_num_replicas_in_sync", property(lambda _: 4))
+    return made
+
+
+def test_one_replica_is_counted_in_this_thread_only(strategy):
+    counted = []
+    with replicas_hideable():
+        assert strategy.num_replicas_in_sync == 4
+        with replicas_hidden():
+            assert strategy.num_replicas_in_sync == 1
+            thread = threading.Thread(target=lambda: counted.append(strategy.num_replicas_in_sync))
+            thread.start()
+            thread.join()
+            with replicas_hidden(False):
+                assert strategy.num_replicas_in_sync == 4
+            assert strategy.num_replicas_in_sync == 1
+        assert strategy.num_replicas_in_sync == 4
+    assert counted == [4]
+
+
+def test_nothing_stays_when_a_block_fails(strategy):
+    before = dict(vars(tf.distribute.Strategy))
+    with pytest.raises(ZeroDivisionError), replicas_hideable(), replicas_hidden():
+        1 / 0  # noqa: B018
+    assert dict(vars(tf.distribute.Strategy)) == before
+    with replicas_hideable():
+        assert strategy.num_replicas_in_sync == 4
