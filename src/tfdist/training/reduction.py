@@ -9,7 +9,7 @@ from tfdist._utils.group_by_key import places_by_key
 from tfdist.errors import DataError
 from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.gradient_arithmetic import scaled
-from tfdist.training.exact_sparse_gradients import summed
+from tfdist.training.gradients_of_one_process import summed
 
 __all__ = ["AddUp", "Shared", "batch_size", "shared_mean", "summed_apart", "unpacked"]
 

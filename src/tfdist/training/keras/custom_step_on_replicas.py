@@ -22,9 +22,13 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import with_an_example
-from tfdist.training.exact_sparse_gradients import (
+from tfdist.training.gradients_of_one_process import (
+    has_synchronized_layers,
     have_unique_rows,
+    shaped,
     slices_of_one_process,
+    unweighed,
+    weighed,
     with_rows_summed,
 )
 from tfdist.training.keras.compat import flat_logs
@@ -54,7 +58,6 @@ from tfdist.training.keras.temporary_patches import (
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean
-from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["SharedCustomStep"]
 

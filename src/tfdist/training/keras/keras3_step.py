@@ -19,10 +19,14 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
-from tfdist.training.exact_sparse_gradients import (
+from tfdist.training.gradients_of_one_process import (
     addends,
+    has_synchronized_layers,
     have_unique_rows,
+    shaped,
     slices_of_one_process,
+    unweighed,
+    weighed,
     with_rows_summed,
 )
 from tfdist.training.keras.batch_means import BatchMeans
@@ -47,7 +51,6 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
-from tfdist.training.synchronized_layer_gradients import has_synchronized_layers, shaped, unweighed, weighed
 
 __all__ = ["Keras3Step"]
 

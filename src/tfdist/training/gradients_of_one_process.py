@@ -1,6 +1,11 @@
-"""Compute sparse gradients with the slices that they have in one process.
+"""Compute the gradients that one process has, where several replicas each have a part of the batch.
 
-Keras's optimizers square and clip slice by slice, which gives another number than the square of their sum.
+Sparse gradients keep the slices that they have in one process: Keras's optimizers square and clip slice by
+slice, which gives another number than the square of their sum.
+
+A synchronized layer normalizes by the moments of the whole global batch, and adds values up over the replicas
+while the model is called. So all replicas must call the model, also a replica without examples. The loss of
+one replica then depends on the examples of the others, and its gradients flow back to them.
 """
 
 from collections.abc import Sequence
@@ -8,17 +13,21 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.strategies.gradient_arithmetic import scaled
+from tfdist._utils.keras_private import layers_of
+from tfdist.strategies.gradient_arithmetic import scaled, with_values
 from tfdist.training.graph_analysis import is_length, passed_on
-from tfdist.training.synchronized_layer_gradients import shaped
 
 __all__ = [
     "Addend",
     "addends",
     "dense_where_rows_are_shared",
+    "has_synchronized_layers",
     "have_unique_rows",
+    "shaped",
     "slices_of_one_process",
     "summed",
+    "unweighed",
+    "weighed",
     "with_rows_summed",
 ]
 
@@ -165,3 +174,44 @@ def _depends_on_examples(tensor: Any) -> bool:
         is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
         pending += operation.inputs[:1] if is_reshape else operation.inputs
     return False
+
+
+def has_synchronized_layers(model: Any) -> bool:
+    """Return whether replicas exchange values in a layer of a Keras 3 model."""
+    return any(getattr(layer, "synchronized", False) for layer in layers_of(model))
+
+
+def weighed(loss: Any, weight: Any) -> Any:
+    """Return a loss times its weight, so that its gradients on other replicas are weighted too."""
+    return loss if weight is None or loss is None else loss * tf.cast(weight, loss.dtype)
+
+
+def unweighed(gradients: list[Any], weight: Any) -> list[Any]:
+    """Return gradients divided by their weight, which the reduction applies again."""
+    if weight is None:
+        return gradients
+
+    def unweigh(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
+
+    return [with_values(gradient, unweigh) for gradient in gradients]
+
+
+def shaped(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """Return gradients with the static shapes of their variables.
+
+    TensorFlow infers no shape for the gradient of a product of 3-D inputs, and a replica without examples has
+    no other source for it.
+    """
+    return [_shaped(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def _shaped(gradient: Any, variable: Any) -> Any:
+    if gradient is None:
+        return None
+    shape = tuple(variable.shape)
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient.values.set_shape((None, *shape[1:]))
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape, tf.int64))
+    gradient.set_shape(shape)
+    return gradient
