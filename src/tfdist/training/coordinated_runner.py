@@ -19,6 +19,7 @@ from tfdist._utils.tf_private import (
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
+from tfdist.training.await_server_writes import settle_writes
 from tfdist.training.multi_step import Totals
 from tfdist.training.parts_of_data import PartsOfData
 from tfdist.training.prepare_datasets import untuned_on_devices
@@ -30,7 +31,6 @@ from tfdist.training.task_errors import (
     named,
     silent_tasks,
 )
-from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["CoordinatedRunner", "Epoch"]
 

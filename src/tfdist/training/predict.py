@@ -21,6 +21,7 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
+from tfdist.training.await_server_writes import settle_writes
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.data_read_by_chief import ChiefData
@@ -32,7 +33,7 @@ from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import check_states, has_own
-from tfdist.training.outputs import decoded, encoded, joined
+from tfdist.training.prediction_outputs import decoded, encoded, joined
 from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
@@ -40,7 +41,6 @@ from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.stop_together import Stopping
 from tfdist.training.task_errors import naming_lost_tasks
-from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = ["predict", "predict_on_batch"]
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import build_model
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.applied_steps import AppliedSteps, Begun
+from tfdist.training.await_server_writes import settle_writes
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import Data, distribute, distribute_to_workers
 from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
@@ -27,7 +28,6 @@ from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
-from tfdist.training.writes_to_servers import settle_writes
 
 __all__ = [
     "Cluster",

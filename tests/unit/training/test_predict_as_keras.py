@@ -16,8 +16,8 @@ from training_helpers import Trace  # noqa: E402
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.outputs import joined  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
+from tfdist.training.prediction_outputs import joined  # noqa: E402
 
 keras = tf.keras
 IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"
