@@ -4,21 +4,29 @@ import contextlib
 import warnings
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_steps_per_execution
+from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
 from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase
-from tfdist.training.step_spans import name_steps
 
-__all__ = ["RAN_OUT", "DataPosition", "EpochPart", "last_index", "run_batches", "steps_per_execution"]
-
+__all__ = [
+    "RAN_OUT",
+    "DataPosition",
+    "EpochPart",
+    "last_index",
+    "name_steps",
+    "run_batches",
+    "steps_per_execution",
+]
 
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or generator can make "
@@ -181,3 +189,28 @@ def last_index(model: Any, begun: int, ran: int) -> int:
     Keras 3 counts an execution as a whole one, even if the end of the data cuts it short.
     """
     return begun + (ran if is_keras_2(model) else steps_per_execution(model)) - 1
+
+
+_Totals = TypeVar("_Totals", bound=Totals)
+
+
+def name_steps(
+    executions: Generator[tuple[int, _Totals], None, None], done: int
+) -> Generator[tuple[int, _Totals], None, None]:
+    """Yield the executions of a runner; the profiler records each with the number of its first step.
+
+    Args:
+        executions: The executions.
+        done: How many steps are done.
+    """
+    try:
+        while True:
+            with tf.profiler.experimental.Trace(STEP, step_num=done + 1, _r=1) as recorded:
+                execution = next(executions, None)
+                recorded.set_metadata(steps=0 if execution is None else execution[0])
+            if execution is None:
+                return
+            done += execution[0]
+            yield execution
+    finally:
+        executions.close()
