@@ -157,7 +157,9 @@ class Session:
 
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""
-        dataset, spec = (self._dataset, self._spec) if data is None else self._cluster.distribute(data)
+        if data is None:
+            return self._phase("test_step", self._dataset, self._spec)
+        dataset, spec = self._cluster.distribute(data)
         check_targets(self._model, replica_spec(spec), "test_step")
         return self._phase("test_step", dataset, spec)
 

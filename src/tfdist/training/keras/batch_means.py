@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.graph_analysis import reduction_of
-from tfdist.training.keras.temporary_patches import means_counted_by
+from tfdist.training.keras.temporary_patches import methods_replaced
 
 __all__ = ["BatchMeans"]
 
@@ -31,9 +31,11 @@ class BatchMeans:
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which metrics that get one number for a batch are noted."""
-        return means_counted_by(self._keras, self._count)
+        return methods_replaced([(self._keras.metrics.Mean, "update_state", self._count)])
 
-    def _count(self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any) -> Any:
+    def _count(
+        self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+    ) -> Any:
         if sample_weight is None and not self._keras.ops.ndim(values):
             self._variables |= {id(metric.total), id(metric.count)}
             if reduction_of(values) not in ("mean", "same") and metric.name not in self._warned:

@@ -47,11 +47,8 @@ from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.keras.temporary_patches import (
-    gradients_taken_by,
-    means_counted_by,
     methods_replaced,
     methods_restored_of,
-    optimizers_applied_by,
     replicas_hidden,
     replicas_hideable,
 )
@@ -171,7 +168,7 @@ class SharedCustomStep(MetricStep):
             count = len(self._model.variables)
             with (
                 variables_made_in(self._strategy, self._keras),
-                optimizers_applied_by(self._keras, lambda *_: None),
+                methods_replaced(self._applying(lambda *_, **__: None)),
                 contextlib.suppress(Exception),  # a real error comes again when all replicas are traced
             ):
                 tf.function(self._trace_alone, autograph=False).get_concrete_function(spec)
@@ -209,8 +206,11 @@ class SharedCustomStep(MetricStep):
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        methods: list[tuple[Any, str, Callable[..., Any]]]
-        methods = [(metric, "result", self._result) for metric in self._metrics.metrics]
+        methods = self._applying(self._apply)
+        methods.append((self._keras.metrics.Mean, "update_state", self._update_state))
+        if self._is_synchronized:
+            methods.append((tf.GradientTape, "gradient", self._gradients))
+        methods += [(metric, "result", self._result) for metric in self._metrics.metrics]
         methods += [
             (metric, "update_state", self._update_state)
             for metric in self._metrics.metrics
@@ -220,12 +220,14 @@ class SharedCustomStep(MetricStep):
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
-            optimizers_applied_by(self._keras, self._apply),
             methods_replaced(methods),
-            means_counted_by(self._keras, self._update_state),
-            gradients_taken_by(self._gradients) if self._is_synchronized else contextlib.nullcontext(),
         ):
             yield
+
+    def _applying(self, apply: Callable[..., Any]) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """Return what to replace so that all optimizers of Keras 3 apply gradients by a function."""
+        optimizers = self._keras.optimizers
+        return [(kind, "apply", apply) for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer)]
 
     @contextlib.contextmanager
     def _updates_prepared(self) -> Iterator[None]:
@@ -370,25 +372,28 @@ class SharedCustomStep(MetricStep):
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Weigh a loss, if other replicas have a part in it, before its gradients flow to them."""
+        del tape
         replica = getattr(self._here, "replica", None)
         variables = {id(variable) for variable in self._model.trainable_variables}
         is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
         if replica is None or args or kwargs or not is_of_weights:
-            return original(tape, target, sources, *args, **kwargs)
+            return original(target, sources, *args, **kwargs)
         weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
         if weight is None:
-            return original(tape, target, sources)
+            return original(target, sources)
         upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), weight), target)
-        gradients = original(tape, target, sources, output_gradients=upstream)
+        gradients = original(target, sources, output_gradients=upstream)
         flat = [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
         return tf.nest.pack_sequence_as(sources, unweighed(flat, weight))
 
-    def _apply(self, original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any) -> Any:
+    def _apply(
+        self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
         """Average gradients over the examples of the global batch, and apply them once."""
         replica = getattr(self._here, "replica", None)
         if replica is None or replica.is_updating:
-            return original(optimizer, gradients, variables)
-        gradients = list(gradients)
+            return original(grads, trainable_variables)
+        gradients, variables = list(grads), trainable_variables
         variables = optimizer_variables(optimizer) if variables is None else list(variables)
         if replica.uses is not None:
             replica.uses.append(OptimizerUse(optimizer, variables))

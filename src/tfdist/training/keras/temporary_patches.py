@@ -4,7 +4,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -14,13 +13,10 @@ from tfdist._utils.set_attributes import attributes_set
 
 __all__ = [
     "ReplacedMethods",
-    "gradients_taken_by",
-    "means_counted_by",
     "methods_kept",
     "methods_replaced",
     "methods_restored",
     "methods_restored_of",
-    "optimizers_applied_by",
     "replicas_hidden",
     "replicas_hideable",
 ]
@@ -66,74 +62,29 @@ def methods_restored_of(optimizers: Sequence[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def methods_replaced(methods: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace methods of objects within the block.
+    """Replace methods of objects, or of all objects of a class, within the block; for one thread at a time.
 
     Args:
-        methods: An object, the name of its method, and what to call instead: a function of the method, the
-            object, and the method's arguments.
+        methods: An object or a class, the name of its method, and what to call instead: a function of the
+            object's method, the object, and the method's arguments.
     """
-    for owner, name, replacement in methods:
-        vars(owner)[name] = functools.partial(replacement, getattr(owner, name), owner)
-    try:
-        yield
-    finally:
-        for owner, name, _ in methods:
-            del vars(owner)[name]
-
-
-@contextlib.contextmanager
-def optimizers_applied_by(keras: ModuleType, apply: Callable[..., Any]) -> Iterator[None]:
-    """Replace the `apply` of all optimizers of Keras 3 within the block; for one thread at a time.
-
-    Args:
-        keras: The Keras of the model.
-        apply: A function of the method, the optimizer, the gradients and the variables, which may be None.
-    """
-    kinds = [keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer]
-
-    def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            return apply(original, optimizer, grads, trainable_variables)
-
-        return replacement
-
     with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(attributes_set(kind, apply=replaced(kind.apply)))
+        for owner, name, replacement in methods:
+            if isinstance(owner, type):
+                method = _calling(replacement, getattr(owner, name))
+                stack.enter_context(attributes_set(owner, **{name: method}))
+            else:
+                vars(owner)[name] = functools.partial(replacement, getattr(owner, name), owner)
+                stack.callback(vars(owner).pop, name)
         yield
 
 
-@contextlib.contextmanager
-def means_counted_by(keras: ModuleType, count: Callable[..., Any]) -> Iterator[None]:
-    """Replace the `update_state` of Keras 3's Mean, and of metrics made from functions, within the block.
+def _calling(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(functools.partial(original, owner), owner, *args, **kwargs)
 
-    Args:
-        keras: The Keras of the model.
-        count: A function of the method, the metric, and the method's arguments.
-    """
-    original = keras.metrics.Mean.update_state
-
-    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-        return count(functools.partial(original, metric), metric, values, sample_weight)
-
-    with attributes_set(keras.metrics.Mean, update_state=update_state):
-        yield
-
-
-@contextlib.contextmanager
-def gradients_taken_by(take: Callable[..., Any]) -> Iterator[None]:
-    """Replace the `gradient` of all gradient tapes within the block; for one thread at a time.
-
-    Args:
-        take: A function of the method, the tape, and the method's arguments.
-    """
-    original = tf.GradientTape.gradient
-
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return take(original, tape, target, sources, *args, **kwargs)
-
-    with attributes_set(tf.GradientTape, gradient=gradient):
-        yield
+    return method
 
 
 @contextlib.contextmanager

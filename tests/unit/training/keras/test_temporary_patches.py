@@ -15,9 +15,7 @@ from tensorflow.python.distribute import ps_values  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.temporary_patches import (  # noqa: E402  # noqa: E402
-    gradients_taken_by,
     methods_replaced,
-    optimizers_applied_by,
     replicas_hidden,
     replicas_hideable,
 )
@@ -103,11 +101,10 @@ def test_no_class_keeps_a_replaced_method():
     metric = keras.metrics.Mean()
     before = [dict(vars(kind)) for kind in kinds], sorted(vars(metric))
     with contextlib.suppress(ZeroDivisionError), contextlib.ExitStack() as stack:
-        stack.enter_context(optimizers_applied_by(keras, lambda *_: None))
-        stack.enter_context(gradients_taken_by(lambda *_: None))
-        stack.enter_context(
-            methods_replaced([(metric, "result", lambda original, owner: (owner, original()))])
-        )
+        methods = [(kinds[0], "apply", lambda *_: None), (kinds[1], "apply", lambda *_: None)]
+        methods += [(tf.GradientTape, "gradient", lambda *_: None)]
+        methods += [(metric, "result", lambda original, owner: (owner, original()))]
+        stack.enter_context(methods_replaced(methods))
         assert keras.optimizers.SGD().apply([1.0], [None]) is None
         assert metric.result() == (metric, 0.0)
         1 / 0  # noqa: B018
