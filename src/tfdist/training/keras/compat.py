@@ -8,27 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import (
-    adapters_of_keras_2,
-    class_weight_mapper,
-    epoch_iterator,
-    split_arrays,
-    values_in_order,
-)
+from tfdist._utils.keras_private import values_in_order
 from tfdist.errors import ConfigError
 
 __all__ = [
-    "adapted",
-    "array_split",
     "as_in_keras",
     "build_for",
     "flat_logs",
     "has_call",
-    "has_hooks",
     "in_order",
     "is_keras_2",
     "keras_of",
-    "weighted_by_class",
 ]
 
 
@@ -100,68 +90,3 @@ def build_for(model: Any, x: Any) -> None:
 def has_call(model: Any) -> bool:
     """Return whether a model defines `call`; a model with a custom train_step need not."""
     return type(model).call is not keras_of(model).Model.call
-
-
-def adapted(
-    model: Any,
-    strategy: tf.distribute.Strategy,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    *,
-    batch_size: int | None,
-    steps: int | None,
-    shuffle: bool | str,
-    class_weight: Any,
-) -> tf.data.Dataset:
-    """Return the data set of Keras's own adapter, with the number of batches if the adapter knows it."""
-    if is_keras_2(model):
-        module = adapters_of_keras_2(keras_of(model))
-        adapter = module.select_data_adapter(x, y)(
-            x,
-            y,
-            batch_size=batch_size,
-            steps=steps,
-            sample_weights=sample_weight,
-            shuffle=shuffle,
-            distribution_strategy=strategy,
-            model=model,
-        )
-        dataset, count = adapter.get_dataset(), adapter.get_size()
-        if class_weight:
-            dataset = weighted_by_class(model, dataset, class_weight)
-        return dataset if count is None else _counted(dataset, count)
-    adapter = epoch_iterator(keras_of(model))(
-        x,
-        y=y,
-        sample_weight=sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=class_weight,
-    ).data_adapter
-    dataset, count = adapter.get_tf_dataset(), adapter.num_batches
-    if count is None and has_hooks(model, x):
-        count = tf.data.INFINITE_CARDINALITY
-    return dataset if count is None else _counted(dataset, count)
-
-
-def weighted_by_class(model: Any, dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
-    """Return a data set whose examples have the weights of their classes."""
-    return dataset.map(class_weight_mapper(keras_of(model), class_weight, is_old=is_keras_2(model)))
-
-
-def array_split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
-    """Return arrays without their last part, and that part."""
-    return split_arrays(keras_of(model), arrays, share, is_old=is_keras_2(model))
-
-
-def has_hooks(model: Any, x: Any) -> bool:
-    """Return whether data are a PyDataset, or a Sequence of Keras 2."""
-    utils = keras_of(model).utils
-    return isinstance(x, getattr(utils, "PyDataset", None) or utils.Sequence)
-
-
-def _counted(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    known = int(dataset.cardinality())
-    return dataset if known >= 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))

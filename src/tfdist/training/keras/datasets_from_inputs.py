@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_private import (
+    adapters_of_keras_2,
+    class_weight_mapper,
+    epoch_iterator,
+    split_arrays,
+)
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.dataset_checks import MOST_BYTES
 from tfdist.training.equal_rows import with_equal_rows
-from tfdist.training.keras.compat import (
-    adapted,
-    array_split,
-    has_hooks,
-    is_keras_2,
-    keras_of,
-    weighted_by_class,
-)
+from tfdist.training.keras.compat import is_keras_2, keras_of
 
 __all__ = [
     "check_seeded",
@@ -82,12 +81,12 @@ def made_data(
         if is_function:
             problem = "is not supported with a function that makes a data set"
             raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
-        return weighted_by_class(model, x, class_weight)
+        return _weighted_by_class(model, x, class_weight)
     if class_weight is not None and sample_weight is not None and not is_keras_2(model):
         problem = "is given beside sample_weight, and Keras 3 takes one of them"
         raise DataError("class_weight", problem, remedy="Multiply the weights into sample_weight")
     adapt = functools.partial(
-        adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
+        _adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
     )
     try:
         # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
@@ -101,6 +100,50 @@ def made_data(
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
     return with_equal_rows(made) if is_split else made
+
+
+def _adapted(
+    model: Any,
+    strategy: tf.distribute.Strategy,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    steps: int | None,
+    class_weight: Any,
+    **options: Any,
+) -> tf.data.Dataset:
+    """Return the data set of Keras's own adapter, with the number of batches if the adapter knows it.
+
+    The options are `batch_size` and `shuffle`.
+    """
+    if is_keras_2(model):
+        module = adapters_of_keras_2(keras_of(model))
+        options |= {"sample_weights": sample_weight, "distribution_strategy": strategy, "model": model}
+        adapter = module.select_data_adapter(x, y)(x, y, steps=steps, **options)
+        dataset, count = adapter.get_dataset(), adapter.get_size()
+        if class_weight:
+            dataset = _weighted_by_class(model, dataset, class_weight)
+    else:
+        options |= {"sample_weight": sample_weight, "class_weight": class_weight}
+        adapter = epoch_iterator(keras_of(model))(x, y=y, steps_per_epoch=steps, **options).data_adapter
+        dataset, count = adapter.get_tf_dataset(), adapter.num_batches
+        if count is None and _has_hooks(model, x):
+            count = tf.data.INFINITE_CARDINALITY
+    if count is None or int(dataset.cardinality()) >= 0:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _weighted_by_class(model: Any, dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    """Return a data set whose examples have the weights of their classes."""
+    return dataset.map(class_weight_mapper(keras_of(model), class_weight, is_old=is_keras_2(model)))
+
+
+def _has_hooks(model: Any, x: Any) -> bool:
+    """Return whether data are a PyDataset, or a Sequence of Keras 2."""
+    utils = keras_of(model).utils
+    return isinstance(x, getattr(utils, "PyDataset", None) or utils.Sequence)
 
 
 def _with_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -129,7 +172,7 @@ def validation_parts(validation_data: Any) -> tuple[Any, ...]:
 def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
     """Return the arrays without their last part, and that part, to validate on."""
     try:
-        return array_split(model, arrays, share)
+        return split_arrays(keras_of(model), arrays, share, is_old=is_keras_2(model))
     except ValueError as error:
         raise DataError("validation_split", _in_one_line(error)) from error
 
@@ -145,7 +188,7 @@ def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
         x: The data.
         phase: The use of the data: train, test or predict.
     """
-    if not has_hooks(model, x):
+    if not _has_hooks(model, x):
         return []
 
     def begin(*_: Any) -> None:
@@ -169,7 +212,7 @@ def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
 
 
 def _is_of_python(model: Any, x: Any) -> bool:
-    return hasattr(x, "__next__") or has_hooks(model, x)
+    return hasattr(x, "__next__") or _has_hooks(model, x)
 
 
 def _is_read_apart(strategy: tf.distribute.Strategy, arrays: Any) -> bool:
@@ -187,7 +230,7 @@ def is_seeded() -> bool:
 
 def check_seeded(model: Any, x: Any, shuffle: bool | str) -> None:
     """Refuse a PyDataset that Keras shuffles in an order which another process cannot repeat."""
-    if shuffle and has_hooks(model, x) and not is_seeded():
+    if shuffle and _has_hooks(model, x) and not is_seeded():
         problem = "a PyDataset is shuffled without a seed: a resumed run would lose and repeat batches"
         raise DataError(
             "x", problem, remedy="Call keras.utils.set_random_seed(…) first, or pass shuffle=False"
