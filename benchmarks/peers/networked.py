@@ -117,7 +117,7 @@ class Tfdist(Keras):
             from tfdist._utils.tf_private import cross_device_ops_of
             from tfdist.strategies.plan_buckets import BucketBytes
 
-            cross_device_ops_of(strategy)._buckets.bucket_bytes = BucketBytes(*order["buckets"])
+            cross_device_ops_of(strategy).buckets.bucket_bytes = BucketBytes(*order["buckets"])
         return strategy
 
     def options(self, order: dict[str, Any]) -> dict[str, Any]:

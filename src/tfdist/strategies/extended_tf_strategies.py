@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import (
     convert_initial_values,
-    cross_device_ops_of,
     replace_cross_device_ops,
     set_cluster_resolver,
 )
@@ -146,14 +145,6 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
     def summed_over_workers(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the sums of the workers' numbers; all workers must call it."""
         sums: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
-        return sums
-
-    def add_gradients_up(self, gradients: Sequence[Any], weight: Any, *, is_mean: bool) -> list[Any]:
-        """Return sums of dense gradients, each replica's times its weight; in cross-replica context.
-
-        If `is_mean`, the sums are divided by the sum of all weights.
-        """
-        sums: list[Any] = cross_device_ops_of(self).weighted_sums(gradients, weight, is_mean=is_mean)
         return sums
 
     def scope(self) -> Any:

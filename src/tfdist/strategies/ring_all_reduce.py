@@ -5,7 +5,7 @@ A time limit ends TensorFlow's collectives that take too long.
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class RingAllReduce(LimitedAllReduce):
 
     Attributes:
         ring: The ring.
+        buckets: The exchange of gradients, which knows what it has rounded away.
         keeps_rounding_errors: Whether a step adds what the step before has rounded away.
     """
 
@@ -95,16 +96,7 @@ class RingAllReduce(LimitedAllReduce):
         self.ring, self._thread = ring, ExchangeThread()
         self.keeps_rounding_errors = wire_type == "int8"
         self._fusion = functools.lru_cache(maxsize=64)(Fusion)
-        self._buckets = GradientBuckets(ring, self._thread, wire_type)
-
-    @property
-    def rounding_errors(self) -> dict[str, Any]:
-        """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
-        return self._buckets.rounding_errors
-
-    @rounding_errors.setter
-    def rounding_errors(self, errors: Mapping[str, Any]) -> None:
-        self._buckets.rounding_errors = dict(errors)
+        self.buckets = GradientBuckets(ring, self._thread, wire_type)
 
     def gathered(self, data: bytes) -> list[bytes]:
         """Return the bytes of all tasks, by rank; all tasks call this between two steps."""
@@ -132,7 +124,7 @@ class RingAllReduce(LimitedAllReduce):
     ) -> list[tf.Tensor]:
         with tf.control_dependencies(exchanges_before()):
             factor = tf.identity(factor)  # which all buckets need
-        sums, have_left = self._buckets.sums(gradients, divisor, factor, place=count_exchanges())
+        sums, have_left = self.buckets.sums(gradients, divisor, factor, place=count_exchanges())
         note_exchange(have_left)
         return sums
 

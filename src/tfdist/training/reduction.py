@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
+from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.errors import DataError
 from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.gradient_arithmetic import scaled
@@ -143,7 +144,7 @@ def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor, *, is_mean: b
     dense = [gradient for gradient in gradients if not _is_sparse(gradient)]
 
     def add_up(strategy: Any, values: Any, weight: Any) -> Any:
-        return strategy.add_gradients_up(values, weight, is_mean=is_mean)
+        return cross_device_ops_of(strategy).weighted_sums(values, weight, is_mean=is_mean)
 
     return iter(tf.distribute.get_replica_context().merge_call(add_up, args=(dense, weight)) if dense else ())
 

@@ -35,7 +35,7 @@ def collect_rounding_errors(strategy: tf.distribute.Strategy, *, is_chief: bool)
     if exchange is None:
         return {}
     with doing(EXCHANGE):
-        of_all = exchange.gathered(_as_bytes(exchange.rounding_errors))
+        of_all = exchange.gathered(_as_bytes(exchange.buckets.rounding_errors))
     if not is_chief:
         return {}
     return {
@@ -66,7 +66,7 @@ def restore_rounding_errors(strategy: tf.distribute.Strategy, folder: Path | Non
             text = "the checkpoint has the rounding errors of %d workers, and they are %d now: left out"
             _log.warning(text, len(of_ranks), exchange.ring.size)
         of_ranks.clear()
-    exchange.rounding_errors = of_ranks[str(exchange.ring.rank)]
+    exchange.buckets.rounding_errors = of_ranks[str(exchange.ring.rank)]
 
 
 def _exchange_that_keeps_them(strategy: tf.distribute.Strategy) -> RingAllReduce | None:

@@ -15,7 +15,8 @@ class Exchange:
     """One of two workers, and a ring on which the other one sends what it is told."""
 
     def __init__(self, rank, errors, size=2):
-        self.ring, self.rounding_errors = type("Ring", (), {"rank": rank, "size": size}), errors
+        self.ring = type("Ring", (), {"rank": rank, "size": size})
+        self.buckets = type("Buckets", (), {"rounding_errors": errors})
         self.others = b""
 
     def gathered(self, data):
@@ -47,7 +48,7 @@ def test_each_worker_gets_its_own_back(tmp_path, monkeypatch, exchange):
         worker.others = b"" if rank == 0 else data  # only the chief reads the file
         monkeypatch.setattr(rounding_errors, "_exchange_that_keeps_them", lambda strategy, own=worker: own)
         restore_rounding_errors(None, tmp_path if rank == 0 else None, is_chief=rank == 0)
-        assert {key: value.tolist() for key, value in worker.rounding_errors.items()} == {
+        assert {key: value.tolist() for key, value in worker.buckets.rounding_errors.items()} == {
             "(0, 1) ((2,),)": expected
         }
 
@@ -55,13 +56,13 @@ def test_each_worker_gets_its_own_back(tmp_path, monkeypatch, exchange):
 def test_those_of_another_number_of_workers_are_left_out_with_a_word(tmp_path, caplog, exchange):
     (tmp_path / "rounding_errors.npz").write_bytes(npz(**{f"{rank}/x": np.ones(2) for rank in range(3)}))
     restore_rounding_errors(None, tmp_path, is_chief=True)
-    assert exchange.rounding_errors == {}
+    assert exchange.buckets.rounding_errors == {}
     assert "the rounding errors of 3 workers, and they are 2 now" in caplog.text
 
 
 def test_a_checkpoint_without_them_begins_without_any(tmp_path, caplog, exchange):
     restore_rounding_errors(None, tmp_path, is_chief=True)
-    assert exchange.rounding_errors == {}
+    assert exchange.buckets.rounding_errors == {}
     assert not caplog.records
 
 
