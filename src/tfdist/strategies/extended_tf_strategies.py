@@ -18,7 +18,7 @@ from tfdist._utils.tf_private import (
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
-from tfdist.strategies.keras_methods import replace_methods
+from tfdist.strategies.lasting_patches import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit

@@ -14,8 +14,7 @@ from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
 from tfdist.strategies.factory import check_cluster, make_strategy
-from tfdist.strategies.keras_methods import save_and_load_outside_scopes
-from tfdist.strategies.lasting_scope import enter_for_good
+from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
 from tfdist.training.evaluate import evaluate

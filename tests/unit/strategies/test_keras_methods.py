@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
-from tfdist.strategies.keras_methods import replace_methods  # noqa: E402  # after the check for TensorFlow
+from tfdist.strategies.lasting_patches import replace_methods  # noqa: E402  # after the check for TensorFlow
 
 pytestmark = pytest.mark.skipif(
     keras.__version__.startswith("2."), reason="Keras 2 trains on clusters itself"

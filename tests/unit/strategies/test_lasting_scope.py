@@ -8,7 +8,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.strategies import lasting_scope  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategies import lasting_patches  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402
 
 
@@ -16,12 +16,12 @@ from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402
 def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ThreadPoolExecutor]]:
     """Enter a strategy's scope for good in a thread, whose default graph is its own."""
     at_exit: list[Any] = []
-    monkeypatch.setattr(lasting_scope.atexit, "register", at_exit.append)
-    for module in lasting_scope._modules():
+    monkeypatch.setattr(lasting_patches.atexit, "register", at_exit.append)
+    for module in lasting_patches._modules():
         monkeypatch.setattr(module, "reset_default_graph", module.reset_default_graph)
     strategy = Mirrored(["/cpu:0"])
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(lasting_scope.enter_for_good, strategy).result()
+        thread.submit(lasting_patches.enter_for_good, strategy).result()
         yield strategy, thread
         thread.submit(at_exit.pop()).result()
 

@@ -1,5 +1,17 @@
-"""Make `model.fit` tfdist's for models of a cluster: Keras 3's own trains on one machine only."""
+"""Change Keras and TensorFlow for the rest of the process, where a block would end too early.
 
+All patches that last:
+
+- `fit`, `evaluate` and `predict` of models: `replace_methods`, and `join_cluster` after `tfdist.start()`;
+- the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
+- `reset_default_graph`: `enter_for_good`;
+- the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
+- the hooks for uncaught errors: `training/one_line_errors`.
+
+`training/keras/temporary_patches` has those that end with a block.
+"""
+
+import atexit
 import functools
 import importlib
 import sys
@@ -11,7 +23,56 @@ import tensorflow as tf
 from tfdist._utils.keras_private import wrap_names_of_attributes
 from tfdist._utils.tf_private import outside_scopes
 
-__all__ = ["replace_methods", "save_and_load_outside_scopes"]
+__all__ = ["enter_for_good", "replace_methods", "save_and_load_outside_scopes"]
+
+
+def enter_for_good(strategy: tf.distribute.Strategy) -> None:
+    """Enter a strategy's scope until the process ends.
+
+    TensorFlow stores the scope in the default graph of the thread, which `keras.utils.clear_session()`
+    replaces. Models that are made later would belong to no strategy, and each worker would train alone. So
+    the function that replaces the graph enters the scope again.
+    """
+    _Entered(strategy)
+
+
+class _Entered:
+    """The scope of a strategy, which is entered in the default graph of this thread."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._enter()
+        atexit.register(self._leave)
+        for module in _modules():
+            module.reset_default_graph = self._entering_again(module.reset_default_graph)
+
+    def _enter(self) -> None:
+        self._scope = self._strategy.scope()
+        self._scope.__enter__()
+
+    def _leave(self) -> None:
+        if tf.distribute.get_strategy() is self._strategy:
+            self._scope.__exit__(None, None, None)
+
+    def _entering_again(self, reset: Callable[[], None]) -> Any:
+        @functools.wraps(reset)
+        def reset_and_enter() -> None:
+            if tf.distribute.get_strategy() is not self._strategy:  # in other threads
+                reset()
+                return
+            self._leave()
+            try:
+                reset()
+            finally:
+                self._enter()
+
+        return reset_and_enter
+
+
+def _modules() -> list[Any]:
+    """Return the modules from which Keras 3 and Keras 2 take `reset_default_graph`."""
+    return [tf.compat.v1, importlib.import_module("tensorflow.compat.v2").compat.v1]
+
 
 _METHODS = ("fit", "evaluate", "predict")
 _outside: list[Any] = []  # the function that `save_and_load_outside_scopes` has made
