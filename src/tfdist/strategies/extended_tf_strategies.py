@@ -109,13 +109,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         options: tf.distribute.experimental.CommunicationOptions,
         timeout: float | None,
     ) -> None:
-        """Connect to the other workers of the cluster.
-
-        Args:
-            resolver: The resolver of the cluster and this task.
-            options: The options of TensorFlow's collectives.
-            timeout: Seconds that an exchange may take; None for no limit.
-        """
+        """Connect to the other workers; an exchange may take `timeout` seconds, if it is not None."""
         super().__init__(resolver, options)
         convert_initial_values(self, to_collective_type, from_collective_type)
         self._timeout = timeout

@@ -233,13 +233,7 @@ def is_gpu_used(device: str, gpus: int) -> bool:
 
 
 def strategy_name(strategy: str, cluster: ClusterConfig, *, devices: int = 1) -> StrategyName:
-    """Return the name of a strategy; for auto, of the one that fits the cluster and its devices.
-
-    Args:
-        strategy: A name, or auto.
-        cluster: The cluster, and this process's task.
-        devices: How many devices a process without a cluster computes on.
-    """
+    """Return the name of a strategy; for auto, of the one that fits the cluster, or so many devices."""
     if strategy not in get_args(StrategyName):
         remedy = did_you_mean(strategy, get_args(StrategyName))
         raise ConfigError("strategy", "is unknown: " + shown(strategy), remedy=remedy)

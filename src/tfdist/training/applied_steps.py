@@ -50,10 +50,7 @@ class AppliedSteps:
     def __init__(self, strategy: tf.distribute.Strategy, beside: Any, *, are_noted_by_update: bool) -> None:
         """Make room for the notes on the parameter server that holds a variable.
 
-        Args:
-            strategy: The strategy.
-            beside: The variable; if the update of the weights notes a step, the one that it counts steps in.
-            are_noted_by_update: Whether the update of the weights notes a step.
+        If the update of the weights notes a step, this is the variable that it counts steps in.
         """
         self.are_noted_by_update = are_noted_by_update
         self._counter, self._has_lost = (beside if are_noted_by_update else None), False

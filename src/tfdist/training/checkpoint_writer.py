@@ -45,17 +45,9 @@ class CheckpointWriter:
         files: Mapping[str, bytes] | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write a checkpoint, record that, and remove old ones.
+        """Write a checkpoint as `checkpoint.save` does, record that, remove old ones, and call `then`.
 
-        Args:
-            folder: The folder of all checkpoints of a run.
-            step: How many steps are done.
-            values: The values of all variables by name.
-            facts: Further facts that a resumed run needs.
-            keep: How many of the newest checkpoints to keep.
-            also: Steps whose checkpoints are kept too.
-            files: Further files of the checkpoint, by name.
-            then: Called after that.
+        The newest `keep` stay, and those of the steps in `also`.
 
         Raises:
             StorageError: See `write`.

@@ -82,15 +82,7 @@ class CoordinatedRunner:
         *,
         merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
     ) -> None:
-        """Prepare to run an execution on the workers of a coordinator.
-
-        Args:
-            graph: The WorkerGraph of the execution.
-            dataset: The data set to run it on.
-            coordinator: TensorFlow's ClusterCoordinator.
-            workers: The number of workers.
-            merge: A function that returns the totals merged with those of an execution.
-        """
+        """Prepare to run a graph on workers; `merge` returns the totals merged with those of an execution."""
         self._merge, self._graph, self._executions = merge, graph, graph.executions
         self._dataset = dataset
         self._iterator: Any = None

@@ -31,14 +31,7 @@ class WorkersData:
         coordinator: Any,
         workers: int,
     ) -> None:
-        """Make the graph of the data.
-
-        Args:
-            data: A data set, or a function that makes one part.
-            strategy: The strategy.
-            coordinator: TensorFlow's ClusterCoordinator.
-            workers: The number of workers.
-        """
+        """Make the graph of a data set, or of a function that makes one part."""
         self._parts: Any = None  # until `begin`
         self._replicas = strategy.num_replicas_in_sync
         make = self._part_of_dataset if isinstance(data, tf.data.Dataset) else self._part_of_function

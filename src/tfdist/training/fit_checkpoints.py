@@ -150,13 +150,6 @@ class FitCheckpoints(NoCheckpoints):
     ) -> None:
         """Compare the run with that of the checkpoint, if there is one, and restore it.
 
-        Args:
-            session: The session.
-            training: The training phase.
-            testing: The test phase, if any.
-            settings: Numbers that must stay the same, by their names in `fit`.
-            position: The position in the data, where epochs are a number of steps.
-
         Raises:
             ConfigError: The checkpoint is one of another model, of other data or of other settings.
         """

@@ -94,10 +94,7 @@ def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
 def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_added_up: bool) -> list[Any]:
     """Return a replica's gradients with slices that, with those of the others, are the ones of one process.
 
-    Args:
-        gradients: The gradients.
-        variables: Their variables.
-        are_added_up: Whether the update adds up the slices of a row, so that the replica may do so before.
+    If `are_added_up`, the update adds up the slices of a row, so the replica may do so before.
     """
     gradients = dense_where_rows_are_shared(gradients)
     return shaped(with_rows_summed(gradients) if are_added_up else gradients, variables)

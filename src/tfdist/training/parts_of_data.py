@@ -113,12 +113,7 @@ class PartsOfData:
     """
 
     def __init__(self, workers: int, executions: WorkerExecutions) -> None:
-        """Begin with the first batch of each worker's own part.
-
-        Args:
-            workers: The number of workers.
-            executions: Where it is noted what each worker begins.
-        """
+        """Begin with the first batch of each part; note in `executions` what each worker begins."""
         self._lock, self._executions = threading.Lock(), executions
         self._workers = workers
         self._example = tf.zeros(ORDER_SPEC.shape, ORDER_SPEC.dtype)
@@ -161,13 +156,7 @@ class PartsOfData:
             return list(given)
 
     def schedule(self, execution: Execution, send: Callable[[Any], Any]) -> None:
-        """Schedule an execution.
-
-        Args:
-            execution: The execution.
-            send: A function that passes it to the coordinator, with its order, and returns what the
-                coordinator returns.
-        """
+        """Schedule an execution; `send` passes its order to the coordinator and returns the answer."""
 
         def order(worker: int) -> tf.Tensor:
             done = self.for_execution(execution, worker)

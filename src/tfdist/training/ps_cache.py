@@ -124,11 +124,6 @@ def _read_whole(variables: Sequence[Any], compute: Callable[[Any], Any], spec: A
 
     A variable that is read by rows is left out: a fetch would send all its other rows too. Reads in a branch,
     or in a function that the graph calls, are not found.
-
-    Args:
-        variables: Variables of Keras 3.
-        compute: A function of a batch that reads the variables and returns tensors.
-        spec: The spec of the batch.
     """
     graph = tf.function(compute, autograph=False).get_concrete_function(spec).graph
     # Before Keras reads a variable by rows, it reads the whole variable and does not use that value.

@@ -33,14 +33,7 @@ class FitReports:
     def __init__(
         self, model: Any, strategy: tf.distribute.Strategy, *, epochs: int, steps: int | None
     ) -> None:
-        """Prepare the reports.
-
-        Args:
-            model: The model.
-            strategy: The strategy that trains it.
-            epochs: The number of epochs.
-            steps: The number of steps in an epoch; None if unknown.
-        """
+        """Prepare the reports of so many epochs, each of a number of steps if that is known."""
         self._model, self._strategy = model, strategy
         self._cluster, self._name = made_with(strategy)
         self._is_chief, self._epochs, self._steps = is_chief(strategy), epochs, steps
@@ -82,14 +75,7 @@ class FitReports:
             record(PhaseBegun(phase=name))
 
     def after_steps(self, epoch: int, done: int, logs: Mapping[str, Any], times: Any) -> None:
-        """Report how many steps are done, at most twice a second.
-
-        Args:
-            epoch: The index of the epoch.
-            done: The number of its steps that are done.
-            logs: The results of the metrics so far.
-            times: The table of StepStats of this epoch; None if there is none.
-        """
+        """Report how many steps of an epoch are done, at most twice a second; `times` are its StepStats."""
         if not self._is_chief:
             return
         if not self._speed.has_begun:

@@ -197,12 +197,7 @@ _Totals = TypeVar("_Totals", bound=Totals)
 def name_steps(
     executions: Generator[tuple[int, _Totals], None, None], done: int
 ) -> Generator[tuple[int, _Totals], None, None]:
-    """Yield the executions of a runner; the profiler records each with the number of its first step.
-
-    Args:
-        executions: The executions.
-        done: How many steps are done.
-    """
+    """Yield the executions of a runner; the profiler records each with the number of its first step."""
     try:
         while True:
             with tf.profiler.experimental.Trace(STEP, step_num=done + 1, _r=1) as recorded:

@@ -51,12 +51,7 @@ class ScheduledExecutions:
     seconds_to_come_back = 120.0
 
     def __init__(self, strategy: tf.distribute.Strategy, executions: WorkerExecutions) -> None:
-        """Begin with none.
-
-        Args:
-            strategy: The strategy.
-            executions: Where it is noted what each worker begins and ends.
-        """
+        """Begin with none; note in `executions` what each worker begins and ends."""
         self._strategy, self._executions = strategy, executions
         self._queue: deque[Execution] = deque()
         self._slowest = 0.0  # seconds of the slowest answer

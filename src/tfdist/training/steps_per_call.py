@@ -23,13 +23,7 @@ class StepsPerCall:
     """
 
     def __init__(self, fixed: int | None, *, most: int = _MOST, workers: int = 1) -> None:
-        """Begin with one step, or with the fixed number.
-
-        Args:
-            fixed: The number; None to choose it.
-            most: The largest number to choose.
-            workers: How many workers run calls of their own at the same time.
-        """
+        """Begin with one step, or with the fixed number; None chooses up to `most`, for so many workers."""
         self.number = self.wanted = fixed or 1
         self.is_fixed = fixed is not None
         self._most, self._workers = max(1, min(most, _MOST)), workers

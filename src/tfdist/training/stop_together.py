@@ -47,9 +47,7 @@ class Agreement:
     def after_execution(self, wants: bool, steps: int = 0) -> bool:
         """Return whether to leave; all workers must call this method after each execution.
 
-        Args:
-            wants: Whether this worker wants to leave.
-            steps: The steps of the execution; 0 if it is none of those whose steps are chosen.
+        `steps` are those of the execution; 0 if it is none of those whose steps are chosen.
         """
         if steps:
             self._calls.after_call(steps)

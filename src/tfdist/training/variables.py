@@ -43,14 +43,9 @@ class State:
         *,
         has_learning_rate: bool = False,
     ) -> None:
-        """Collect the variables.
+        """Collect the variables of a model and its optimizer, and `others`.
 
-        Args:
-            model: The model, built and compiled.
-            strategy: The strategy in whose scope it was made.
-            others: Variables that belong to neither model nor optimizer.
-            has_learning_rate: Whether the learning rate belongs to the state, where it is a variable.
-                Otherwise it stays the one that the model is compiled with now.
+        Without `has_learning_rate`, the learning rate stays the one that the model is compiled with now.
         """
         self._strategy = strategy
         optimizer = model.optimizer

@@ -26,9 +26,7 @@ def worker_index() -> tf.Tensor:
 def value_for_worker(value: Callable[[int], int], key: str) -> tf.Tensor:
     """Return what the chief has for the worker that runs the graph in which this is called.
 
-    Args:
-        value: A function of the worker's index, which the chief calls whenever it sends the graph there.
-        key: A name that no other value in the graph has.
+    The chief calls `value` with the worker's index when it sends the graph; `key` is unique there.
     """
     with outermost_graph().as_default():
         return value_when_sent(value, key)

@@ -78,14 +78,7 @@ class SharedCustomStep(MetricStep):
     def __init__(
         self, model: Any, strategy: tf.distribute.Strategy, name: str, spec: Any, randomness: Randomness
     ) -> None:
-        """Trace the method once, to find out what it uses and what it returns.
-
-        Args:
-            model: The model.
-            strategy: The strategy.
-            name: The name of the method, `train_step` or `test_step`.
-            spec: The spec of a replica's part of a batch.
-            randomness: The model's random generators.
+        """Trace `train_step` or `test_step` once, to find out what it uses and what it returns.
 
         Raises:
             ConfigError: Several replicas cannot share what the method computes.

@@ -182,11 +182,6 @@ def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
 
     Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there. Keras 2
     has one hook only, in training.
-
-    Args:
-        model: The model.
-        x: The data.
-        phase: The use of the data: train, test or predict.
     """
     if not _has_hooks(model, x):
         return []

@@ -130,10 +130,6 @@ class Keras3Step(MetricStep):
 
         Return whether the states of metrics are merged in another way than before.
 
-        Args:
-            spec: The spec of a replica's part of a batch.
-            modes: The values of `training` that the model will be called with.
-
         Raises:
             ConfigError: Several replicas cannot merge the state of a metric.
         """
@@ -228,9 +224,6 @@ class Keras3Step(MetricStep):
 
         With replicas in step, the chief runs the graph that loops over the batches, and all values fetched
         for the loop would go through the chief.
-
-        Args:
-            spec: The spec of a replica's part of a batch.
         """
         if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
             return None

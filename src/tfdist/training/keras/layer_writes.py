@@ -56,12 +56,7 @@ class LayerWrites:
     def to_share(
         self, found: Sequence[tuple[Any, tf.Tensor]], seeds: Sequence[tuple[Any, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Return what replicas share of the values: of random generators, how far they have moved on.
-
-        Args:
-            found: What `found` returned.
-            seeds: The snapshot of the generators' states that the scope began with.
-        """
+        """Return what replicas share of the values: of generators, how far they moved on from `seeds`."""
         drawn = {id(variable): value for variable, value in seeds}
         return [
             tf.convert_to_tensor(value - drawn[id(variable)] if id(variable) in drawn else value)

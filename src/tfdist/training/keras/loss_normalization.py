@@ -99,10 +99,6 @@ def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
 
     Return whether one of them is inexact on several replicas.
 
-    Args:
-        divisors: The divisors of the losses of a replica, one of several.
-        warns: Whether to log a warning about it.
-
     Raises:
         ConfigError: Weights of the examples multiply one number.
     """
@@ -161,10 +157,7 @@ def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
 def check_rank(loss: tf.Tensor, model: Any, *, of_examples: bool) -> None:
     """Raise ConfigError for a loss of which replicas cannot know how its parts make the whole.
 
-    Args:
-        loss: The loss of a replica.
-        model: The model.
-        of_examples: Whether it should be one for each example, and not one number.
+    Its loss should be one for each example if `of_examples`, and one number otherwise.
     """
     if loss.shape.rank is None or (loss.shape.rank > 0) == of_examples:
         return
