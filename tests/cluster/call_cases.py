@@ -12,11 +12,11 @@ from tfdist.errors import ConfigError
 from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.join_cluster import watch_variables
 from tfdist.training.predict import predict
 from tfdist.training.saving import save
 from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.stop_together import Agreement
-from tfdist.training.watch_variables import watch_variables
 
 keras = tf.keras
 BUSY_SECONDS = 40

@@ -1,7 +1,9 @@
 """Make a process part of its cluster in one line, at the head of a script that all tasks run."""
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
+from tfdist.strategies.extended_tf_strategies import MultiWorkerMirrored
 from tfdist.strategies.factory import check_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.options import StrategyName
@@ -23,9 +26,9 @@ from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_repli
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.same_call import watch_calls
-from tfdist.training.watch_variables import watch_variables
+from tfdist.training.task_errors import naming_lost_tasks
 
-__all__ = ["start"]
+__all__ = ["start", "watch_variables"]
 
 _log = logging.getLogger("tfdist")
 _OF_SERVERS = ("device", "memory_growth", "start_timeout")
@@ -135,3 +138,17 @@ def _replace_methods_of_keras() -> None:
         save_and_load_outside_scopes()
         for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
             setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))
+
+
+def watch_variables(strategy: tf.distribute.Strategy) -> None:
+    """Count the variables that this process makes from now on, as its calls of tfdist are counted."""
+    watch = watch_calls(strategy)
+    if watch is None or not isinstance(strategy, MultiWorkerMirrored):
+        return
+
+    @contextlib.contextmanager
+    def while_making(name: str) -> Iterator[None]:
+        with naming_lost_tasks(f"the variable {name}", strategy), watch.variable(name):
+            yield
+
+    strategy.while_making = while_making
