@@ -5,6 +5,7 @@ A time limit ends TensorFlow's collectives that take too long.
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +16,15 @@ from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
-from tfdist.strategies.order_of_exchanges import count_exchanges, exchanges_before, note_exchange
 from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
 __all__ = ["LimitedAllReduce", "RingAllReduce", "TimeLimit"]
+
+# The names of the exchanges of each graph; None for one that is in a function that the graph calls.
+_names_by_graph: weakref.WeakKeyDictionary[tf.Graph, list[str | None]] = weakref.WeakKeyDictionary()
+_CALLS = {"Case", "If", "PartitionedCall", "While"}
 
 
 class TimeLimit:
@@ -122,10 +126,10 @@ class RingAllReduce(LimitedAllReduce):
     def _exchanged_in_buckets(
         self, gradients: Sequence[tf.Tensor], divisor: tf.Tensor | None, factor: tf.Tensor
     ) -> list[tf.Tensor]:
-        with tf.control_dependencies(exchanges_before()):
+        with tf.control_dependencies(_exchanges_before()):
             factor = tf.identity(factor)  # which all buckets need
-        sums, have_left = self.buckets.sums(gradients, divisor, factor, place=count_exchanges())
-        note_exchange(have_left)
+        sums, have_left = self.buckets.sums(gradients, divisor, factor, place=_count_exchanges())
+        _note_exchange(have_left)
         return sums
 
     def all_reduce(self, op: tf.distribute.ReduceOp, per_replica: Sequence[Any], options: Any) -> list[Any]:
@@ -149,10 +153,10 @@ class RingAllReduce(LimitedAllReduce):
     def _added_up(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         with tf.device(self.devices[0]):
             mine = [tf.add_n(part) for part in parts]
-        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
+        with tf.device("/device:CPU:0"), tf.control_dependencies(_exchanges_before()):
             results = tf.numpy_function(self._exchange, mine, [tensor.dtype for tensor in mine])
         sums = tf.nest.flatten(results)  # eagerly, a single result is not in a list
-        note_exchange(sums[0])
+        _note_exchange(sums[0])
         for tensor, total in zip(mine, sums, strict=True):
             total.set_shape(tensor.shape)
         return [self._mirrored(total) for total in sums]
@@ -163,9 +167,9 @@ class RingAllReduce(LimitedAllReduce):
         with tf.device(self.devices[0]):
             values = tf.concat([part.values for part in parts], axis=0)
             indices = tf.cast(tf.concat([part.indices for part in parts], axis=0), tf.int64)
-        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
+        with tf.device("/device:CPU:0"), tf.control_dependencies(_exchanges_before()):
             exchanged = tf.numpy_function(self._exchange_rows, [values, indices], [values.dtype, tf.int64])
-        note_exchange(exchanged[0])
+        _note_exchange(exchanged[0])
         for tensor, given in zip(exchanged, (values, indices), strict=True):
             tensor.set_shape([None, *given.shape[1:]])
         rows = tf.IndexedSlices(exchanged[0], tf.cast(exchanged[1], first.indices.dtype), first.dense_shape)
@@ -230,3 +234,42 @@ def _effect(call: Callable[[], None]) -> list[tf.Operation]:
 
 def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
     return tuple(part * tf.cast(share, part.dtype) for part, share in zip(parts, shares, strict=True))
+
+
+# -- the order of the exchanges of a graph, which must be that of the program, as in all other tasks --
+# TensorFlow keeps this order for stateful operations only. Exchanges that overlap with the computation are
+# stateless for TensorFlow, so each exchange depends on the one before it.
+
+
+def _exchanges_before() -> list[tf.Operation]:
+    """Return the operations of this graph that a new exchange has to wait for."""
+    if tf.executing_eagerly():
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    names = _names_by_graph.get(graph, [])
+    if not names:
+        return []
+    if names[-1] is not None:
+        return [graph.get_operation_by_name(names[-1])]
+    return [operation for operation in graph.get_operations() if _is_call(operation)]
+
+
+def _note_exchange(result: tf.Tensor) -> None:
+    """Note the last exchange of this graph, by one of its results."""
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    _names_by_graph.setdefault(graph, []).append(result.op.name)
+    while (graph := getattr(graph, "outer_graph", None)) is not None:
+        _names_by_graph.setdefault(graph, []).append(None)
+
+
+def _count_exchanges() -> int:
+    """Return how many exchanges this graph has so far."""
+    if tf.executing_eagerly():
+        return 0
+    return len(_names_by_graph.get(tf.compat.v1.get_default_graph(), []))
+
+
+def _is_call(operation: tf.Operation) -> bool:
+    return operation.type.removeprefix("Stateful").removeprefix("Stateless") in _CALLS
