@@ -1,8 +1,9 @@
 """Check the arguments of fit, evaluate and predict, and convert them as Keras does."""
 
+import inspect
 import numbers
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -93,12 +94,13 @@ def verbosity(verbose: Any) -> int:
     return int(verbose)
 
 
-def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse arguments that a function does not have, and suggest what to write instead."""
+def refuse_unknown(function: Callable[..., Any], unknown: Iterable[str]) -> None:
+    """Refuse arguments that a function of a model and `**unknown` lacks; suggest what to write instead."""
     for name in unknown:
+        _, *known, _ = inspect.signature(function).parameters
         remedy = did_you_mean(name, known)
         if name in _OF_PY_DATASET:
             remedy = f"In Keras 3 it belongs to the data: pass a keras.utils.PyDataset({name}=…)"
         elif name in _OTHER_NAMES:
             remedy = f"Use {_OTHER_NAMES[name]}"
-        raise ConfigError(function, f"has no argument {name!r}", remedy=remedy)
+        raise ConfigError(function.__name__, f"has no argument {name!r}", remedy=remedy)

@@ -1,7 +1,6 @@
 """Evaluate in parallel, every example once."""
 
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +62,7 @@ def evaluate(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown("evaluate", unknown, _ARGUMENTS)
+    refuse_unknown(evaluate, unknown)
     steps = limited(model, "steps_per_epoch", steps)
     steps = steps if steps is None else whole_number("steps", steps, 1)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
@@ -92,9 +91,6 @@ def evaluate(
             name="the data",
         )
     return logs if return_dict else in_order(model, logs)
-
-
-_ARGUMENTS = tuple(inspect.signature(evaluate).parameters)[1:-1]
 
 
 def run_tests(

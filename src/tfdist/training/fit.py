@@ -1,6 +1,5 @@
 """Train a compiled Keras model as Keras's `fit` does, on every strategy."""
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -77,7 +76,7 @@ def fit(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown("fit", unknown, _ARGUMENTS)
+    refuse_unknown(fit, unknown)
     strategy = strategy_of(model, strategy)
     steps_per_epoch = limited(model, "steps_per_epoch", steps_per_epoch)
     validation_steps = limited(model, "steps_per_epoch", validation_steps)
@@ -129,6 +128,3 @@ def fit(
                 session.finish()
                 calls.on_train_end(logs)
     return model.history
-
-
-_ARGUMENTS = tuple(inspect.signature(fit).parameters)[1:-1]

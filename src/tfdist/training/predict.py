@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -72,7 +71,7 @@ def predict(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown("predict", unknown, _ARGUMENTS)
+    refuse_unknown(predict, unknown)
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
     data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
@@ -111,9 +110,6 @@ def predict_on_batch(model: Any, x: Any) -> Any:
     Under several replicas, Keras's own predicts for the whole batch on each of them, and returns all outputs.
     """
     return predict(model, x, batch_size=max(length(x), 1), verbose=0)
-
-
-_ARGUMENTS = tuple(inspect.signature(predict).parameters)[1:-1]
 
 
 def _limited(data: Any, steps: int | None) -> tuple[tf.data.Dataset, int | None]:
