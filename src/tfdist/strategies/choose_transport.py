@@ -31,8 +31,7 @@ def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.
     implementations = tf.distribute.experimental.CommunicationImplementation
     implementation = "auto" if options.needs_tcp else options.implementation or "auto"
     return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options.bytes_per_pack or 0,
-        implementation=implementations[implementation.upper()],
+        bytes_per_pack=options.bytes_per_pack or 0, implementation=implementations[implementation.upper()]
     )
 
 
@@ -86,9 +85,7 @@ def exchange_over_ring(
 
 
 def transfer_over_tcp(
-    strategy: ParameterServer | SynchronousParameterServer,
-    cluster: ClusterConfig,
-    options: StrategyOptions,
+    strategy: ParameterServer | SynchronousParameterServer, cluster: ClusterConfig, options: StrategyOptions
 ) -> None:
     """Use the TCP transport; if the tasks cannot connect, raise or log it, as `options` demand."""
     communication = options.communication

@@ -10,11 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import (
-    convert_initial_values,
-    replace_cross_device_ops,
-    set_cluster_resolver,
-)
+from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type

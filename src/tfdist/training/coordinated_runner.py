@@ -11,11 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import WAITING, span
-from tfdist._utils.tf_private import (
-    has_failed,
-    only_trace,
-    schedule_traced,
-)
+from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
@@ -25,12 +21,7 @@ from tfdist.training.parts_of_data import PartsOfData
 from tfdist.training.prepare_datasets import untuned_on_devices
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
-from tfdist.training.task_errors import (
-    are_lost,
-    is_about_a_task,
-    named,
-    silent_tasks,
-)
+from tfdist.training.task_errors import are_lost, is_about_a_task, named, silent_tasks
 
 __all__ = ["CoordinatedRunner", "Epoch"]
 
@@ -104,11 +95,7 @@ class CoordinatedRunner:
 
     def place(self) -> dict[str, Any]:
         """Return the place in the data: how many batches each worker has taken."""
-        return {
-            "begun": self._begun,
-            "taken": self._parts.taken(),
-            "is_open": self._iterator is not None,
-        }
+        return {"begun": self._begun, "taken": self._parts.taken(), "is_open": self._iterator is not None}
 
     def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
@@ -310,10 +297,7 @@ class CoordinatedRunner:
     def _send(self, graph: Any, data: Any, wanted: int) -> None:
         """Schedule an execution of a graph on an iterator, or on batches."""
         execution = self._graph.new_execution(wanted, self._call)
-        self._parts.schedule(
-            execution,
-            lambda order: self._call_on_worker(graph, data, order),
-        )
+        self._parts.schedule(execution, lambda order: self._call_on_worker(graph, data, order))
         self._scheduled.add(execution)
 
     def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:

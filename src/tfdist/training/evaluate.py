@@ -70,25 +70,14 @@ def evaluate(
     hooks = epoch_hooks(model, x, "test")
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
-    with (
-        in_call("evaluate", strategy),
-        naming_lost_tasks("evaluate", strategy),
-        traces_kept(model) as traces,
-    ):
+    with in_call("evaluate", strategy), naming_lost_tasks("evaluate", strategy), traces_kept(model) as traces:
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
         leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
         position = DataPosition.of(x, model, strategy, steps)
         logs = run_tests(
-            testing,
-            model,
-            steps,
-            calls,
-            expected=expected,
-            leave=leave,
-            position=position,
-            name="the data",
+            testing, model, steps, calls, expected=expected, leave=leave, position=position, name="the data"
         )
     return logs if return_dict else in_order(model, logs)
 

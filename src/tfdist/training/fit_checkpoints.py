@@ -63,10 +63,7 @@ _log = logging.getLogger("tfdist")
 
 @contextlib.contextmanager
 def open_checkpoints(
-    option: CheckpointAndResume | None,
-    model: Any,
-    strategy: tf.distribute.Strategy,
-    callbacks: Sequence[Any],
+    option: CheckpointAndResume | None, model: Any, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]
 ) -> Iterator[NoCheckpoints]:
     """Find the newest checkpoint, and handle SIGTERM while the block trains, if there is an option.
 

@@ -155,9 +155,7 @@ def _rows(value: Any, begin: tf.Tensor, count: tf.Tensor) -> Any:
         return value[begin : begin + count]
     others = tf.zeros([value.shape.rank - 1], tf.int64)
     rows = tf.sparse.slice(
-        value,
-        tf.concat([[begin], others], axis=0),
-        tf.concat([[count], value.dense_shape[1:]], axis=0),
+        value, tf.concat([[begin], others], axis=0), tf.concat([[count], value.dense_shape[1:]], axis=0)
     )
     rows.set_shape([None, *value.shape[1:]])
     return rows

@@ -29,15 +29,7 @@ from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
 
-__all__ = [
-    "Cluster",
-    "Phase",
-    "Runner",
-    "Session",
-    "graph_on_workers",
-    "randomness_of",
-    "replica_spec",
-]
+__all__ = ["Cluster", "Phase", "Runner", "Session", "graph_on_workers", "randomness_of", "replica_spec"]
 
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
@@ -73,10 +65,7 @@ class Cluster:
         return dataset, dataset.element_spec
 
     def coordinated_runner(
-        self,
-        graph: Any,
-        dataset: Any,
-        merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
+        self, graph: Any, dataset: Any, merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals
     ) -> CoordinatedRunner:
         """Return a runner of `graph_on_workers` on the coordinator's workers, over distributed data."""
         kind = ChiefDataRunner if isinstance(dataset, ChiefData) else CoordinatedRunner

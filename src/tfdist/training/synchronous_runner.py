@@ -27,12 +27,7 @@ class SynchronousRunner:
     """
 
     def __init__(
-        self,
-        execute: Callable[..., Any],
-        dataset: Any,
-        *,
-        step: str,
-        settle_writes: Callable[[], None],
+        self, execute: Callable[..., Any], dataset: Any, *, step: str, settle_writes: Callable[[], None]
     ) -> None:
         """Prepare to run an execution over distributed data.
 

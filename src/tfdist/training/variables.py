@@ -12,11 +12,7 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.sharded_variables import (
-    built_on_parts,
-    put_together,
-    slots_of_whole_variables,
-)
+from tfdist.training.keras.sharded_variables import built_on_parts, put_together, slots_of_whole_variables
 
 __all__ = [
     "State",

@@ -11,15 +11,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import values_in_order
 from tfdist.errors import ConfigError
 
-__all__ = [
-    "as_in_keras",
-    "build_for",
-    "flat_logs",
-    "has_call",
-    "in_order",
-    "is_keras_2",
-    "keras_of",
-]
+__all__ = ["as_in_keras", "build_for", "flat_logs", "has_call", "in_order", "is_keras_2", "keras_of"]
 
 
 def keras_of(model: Any) -> ModuleType:

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import (
-    adapters_of_keras_2,
-    class_weight_mapper,
-    epoch_iterator,
-    split_arrays,
-)
+from tfdist._utils.keras_private import adapters_of_keras_2, class_weight_mapper, epoch_iterator, split_arrays
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.dataset_checks import MOST_BYTES
