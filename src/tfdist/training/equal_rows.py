@@ -29,7 +29,7 @@ def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if any(shape.rank == 0 for shape in shapes):
         raise _error("a number without rows")
     rows = {None if shape.rank is None else shape[0] for shape in shapes}
-    known = sorted(rows - {None})
+    known = sorted(number for number in rows if number is not None)
     if len(known) > 1:
         raise _error(f"tensors of {' and '.join(map(str, known))} rows")
     if len(rows) == 1 and not contains_python(dataset):
