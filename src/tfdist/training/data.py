@@ -116,9 +116,9 @@ def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[...,
 
 def _sharded_by_example(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a data set that TensorFlow splits by example, not by file: right for any number of files."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     policies = tf.data.experimental.AutoShardPolicy
-    if dataset.options().experimental_distribute.auto_shard_policy == policies.AUTO:
-        return dataset.with_options(options)
-    return dataset
+    if dataset.options().experimental_distribute.auto_shard_policy != policies.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.DATA
+    return dataset.with_options(options)

@@ -66,9 +66,7 @@ class ChiefDataRunner(CoordinatedRunner):
             earlier = iter(self._dataset.dataset)
             if again:
                 collections.deque(earlier, maxlen=0)
-        self._begun = place["begun"] - place["is_open"]
-        if place["is_open"]:
-            self._resumed = list(place["taken"])
+        super().resume(place, again=again)
 
     def _begin_data(self) -> None:
         skipped = self._note_begun()

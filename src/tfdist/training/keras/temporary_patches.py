@@ -28,11 +28,9 @@ _REPLACED = ("assign_add", "sparse_read", "update_step")
 ReplacedMethods: TypeAlias = dict[int, tuple[Any, dict[str, Any]]]
 
 
-@contextlib.contextmanager
-def methods_restored(model: Any) -> Iterator[None]:
-    """Restore the methods of a model's optimizer and variables at the end of the block."""
-    with _restored(lambda: _owners(model)):
-        yield
+def methods_restored(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context at whose end the methods of a model's optimizer and variables are restored."""
+    return _restored(lambda: _owners(model))
 
 
 @contextlib.contextmanager
@@ -53,11 +51,9 @@ def methods_kept(model: Any, kept: ReplacedMethods) -> Iterator[None]:
                 )
 
 
-@contextlib.contextmanager
-def methods_restored_of(optimizers: Sequence[Any]) -> Iterator[None]:
-    """Restore the methods of optimizers and their counters of steps at the end of the block."""
-    with _restored(lambda: [owner for optimizer in optimizers for owner in _owners_in(optimizer)]):
-        yield
+def methods_restored_of(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a context at whose end the methods of optimizers and their counters are restored."""
+    return _restored(lambda: [owner for optimizer in optimizers for owner in _owners_in(optimizer)])
 
 
 @contextlib.contextmanager
