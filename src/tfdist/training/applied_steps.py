@@ -27,7 +27,7 @@ _log = logging.getLogger("tfdist")
 
 
 class Begun(NamedTuple):
-    """What the graph of an execution gets with it.
+    """The numbers that the graph of an execution gets with it.
 
     Attributes:
         number: The number of the execution.

@@ -17,7 +17,7 @@ __all__ = ["Facts", "Place", "find_together", "raise_together", "refuse_other"]
 
 
 class Place(msgspec.Struct):
-    """Where a run is.
+    """The place of a run in its epochs and data.
 
     Attributes:
         step: The number of batches of all epochs so far.
@@ -43,7 +43,7 @@ class Place(msgspec.Struct):
 
 
 class Facts(msgspec.Struct):
-    """What a checkpoint of `fit` holds beside the values of variables.
+    """The facts in a checkpoint of `fit` beside the values of variables.
 
     Attributes:
         identity: What must stay the same: the data and some settings.

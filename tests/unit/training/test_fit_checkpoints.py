@@ -32,7 +32,7 @@ def _new_process(monkeypatch):
 
 
 class Killed(Exception):
-    """What stands for SIGKILL."""
+    """An error that stands for SIGKILL."""
 
 
 class At(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ class Both(NamedTuple):
 
 
 def packed(results, result):
-    """What a chief fetches of a graph with this result."""
+    """Return what a chief fetches of a graph with this result."""
     return tf.function(lambda: results.packed(result()), autograph=False)()
 
 

@@ -17,7 +17,7 @@ __all__ = ["LayerWrites", "assignments_refused"]
 
 
 class LayerWrites:
-    """What the layers of a model write, besides what its metrics and its optimizer write."""
+    """The writes of the layers of a model, besides those of its metrics and its optimizer."""
 
     def __init__(
         self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness, *, method: str = ""
