@@ -1,7 +1,7 @@
 """Use Keras's private API, which no other file of tfdist does.
 
-Each function says what it is for, and in which versions of Keras its names were seen; 2.12 stands for Keras
-2, also called tf_keras. Its parameters are called by the kind of object that they are, such as `model` or
+The names were seen in Keras 3.15, where a function does not list others; 2.12 stands for Keras 2, also called
+tf_keras. A function's parameters are called by the kind of object that they are, such as `model` or
 `optimizer`: tests/unit/test_private_names.py reads kinds, names and versions from here, and asserts that the
 installed Keras has them.
 """
@@ -16,60 +16,6 @@ import tensorflow as tf
 
 from tfdist._utils.set_attributes import attributes_set
 
-__all__ = [
-    "accumulate_gradients",
-    "accumulators_of",
-    "adagrad_accumulators",
-    "adam_slots",
-    "adapters_of_keras_2",
-    "add_slots",
-    "added_losses",
-    "allow_any_strategy",
-    "apply_update",
-    "assign_at_once",
-    "average_weights",
-    "batch_counter",
-    "build_model",
-    "call_model",
-    "cast_as_layers_do",
-    "class_weight_mapper",
-    "compile_arguments",
-    "compiled_loss",
-    "compiled_steps_per_execution",
-    "epoch_iterator",
-    "epoch_to_resume",
-    "epoch_to_resume_keras_2",
-    "excludes_from_decay",
-    "gradients_added_up_by",
-    "has_unseeded_generator",
-    "is_adagrad_of_keras",
-    "is_compiled",
-    "is_sgd_of_keras",
-    "known_gradients",
-    "layers_of",
-    "learning_rate_variable",
-    "loss_trackers",
-    "losses_reduced_by",
-    "made_by_compile",
-    "mask_weights",
-    "metrics_within",
-    "optimizer_variables",
-    "overwrite_by_averages",
-    "seed_generators",
-    "slot_of",
-    "slot_of_keras_2",
-    "split_arrays",
-    "step_counter",
-    "uncast_value",
-    "unseeded_generator",
-    "updated_by",
-    "values_in_order",
-    "variable_of_tensorflow",
-    "variables_of_metric",
-    "wrap_names_of_attributes",
-]
-
-
 # -- models and layers --
 
 
@@ -79,32 +25,26 @@ def is_compiled(model: Any) -> bool:
 
 
 def build_model(model: Any, batch_spec: Any) -> None:
-    """Build a model, its metrics and its optimizer for a batch as it comes from the data. Seen in 3.15."""
+    """Build a model, its metrics and its optimizer for a batch as it comes from the data."""
     # An optional input may be None, for which tf.data has a spec without a shape.
     batch = tf.nest.map_structure(lambda spec: spec if hasattr(spec, "shape") else None, batch_spec)
     model._symbolic_build(data_batch=batch)
 
 
 def call_model(model: Any, x: Any, *, training: bool) -> Any:
-    """Call a model of Keras 3, with `training` if its `call` takes that. Seen in 3.15."""
+    """Call a model of Keras 3, with `training` if its `call` takes that."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def compiled_loss(
     model: Any, *, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """Return the loss that a model of Keras 3 is compiled with and those that its layers add, as `fit` does.
-
-    Seen in 3.15.
-    """
+    """Return the loss that a model of Keras 3 is compiled with and those of its layers, as `fit` does."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def added_losses(model: Any) -> list[tf.Tensor]:
-    """Return the losses that the layers of a model have added, each as it counts in the whole.
-
-    Seen in 3.15.
-    """
+    """Return the losses that the layers of a model have added, each as it counts in the whole."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
 
 
@@ -114,7 +54,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def seed_generators(layer: Any) -> list[Any]:
-    """Return the random generators of a layer itself. Seen in 3.15."""
+    """Return the random generators of a layer itself."""
     return list(layer._seed_generators)
 
 
@@ -133,10 +73,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def made_by_compile(model: Any) -> Any:
-    """Return an object that each `compile` of a model makes again; None if it is not compiled.
-
-    Seen in 3.15.
-    """
+    """Return an object that each `compile` of a model makes again; None if it is not compiled."""
     if not hasattr(model, "_loss_tracker"):
         return getattr(model, "compiled_loss", None)  # Keras 2, where it is public
     return model._loss_tracker
@@ -151,28 +88,22 @@ def batch_counter(model: Any, phase: str) -> Any:
 
 
 def loss_trackers(model: Any) -> list[Any]:
-    """Return the metric of a model's loss, and where it has several outputs those of their losses.
-
-    Seen in 3.15.
-    """
+    """Return the metric of a model's loss, and where it has several outputs those of their losses."""
     return [model._loss_tracker, *([] if model._compile_loss is None else model._compile_loss.metrics)]
 
 
 def values_in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """Return the values of logs in the order of the metrics, or the only one. Seen in 3.15."""
+    """Return the values of logs in the order of the metrics, or the only one."""
     return model._flatten_metrics_in_order(logs)
 
 
 def variables_of_metric(metric: Any) -> list[Any]:
-    """Return the variables of a metric itself. Seen in 3.15."""
+    """Return the variables of a metric itself."""
     return list(metric._variables)
 
 
 def metrics_within(metric: Any) -> tuple[list[Any], bool]:
-    """Return the metrics within a metric, and whether it is Keras's list of those that compile was given.
-
-    Seen in 3.15.
-    """
+    """Return the metrics within a metric, and whether it is Keras's list of those that compile was given."""
     if type(metric).__name__ == "CompileMetrics":
         return list(metric.metrics), True
     return list(metric._metrics), False
@@ -190,10 +121,7 @@ def allow_any_strategy(backup: Any) -> None:
 
 
 def epoch_to_resume(model: Any) -> int | None:
-    """Return the epoch of the backup from which BackupAndRestore of Keras 3 resumes; None without a backup.
-
-    Seen in 3.15.
-    """
+    """Return the epoch from which BackupAndRestore of Keras 3 resumes; None without a backup."""
     epoch: int | None = getattr(model, "_initial_epoch", None)
     return epoch
 
@@ -216,7 +144,7 @@ def add_slots(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def updated_by(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer of Keras 3 was built for. Seen in 3.15."""
+    """Return the variables that an optimizer of Keras 3 was built for."""
     return list(optimizer._trainable_variables) if optimizer.built else []
 
 
@@ -229,7 +157,7 @@ def step_counter(optimizer: Any) -> Any:
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer of Keras 3 was built for. Seen in 3.15."""
+    """Return the variables that an optimizer of Keras 3 was built for."""
     return list(optimizer._trainable_variables)
 
 
@@ -252,7 +180,7 @@ def is_sgd_of_keras(optimizer: Any) -> bool:
 
 
 def is_adagrad_of_keras(optimizer: Any) -> bool:
-    """Return whether an optimizer is Keras's Adagrad itself. Seen in 3.15."""
+    """Return whether an optimizer is Keras's Adagrad itself."""
     return _is_of_keras(optimizer, "adagrad", "Adagrad")
 
 
@@ -263,16 +191,13 @@ def _is_of_keras(optimizer: Any, module: str, name: str) -> bool:
 
 
 def adagrad_accumulators(optimizer: Any) -> Sequence[Any]:
-    """Return the sums of squared gradients of Keras 3's Adagrad. Seen in 3.15."""
+    """Return the sums of squared gradients of Keras 3's Adagrad."""
     accumulators: Sequence[Any] = optimizer._accumulators
     return accumulators
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
-    """Return TensorFlow's variables of the two moments that Keras 3's Adam has for a variable.
-
-    Seen in 3.15.
-    """
+    """Return TensorFlow's variables of the two moments that Keras 3's Adam has for a variable."""
     return (
         slot_of(optimizer, optimizer._momentums, variable),
         slot_of(optimizer, optimizer._velocities, variable),
@@ -280,10 +205,7 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
 
 
 def slot_of(optimizer: Any, slots: Sequence[Any], variable: Any) -> Any:
-    """Return TensorFlow's variable of the slot that an optimizer of Keras 3 has for a variable.
-
-    Seen in 3.15.
-    """
+    """Return TensorFlow's variable of the slot that an optimizer of Keras 3 has for a variable."""
     return slots[optimizer._get_variable_index(variable)].value
 
 
@@ -295,19 +217,13 @@ def slot_of_keras_2(optimizer: Any, slots: Sequence[Any], variable: Any) -> Any:
 def known_gradients(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the gradients that are there, and their variables; warn of the others as Keras does.
-
-    Seen in 3.15.
-    """
+    """Return the gradients that are there, and their variables; warn of the others as Keras does."""
     known: tuple[list[Any], list[Any]] = optimizer._filter_empty_gradients(gradients, variables)
     return known
 
 
 def accumulators_of(optimizer: Any, variables: Sequence[Any] | None = None) -> list[Any]:
-    """Return the variables in which an optimizer adds up gradients of several steps, for all or some weights.
-
-    Seen in 3.15.
-    """
+    """Return the variables in which an optimizer adds up gradients of steps, for all or some weights."""
     accumulators = optimizer._accumulated_gradients
     if variables is None:
         return list(accumulators)
@@ -315,27 +231,24 @@ def accumulators_of(optimizer: Any, variables: Sequence[Any] | None = None) -> l
 
 
 def accumulate_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Add gradients to those of earlier steps. Seen in 3.15."""
+    """Add gradients to those of earlier steps."""
     optimizer._backend_increment_gradient_accumulators(gradients, accumulators_of(optimizer, variables))
 
 
 def apply_update(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Clip gradients and update variables by them, as `apply` does where it accumulates none.
-
-    Seen in 3.15.
-    """
+    """Clip gradients and update variables by them, as `apply` does where it accumulates none."""
     clipped = optimizer._clip_gradients(gradients)
     optimizer._apply_weight_decay(variables)
     optimizer._backend_update_step(clipped, variables, optimizer.learning_rate)
 
 
 def average_weights(optimizer: Any) -> None:
-    """Update the moving averages of the weights. Seen in 3.15."""
+    """Update the moving averages of the weights."""
     optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
 
 
 def overwrite_by_averages(optimizer: Any) -> None:
-    """Overwrite the weights by their moving averages. Seen in 3.15."""
+    """Overwrite the weights by their moving averages."""
     optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
 
 
@@ -343,7 +256,7 @@ def overwrite_by_averages(optimizer: Any) -> None:
 def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Iterator[None]:
     """Make an optimizer call `add_up` to add gradients up over the replicas, within the block.
 
-    The optimizer calls it after it has clipped gradients, right before it changes variables. Seen in 3.15.
+    The optimizer calls it after it has clipped gradients, right before it changes variables.
     """
     with attributes_set(optimizer, _all_reduce_sum_gradients=add_up):
         yield
@@ -353,26 +266,26 @@ def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Itera
 
 
 def assign_at_once(variable: Any, value: Any) -> None:
-    """Assign a value to a variable of Keras 3 within a StatelessScope too. Seen in 3.15."""
+    """Assign a value to a variable of Keras 3 within a StatelessScope too."""
     variable._direct_assign(value)
 
 
 def variable_of_tensorflow(variable: Any) -> Any:
-    """Return TensorFlow's variable behind one of Keras 3, and any other variable as it is. Seen in 3.15."""
+    """Return TensorFlow's variable behind one of Keras 3, and any other variable as it is."""
     return variable._value if hasattr(variable, "path") else variable
 
 
 def uncast_value(variable: Any) -> Any:
     """Return the value of a variable of Keras 3, without the cast that a layer in mixed precision asks for.
 
-    The first versions of Keras 3 have no such cast. Seen in 3.15.
+    The first versions of Keras 3 have no such cast.
     """
     with attributes_set(variable, _autocast=False):
         return variable.value
 
 
 def cast_as_layers_do(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """Cast a part of a variable's value as a layer in mixed precision asks for. Seen in 3.15."""
+    """Cast a part of a variable's value as a layer in mixed precision asks for."""
     return variable._maybe_autocast(value)
 
 
@@ -383,7 +296,7 @@ def cast_as_layers_do(variable: Any, value: tf.Tensor) -> tf.Tensor:
 def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterator[None]:
     """Make Keras 3 reduce losses with another function, as for one replica, within the block.
 
-    Some versions scale losses by the number of replicas, and have two functions for that. Seen in 3.15.
+    Some versions scale losses by the number of replicas, and have two functions for that.
 
     Args:
         keras: The Keras of the model.
@@ -398,26 +311,20 @@ def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Itera
 
 
 def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
-    """Return sample weights times a mask, as Keras 3 multiplies them before it reduces losses.
-
-    Seen in 3.15.
-    """
+    """Return sample weights times a mask, as Keras 3 multiplies them before it reduces losses."""
     loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")
     return loss_module.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 
 def has_unseeded_generator(keras: ModuleType) -> bool:
-    """Return whether Keras 3 has made its generator of unseeded random numbers. Seen in 3.15."""
+    """Return whether Keras 3 has made its generator of unseeded random numbers."""
     state_module: Any = importlib.import_module(f"{keras.__name__}.src.backend.common.global_state")
     return state_module.get_global_attribute("global_seed_generator") is not None
 
 
 @contextlib.contextmanager
 def unseeded_generator(keras: ModuleType, generator: Any) -> Iterator[None]:
-    """Make Keras 3 draw unseeded random numbers of this thread from a generator, within the block.
-
-    Seen in 3.15.
-    """
+    """Make Keras 3 draw unseeded random numbers of this thread from a generator, within the block."""
     state_module: Any = importlib.import_module(f"{keras.__name__}.src.backend.common.global_state")
     name = "global_seed_generator"
     before = state_module.get_global_attribute(name)
@@ -438,10 +345,7 @@ def adapters_of_keras_2(keras: ModuleType) -> Any:
 
 
 def epoch_iterator(keras: ModuleType) -> Any:
-    """Return the class in which Keras 3 makes data sets of arrays, generators and PyDatasets.
-
-    Seen in 3.15.
-    """
+    """Return the class in which Keras 3 makes data sets of arrays, generators and PyDatasets."""
     module: Any = importlib.import_module(f"{keras.__name__}.src.trainers.epoch_iterator")
     return module.EpochIterator
 
@@ -482,7 +386,7 @@ def split_arrays(
 def wrap_names_of_attributes(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
     """Wrap the function by which Keras 3 learns, when it saves or loads, what attributes its classes have.
 
-    Earlier versions call it get_attr_skiplist. Seen in 3.15.
+    Earlier versions call it get_attr_skiplist.
     """
     saving_module: Any = importlib.import_module("keras.src.saving.saving_lib")
     name = "get_attr_skipset" if hasattr(saving_module, "get_attr_skipset") else "get_attr_skiplist"

@@ -1,8 +1,8 @@
 """Use TensorFlow's private API, which no other file of tfdist does.
 
-Each function says what it is for, and in which versions of TensorFlow its names were seen. Its parameters are
-called by the kind of object that they are, such as `strategy` or `dataset`: tests/unit/test_private_names.py
-reads kinds, names and versions from here, and asserts that the installed TensorFlow has them.
+All of these names were seen in TensorFlow 2.12 and 2.21. A function's parameters are called by the kind of
+object that they are, such as `strategy` or `dataset`: tests/unit/test_private_names.py reads kinds and names
+from here, and asserts that the installed TensorFlow has them.
 """
 
 import contextlib
@@ -25,68 +25,12 @@ from tensorflow.python.ops import script_ops
 
 from tfdist._utils.set_attributes import attributes_set
 
-__all__ = [
-    "CollectiveAllReduce",
-    "DistributedTable",
-    "ShardedVariable",
-    "ShardedVariableSavedAsOne",
-    "abort_collectives",
-    "are_devices_fixed",
-    "asked_when_sent",
-    "batch_numbers",
-    "cluster_resolver",
-    "colocates_with_first_shard",
-    "connected_tasks",
-    "convert_initial_values",
-    "cross_device_ops_of",
-    "dataset_inputs",
-    "dataset_options",
-    "dataset_tensors",
-    "device_datasets_made_by",
-    "dispatched_worker_index",
-    "eager_context",
-    "has_answered",
-    "has_failed",
-    "has_result",
-    "is_deterministic",
-    "is_reshuffled",
-    "is_shard",
-    "let_variables_be_numbers",
-    "local_value",
-    "mirrored",
-    "only_trace",
-    "outside_scopes",
-    "own_executor",
-    "put_for_workers",
-    "read_planes",
-    "register_function",
-    "repetitions",
-    "replace_cross_device_ops",
-    "replica_specs",
-    "schedule_traced",
-    "serialized",
-    "set_cluster_resolver",
-    "shuffle_seeds",
-    "take_of_workers",
-    "traced_by_chief",
-    "traced_functions",
-    "update_connections",
-    "use_own_executor",
-    "value_when_sent",
-    "wait_for_answer",
-    "worker_count",
-    "worker_number",
-]
-
-# A variable in shards, which Keras knows too. Seen in 2.12 and 2.21.
+# A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 
 
 class _GradientOfShards(composite_tensor_gradient.CompositeTensorGradient):  # type: ignore[misc]
-    """Differentiate by the shards, and put the gradient of the whole variable together.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Differentiate by the shards, and put the gradient of the whole variable together."""
 
     def get_gradient_components(self, value: Any) -> list[Any]:
         return [shard.handle for shard in value.variables]
@@ -99,7 +43,7 @@ class ShardedVariableSavedAsOne(ShardedVariable):  # type: ignore[misc]  # Tenso
     """Save shards in a checkpoint as one variable, so that it can be restored with any number of shards.
 
     A tape differentiates by the `handle` of a Keras variable. If that is a composite tensor, its
-    `__composite_gradient__` takes and makes the gradients. Seen in 2.12 and 2.21.
+    `__composite_gradient__` takes and makes the gradients.
     """
 
     __composite_gradient__ = _GradientOfShards()
@@ -123,7 +67,7 @@ class ShardedVariableSavedAsOne(ShardedVariable):  # type: ignore[misc]  # Tenso
 def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
     """Make `tf.colocate_with` a variable in shards mean its first shard: an optimizer updates it there.
 
-    TensorFlow converts what operations are colocated with to a tensor `as_ref`. Seen in 2.12 and 2.21.
+    TensorFlow converts what operations are colocated with to a tensor `as_ref`.
     """
 
     def converted(variable: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
@@ -136,7 +80,7 @@ def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
     tf.register_tensor_conversion_function(kind, converted, priority=0)
 
 
-# A lookup table of which each worker has a copy. Seen in 2.12 and 2.21.
+# A lookup table of which each worker has a copy.
 DistributedTable: Any = ps_values.DistributedTable
 
 
@@ -144,16 +88,13 @@ DistributedTable: Any = ps_values.DistributedTable
 
 
 def register_function(token: str, function: Callable[..., Any]) -> None:
-    """Register a function under a token for PyFunc operations; TensorFlow does not keep it alive.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Register a function under a token for PyFunc operations; TensorFlow does not keep it alive."""
     script_ops._py_funcs._funcs[token] = function
 
 
 @contextlib.contextmanager
 def outside_scopes() -> Iterator[None]:
-    """Leave all scopes of strategies and creators of variables within the block. Seen in 2.12 and 2.21."""
+    """Leave all scopes of strategies and creators of variables within the block."""
     graph = tf.compat.v1.get_default_graph()
     strategies, creators = graph._distribution_strategy_stack, graph._variable_creator_stack
     graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
@@ -165,78 +106,52 @@ def outside_scopes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """Run the operations of a block apart from those of other threads, whose failures are not theirs.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Run the operations of a block apart from those of other threads, whose failures are not theirs."""
     with context.executor_scope(executor.new_executor(enable_async=False)):
         yield
 
 
 def use_own_executor() -> Any:
-    """Run all operations of this thread apart from those of others, and return what runs them.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Run all operations of this thread apart from those of others, and return what runs them."""
     own = executor.new_executor(enable_async=False)
     context.context().executor = own
     return own
 
 
 def connected_tasks() -> Any:
-    """Return what TensorFlow knows of the cluster that this process is connected to; None if to none.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return what TensorFlow knows of the cluster that this process is connected to; None if to none."""
     return context.get_server_def()
 
 
 def update_connections(server_def: Any) -> None:
-    """Connect to other tasks, such as those that were started again, and send them all traced functions.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Connect to other tasks, such as those that were started again, and send them all traced functions."""
     context.context().update_server_def(server_def)
 
 
 def abort_collectives(code: int, message: str) -> None:
-    """End TensorFlow's collectives in this process for good, those that run and those that come.
-
-    Seen in 2.12 and 2.21.
-    """
+    """End TensorFlow's collectives in this process for good, those that run and those that come."""
     context.context().abort_collective_ops(code, message)
 
 
 def put_for_workers(key: str, text: str) -> None:
-    """Store a text under a new key, where all mirrored workers of this process's cluster find it.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Store a text under a new key, where all mirrored workers of this process's cluster find it."""
     context.context().set_config_key_value(key, text)
 
 
 def take_of_workers(key: str) -> str:
-    """Wait until a mirrored worker has stored a text under a key, remove it and return it.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Wait until a mirrored worker has stored a text under a key, remove it and return it."""
     text: str = context.context().get_config_key_value(key)
     context.context().delete_config_key_value(key)
     return text
 
 
 def are_devices_fixed() -> bool:
-    """Return whether TensorFlow has set its devices and threads up, which cannot be changed after that.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return whether TensorFlow has set its devices and threads up, which cannot be changed after that."""
     return context.context()._context_handle is not None
 
 
 def read_planes(written: bytes) -> Any:
     """Return what the profiler has written, as a message of planes, lines and events.
-
-    Seen in 2.12 and 2.21.
 
     Raises:
         ModuleNotFoundError: This version of TensorFlow has the messages elsewhere.
@@ -257,27 +172,18 @@ def read_planes(written: bytes) -> Any:
 
 
 def cluster_resolver(strategy: tf.distribute.Strategy) -> Any:
-    """Return what knows the cluster of a strategy; ParameterServerStrategy has one, and does not give it.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return what knows the cluster of a strategy; ParameterServerStrategy has one, and does not give it."""
     return strategy.cluster_resolver or getattr(strategy, "_cluster_resolver", None)
 
 
 def set_cluster_resolver(strategy: tf.distribute.Strategy, resolver: Any) -> None:
-    """Set what `strategy.cluster_resolver` returns, as TensorFlow's own strategies for clusters do.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Set what `strategy.cluster_resolver` returns, as TensorFlow's own strategies for clusters do."""
     strategy.extended._cluster_resolver = resolver
 
 
 @contextlib.contextmanager
 def traced_by_chief(strategy: Any) -> Iterator[None]:
-    """Allow the chief to trace a graph for asynchronous workers without a warning, within the block.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Allow the chief to trace a graph for asynchronous workers without a warning, within the block."""
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         yield
         return
@@ -287,25 +193,22 @@ def traced_by_chief(strategy: Any) -> Iterator[None]:
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
-    """Return how many workers a strategy for several of them has. Seen in 2.12 and 2.21."""
+    """Return how many workers a strategy for several of them has."""
     return int(strategy.extended._num_workers)
 
 
 def worker_number(strategy: tf.distribute.Strategy) -> int:
-    """Return the number of this worker among all, the chief's being 0. Seen in 2.12 and 2.21."""
+    """Return the number of this worker among all, the chief's being 0."""
     return int(strategy.extended._id_in_cluster)
 
 
 def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:
-    """Return what adds values up over the replicas of a strategy. Seen in 2.12 and 2.21."""
+    """Return what adds values up over the replicas of a strategy."""
     return strategy.extended._cross_device_ops
 
 
 def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable[[Any], Any]) -> None:
-    """Replace the objects that add values up over the replicas of mirrored workers.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Replace the objects that add values up over the replicas of mirrored workers."""
     extended = strategy.extended
     extended._cross_device_ops = replace(extended._cross_device_ops)
     extended._host_cross_device_ops = replace(extended._host_cross_device_ops)
@@ -316,10 +219,7 @@ def convert_initial_values(
     to_sent: Callable[[tf.Tensor], tf.Tensor],
     from_sent: Callable[[tf.Tensor, tf.DType], tf.Tensor],
 ) -> None:
-    """Convert the initial values of variables before mirrored workers take those of the chief, and after it.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Convert initial values of variables before mirrored workers take those of the chief, and after it."""
     extended = strategy.extended
     make_broadcast = extended._get_variable_creator_initial_value
 
@@ -344,7 +244,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore
     """Add up by TensorFlow's collectives; classes derived from it override `all_reduce` and `all_gather`.
 
     MultiWorkerMirroredStrategy wants a CollectiveAllReduce, and hands it the values of all of this process's
-    replicas at once. Seen in 2.12 and 2.21.
+    replicas at once.
 
     Attributes:
         devices: Of this process's replicas.
@@ -382,27 +282,24 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore
 
 
 def mirrored(copies: Sequence[tf.Tensor]) -> Any:
-    """Return one value of which each of this process's replicas has a copy. Seen in 2.12 and 2.21."""
+    """Return one value of which each of this process's replicas has a copy."""
     return distribute_utils.regroup(list(copies), wrap_class=values.Mirrored)
 
 
 def is_shard(shard: Any) -> bool:
-    """Return whether a variable is one of the shards of another. Seen in 2.12 and 2.21."""
+    """Return whether a variable is one of the shards of another."""
     return hasattr(shard, "_sharded_container")
 
 
 def local_value(mirrored_variable: Any) -> Any:
-    """Return, in a replica, its own copy of a variable of which each replica has one.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return, in a replica, its own copy of a variable of which each replica has one."""
     return mirrored_variable._get()
 
 
 def let_variables_be_numbers() -> None:
     """Make int() and float() take a variable with several copies, as they take any other one.
 
-    Scripts write float(optimizer.learning_rate) and int(optimizer.iterations). Seen in 2.12 and 2.21.
+    Scripts write float(optimizer.learning_rate) and int(optimizer.iterations).
     """
     for kind in (int, float):
         name = f"__{kind.__name__}__"
@@ -414,64 +311,52 @@ def let_variables_be_numbers() -> None:
 
 
 def dataset_options(dataset: tf.data.Dataset) -> tf.data.Options:
-    """Return the options of a data set; in a graph those given there, of which the public way warns.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return the options of a data set; in a graph those given there, of which the public way warns."""
     return dataset.options() if tf.executing_eagerly() else dataset._options_attr
 
 
 def dataset_inputs(dataset: tf.data.Dataset) -> list[Any]:
-    """Return the data sets that a data set is made of. Seen in 2.12 and 2.21."""
+    """Return the data sets that a data set is made of."""
     return list(dataset._inputs())
 
 
 def traced_functions(dataset: tf.data.Dataset) -> list[Any]:
-    """Return the functions that a data set calls, as they were traced. Seen in 2.12 and 2.21."""
+    """Return the functions that a data set calls, as they were traced."""
     return [wrapper.function for wrapper in dataset._functions()]
 
 
 def shuffle_seeds(shuffled_dataset: tf.data.Dataset) -> list[Any]:
-    """Return the two seeds of a data set that shuffles; None for each in any other. Seen in 2.12 and 2.21."""
+    """Return the two seeds of a data set that shuffles; None for each in any other."""
     return [getattr(shuffled_dataset, "_seed", None), getattr(shuffled_dataset, "_seed2", None)]
 
 
 def is_reshuffled(shuffled_dataset: tf.data.Dataset) -> bool:
-    """Return whether a data set shuffles in another order whenever it begins. Seen in 2.12 and 2.21."""
+    """Return whether a data set shuffles in another order whenever it begins."""
     return getattr(shuffled_dataset, "_reshuffle_each_iteration", False) is not False
 
 
 def dataset_tensors(sliced_dataset: tf.data.Dataset) -> list[Any]:
-    """Return the arrays that a data set holds in memory. Seen in 2.12 and 2.21."""
+    """Return the arrays that a data set holds in memory."""
     return list(getattr(sliced_dataset, "_tensors", None) or ())
 
 
 def batch_numbers(batched_dataset: tf.data.Dataset) -> list[Any]:
-    """Return the size of a data set's batches, and whether it drops a short last one, or None for each.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return the size of a data set's batches, and whether it drops a short last one, or None for each."""
     return [getattr(batched_dataset, "_batch_size", None), getattr(batched_dataset, "_drop_remainder", None)]
 
 
 def repetitions(repeated_dataset: tf.data.Dataset) -> Any:
-    """Return how often a data set repeats another; None for any other. Seen in 2.12 and 2.21."""
+    """Return how often a data set repeats another; None for any other."""
     return getattr(repeated_dataset, "_count", None)
 
 
 def is_deterministic(parallel_dataset: tf.data.Dataset) -> bool:
-    """Return whether a data set keeps the order of what it computes in parallel, as far as it says so itself.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return whether a data set keeps the order of what it computes in parallel, as far as it says so."""
     return getattr(parallel_dataset, "_deterministic", None) not in ("false", False)
 
 
 def serialized(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Return the graph of a data set, which another process can make the data set of.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return the graph of a data set, which another process can make the data set of."""
     return dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN)
 
 
@@ -479,7 +364,7 @@ def serialized(dataset: tf.data.Dataset) -> tf.Tensor:
 def device_datasets_made_by(finish: Callable[[Any], Any]) -> Iterator[None]:
     """Pass each data set by which TensorFlow fetches a device's batches through a function, within the block.
 
-    TensorFlow gives these data sets no options. Seen in 2.12 and 2.21.
+    TensorFlow gives these data sets no options.
     """
     make = multi_device_iterator_ops._create_device_dataset
     with attributes_set(multi_device_iterator_ops, _create_device_dataset=lambda *args: finish(make(*args))):
@@ -487,10 +372,7 @@ def device_datasets_made_by(finish: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def replica_specs(distributed_spec: Any) -> list[Any]:
-    """Return the specs of the replicas' parts of a distributed value; of any other spec, that one.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return the specs of the replicas' parts of a distributed value; of any other spec, that one."""
     return list(getattr(distributed_spec, "_value_specs", None) or [distributed_spec])
 
 
@@ -498,27 +380,18 @@ def replica_specs(distributed_spec: Any) -> list[Any]:
 
 
 def eager_context() -> Any:
-    """Return what knows all functions of this process; a script may replace it, to set its devices again.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return what knows all functions of this process; a script may replace it, to set its devices again."""
     return context.context()
 
 
 def only_trace(function: Any) -> Any:
-    """Return the concrete function of a tf.function that was traced once; None in other cases.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return the concrete function of a tf.function that was traced once; None in other cases."""
     traces = list(function._list_all_concrete_functions())
     return traces[0] if len(traces) == 1 else None
 
 
 def schedule_traced(coordinator: Any, trace: Any, args: Sequence[Any]) -> Any:
-    """Schedule a concrete function as `ClusterCoordinator.schedule` does, without the scope for tracing.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Schedule a concrete function as `ClusterCoordinator.schedule` does, without the scope for tracing."""
     for each in args:
         if isinstance(each, _AskedWhenSent):
             each.is_traced = True
@@ -526,30 +399,24 @@ def schedule_traced(coordinator: Any, trace: Any, args: Sequence[Any]) -> Any:
 
 
 def has_failed(coordinator: Any) -> bool:
-    """Return whether the next call to a coordinator raises the error of a worker. Seen in 2.12 and 2.21."""
+    """Return whether the next call to a coordinator raises the error of a worker."""
     return coordinator._cluster.closure_queue._error is not None
 
 
 def has_answered(closure: Any) -> bool:
-    """Return whether what was scheduled has ended, and its results have come; `fetch` would wait for it.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return whether what was scheduled has ended, and its results have come; `fetch` would wait for it."""
     return has_result(closure) or closure._error is not None
 
 
 def has_result(closure: Any) -> bool:
-    """Return whether the results of what was scheduled have come; no worker does it again then.
-
-    Seen in 2.12 and 2.21.
-    """
+    """Return whether the results of what was scheduled have come; no worker does it again then."""
     return bool(closure._has_fetched_to_local)
 
 
 def wait_for_answer(closure: Any, seconds: float) -> bool:
     """Wait until what was scheduled has ended, or the time is over; return whether it has ended.
 
-    Its results are copied to this process a little later. Seen in 2.12 and 2.21.
+    Its results are copied to this process a little later.
     """
     return bool(closure._status_available_event.wait(seconds))
 
@@ -557,7 +424,7 @@ def wait_for_answer(closure: Any, seconds: float) -> bool:
 class _AskedWhenSent(coordinator_values.PerWorkerValues):  # type: ignore[misc]
     """An argument that the coordinator asks for its value whenever it sends the function to a worker.
 
-    It asks for the value of worker 0 first, to trace the function. Seen in 2.12 and 2.21.
+    It asks for the value of worker 0 first, to trace the function.
     """
 
     def __init__(self, example: tf.Tensor, value: Callable[[int], tf.Tensor]) -> None:
@@ -596,8 +463,6 @@ def dispatched_worker_index() -> tf.Tensor:
 
 def value_when_sent(value: Callable[[int], int], key: str) -> tf.Tensor:
     """Return, in a graph that a coordinator sends out, the value for the index of the worker that gets it.
-
-    Seen in 2.12 and 2.21.
 
     Args:
         value: A function that returns it, which is called in this worker's thread.
