@@ -10,8 +10,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.sagemaker import SageMaker
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.cloud import SageMakerSection
-from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.engine import EngineSection, SageMakerSection
 
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore")]
 boto3 = pytest.importorskip("boto3", reason="pip install 'tfdist[sagemaker]'")

@@ -14,8 +14,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.cloud import VertexSection
-from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.engine import EngineSection, VertexSection
 
 pytestmark = [
     pytest.mark.engines,

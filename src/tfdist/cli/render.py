@@ -18,7 +18,7 @@ from tfdist.engines.dockerfile import render_dockerfile
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.containers import DockerfileSection
+from tfdist.trainer.sections.engine import DockerfileSection
 
 __all__ = ["main"]
 

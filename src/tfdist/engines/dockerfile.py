@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import tfdist
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.sections.containers import DockerfileSection
+from tfdist.trainer.sections.engine import DockerfileSection
 
 __all__ = ["render_dockerfile"]
 

@@ -13,7 +13,7 @@ import msgspec
 
 from tfdist.engines.job_description import Job, without_references
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.trainer.sections.kubernetes import KubernetesSection
+from tfdist.trainer.sections.engine import KubernetesSection
 
 __all__ = ["INSTANCE", "ROLE", "RUNS", "Application", "Object"]
 

@@ -17,7 +17,7 @@ from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR
 from tfdist.launcher.notebook_task import EVERY_TASK
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.ray import Placement, RaySection
+from tfdist.trainer.sections.engine import Placement, RaySection
 
 __all__ = ["check_resources", "launch", "needs_ray"]
 

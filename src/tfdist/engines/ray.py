@@ -19,7 +19,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
 from tfdist.engines.options_into_section import Key, with_options
 from tfdist.errors import ConfigError, TfdistError, shown
-from tfdist.trainer.sections.ray import RaySection
+from tfdist.trainer.sections.engine import RaySection
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -29,7 +29,7 @@ from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import signals_to, task_log_path
 from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.supervisor.backoff import Backoff
-from tfdist.trainer.sections.ray import Placement
+from tfdist.trainer.sections.engine import Placement
 
 __all__ = ["RayCluster", "Work"]
 

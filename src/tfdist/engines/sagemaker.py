@@ -27,7 +27,7 @@ from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.sections.cloud import SageMakerSection
+from tfdist.trainer.sections.engine import SageMakerSection
 
 __all__ = ["SageMaker"]
 

@@ -21,7 +21,7 @@ from tfdist.engines.options_into_section import Key, with_options
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
 from tfdist.errors import ConfigError, shown
-from tfdist.trainer.sections.slurm_and_ssh import SshSection
+from tfdist.trainer.sections.engine import SshSection
 
 __all__ = ["Ssh", "plan_of"]
 

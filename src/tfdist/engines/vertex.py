@@ -28,7 +28,7 @@ from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.trainer.sections.cloud import VertexSection
+from tfdist.trainer.sections.engine import VertexSection
 
 __all__ = ["Vertex"]
 

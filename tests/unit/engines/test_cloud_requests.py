@@ -11,8 +11,7 @@ from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.cloud import SageMakerSection, VertexSection
-from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.engine import EngineSection, SageMakerSection, VertexSection
 
 COUNTS = {"chief": 1, "worker": 2, "ps": 1}
 TRAIN = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR, "--set=train.steps=9")

@@ -14,8 +14,7 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import State
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.containers import ComposeSection
-from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.engine import ComposeSection, EngineSection
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import tfdist
 from tfdist.engines import dockerfile
 from tfdist.engines.dockerfile import render_dockerfile
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.containers import DockerfileSection
+from tfdist.trainer.sections.engine import DockerfileSection
 
 
 def packages(text):

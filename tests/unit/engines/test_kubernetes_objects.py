@@ -11,8 +11,7 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.engine import EngineSection
-from tfdist.trainer.sections.kubernetes import KubernetesSection, ResourcesSection
+from tfdist.trainer.sections.engine import EngineSection, KubernetesSection, ResourcesSection
 
 ENGINES = ("kubernetes", "jobset", "tfjob", "trainjob")
 

@@ -4,10 +4,7 @@ import pytest
 
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.cloud import VertexSection
-from tfdist.trainer.sections.containers import ComposeSection
-from tfdist.trainer.sections.kubernetes import KubernetesSection
-from tfdist.trainer.sections.ray import RaySection
+from tfdist.trainer.sections.engine import ComposeSection, KubernetesSection, RaySection, VertexSection
 
 
 def test_values_are_written_as_in_yaml():

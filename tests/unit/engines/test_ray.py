@@ -17,8 +17,7 @@ from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.ray import Ray, _address
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.engine import EngineSection
-from tfdist.trainer.sections.ray import RaySection
+from tfdist.trainer.sections.engine import EngineSection, RaySection
 
 PAGES = Path(__file__).parents[3] / "docs" / "engines"
 TRAIN = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)

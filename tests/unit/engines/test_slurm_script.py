@@ -13,8 +13,7 @@ from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.engine import EngineSection
-from tfdist.trainer.sections.slurm_and_ssh import SlurmSection
+from tfdist.trainer.sections.engine import EngineSection, SlurmSection
 
 
 def job(*command, counts=None, alone=(), **section):

@@ -22,8 +22,7 @@ from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.chief_reports import Progress, Silence, read_reports
 from tfdist.trainer.config import read_config
-from tfdist.trainer.sections.engine import EngineSection
-from tfdist.trainer.sections.slurm_and_ssh import SshSection
+from tfdist.trainer.sections.engine import EngineSection, SshSection
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not found")
 HOSTS = ["node1", "me@node2"]

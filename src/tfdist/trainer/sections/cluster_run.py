@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
-from tfdist.trainer.sections.values import Positive
+from tfdist.trainer.sections.values import Positive, doc
 
 __all__ = ["ElasticSection", "LaunchSection", "MetricsSection", "WatchSection"]
 
@@ -15,14 +15,13 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Set when a task of the cluster counts as lost."""
 
     heartbeat_timeout: Annotated[
-        float,
-        Meta(ge=5, description="Seconds without an answer after which a task counts as lost."),
+        float, doc("Seconds without an answer after which a task counts as lost.", ge=5)
     ] = 30.0
     stall_timeout: Annotated[
         Literal["auto", "off"] | Annotated[float, Meta(ge=SHORTEST_SECONDS)],
-        Meta(
-            description="Seconds that a task may take for a step, or for a callback after it, before it"
-            " counts as stuck, and so as lost. auto: 300, or more if steps take long. off: no limit."
+        doc(
+            "Seconds that a task may take for a step, or for a callback after it, before it counts as stuck,"
+            " and so as lost. auto: 300, or more if steps take long. off: no limit."
         ),
     ] = "auto"
 
@@ -32,43 +31,36 @@ class MetricsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
-        Meta(
-            description="The port at which Prometheus finds metrics of the run, on the machine of the chief.",
-        ),
+        doc("The port at which Prometheus finds metrics of the run, on the machine of the chief."),
     ] = None
-    prometheus_address: Annotated[
-        str, Meta(description="The address to listen on; by default, all of the machine.")
-    ] = "0.0.0.0"
+    prometheus_address: Annotated[str, doc("The address to listen on; by default, all of the machine.")] = (
+        "0.0.0.0"
+    )
 
 
 class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set how a cluster on this machine is started."""
 
     threads: Annotated[
-        Positive | None, Meta(description="Threads of each task; by default, the tasks share the cores.")
+        Positive | None, doc("Threads of each task; by default, the tasks share the cores.")
     ] = None
-    pin: Annotated[bool, Meta(description="Bind each task that computes to cores of its own.")] = False
+    pin: Annotated[bool, doc("Bind each task that computes to cores of its own.")] = False
     restarts: Annotated[
         int,
-        Meta(
+        doc(
+            "How often lost tasks are started again without a new checkpoint in between: an evaluator and a"
+            " worker of asynchronous updates alone, others with the whole cluster, from the last checkpoint.",
             ge=0,
-            description="How often lost tasks are started again without a new checkpoint in between: an"
-            " evaluator and a worker of asynchronous updates alone, others with the whole cluster, from the"
-            " last checkpoint.",
         ),
     ] = 3
     network_isolation: Annotated[
         Literal["auto", "always", "never"],
-        Meta(
-            description="Whether the tasks live in a private network: if the system allows it, always, never."
-        ),
+        doc("Whether the tasks live in a private network: if the system allows it, always, never."),
     ] = "auto"
 
 
 class ElasticSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Train with fewer workers than the cluster has, and admit the others when they come."""
 
-    min_workers: Annotated[Positive, Meta(description="The least number of workers to train with.")] = 1
-    join_timeout: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="Seconds to wait at a start for all workers.")
-    ] = 60.0
+    min_workers: Annotated[Positive, doc("The least number of workers to train with.")] = 1
+    join_timeout: Annotated[float, doc("Seconds to wait at a start for all workers.", gt=0)] = 60.0

@@ -3,9 +3,8 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from tfdist.trainer.sections.values import Positive
+from tfdist.trainer.sections.values import Positive, doc
 
 __all__ = ["DataSection", "ModelSection"]
 
@@ -15,32 +14,27 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: Annotated[
         str,
-        Meta(
-            description="mnist, cifar10 or another image set of tensorflow-datasets; digits or shapes; or a"
-            " path to a folder of images by class, of TFRecord files or of idx files, or to an .npz file."
+        doc(
+            "mnist, cifar10 or another image set of tensorflow-datasets; digits or shapes; or a path to a"
+            " folder of images by class, of TFRecord files or of idx files, or to an .npz file."
         ),
     ] = "mnist"
-    dir: Annotated[
-        str | None, Meta(description="The folder of tensorflow-datasets; TFDS_DATA_DIR by default.")
-    ] = None
+    dir: Annotated[str | None, doc("The folder of tensorflow-datasets; TFDS_DATA_DIR by default.")] = None
     if_unavailable: Annotated[
         Literal["fail", "digits", "shapes"],
-        Meta(description="What follows if the data are unavailable: an error, or training on drawn images."),
+        doc("What follows if the data are unavailable: an error, or training on drawn images."),
     ] = "fail"
     one_hot: Annotated[
-        bool | None,
-        Meta(description="Whether labels are one-hot; by default, if Keras's loss compares with them."),
+        bool | None, doc("Whether labels are one-hot; by default, if Keras's loss compares with them.")
     ] = None
-    batch_size: Annotated[Positive, Meta(description="Examples in one step, over all workers together.")] = (
-        128
-    )
+    batch_size: Annotated[Positive, doc("Examples in one step, over all workers together.")] = 128
     augment: Annotated[
         Literal["none", "shift", "shift_flip", "crop_flip", "cifar10_2016"],
-        Meta(description="The random augmentation of training images."),
+        doc("The random augmentation of training images."),
     ] = "none"
     image_size: Annotated[
         tuple[Positive, Positive] | None,
-        Meta(description="Height and width to resize to; without it, all images must have one size."),
+        doc("Height and width to resize to; without it, all images must have one size."),
     ] = None
 
     def wanted(self) -> dict[str, Any]:
@@ -56,10 +50,8 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Select the model."""
 
-    name: Annotated[
-        str, Meta(description="mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")
-    ] = "mnist_cnn"
+    name: Annotated[str, doc("mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")] = "mnist_cnn"
     options: Annotated[
         dict[str, bool | int | float | str],
-        Meta(description="Arguments for the function that builds the model, such as {dropout: 0.4}."),
+        doc("Arguments for the function that builds the model, such as {dropout: 0.4}."),
     ] = {}

@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
-from tfdist.trainer.sections.values import Positive
+from tfdist.trainer.sections.values import Positive, doc
 
 __all__ = ["CheckpointSection", "EvaluationSection", "ExportSection", "SummariesSection"]
 
@@ -13,42 +12,33 @@ __all__ = ["CheckpointSection", "EvaluationSection", "ExportSection", "Summaries
 class EvaluationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set when the model is evaluated on the test data, besides at the end."""
 
-    every: Annotated[
-        Positive | None, Meta(description="Steps between two evaluations; an epoch's by default.")
-    ] = None
+    every: Annotated[Positive | None, doc("Steps between two evaluations; an epoch's by default.")] = None
     batches: Annotated[
-        Positive | None, Meta(description="How many batches of the test data are used; all by default.")
+        Positive | None, doc("How many batches of the test data are used; all by default.")
     ] = None
 
 
 class CheckpointSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set when checkpoints are saved, besides at the end, and whether a run resumes from them."""
 
-    every: Annotated[
-        Positive | None, Meta(description="Steps between two checkpoints; an epoch's by default.")
-    ] = None
-    keep: Annotated[
-        Positive, Meta(description="How many of the newest checkpoints are kept, besides the best one.")
-    ] = 3
+    every: Annotated[Positive | None, doc("Steps between two checkpoints; an epoch's by default.")] = None
+    keep: Annotated[Positive, doc("How many of the newest checkpoints are kept, besides the best one.")] = 3
     background: Annotated[
-        bool,
-        Meta(description="Whether training continues while a checkpoint is written; see reliability.md."),
+        bool, doc("Whether training continues while a checkpoint is written; see reliability.md.")
     ] = False
     resume: Annotated[
         Literal["auto", "never"],
-        Meta(description="auto resumes from the newest checkpoint of the run; with never, one is an error."),
+        doc("auto resumes from the newest checkpoint of the run; with never, one is an error."),
     ] = "auto"
 
 
 class SummariesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set what is written for TensorBoard."""
 
-    every: Annotated[Positive, Meta(description="Steps between two points of the curves.")] = 50
+    every: Annotated[Positive, doc("Steps between two points of the curves.")] = 50
 
 
 class ExportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Select the formats of the exported model, besides the SavedModel."""
 
-    formats: Annotated[
-        tuple[Literal["keras", "tflite"], ...], Meta(description="More formats to write.")
-    ] = ()
+    formats: Annotated[tuple[Literal["keras", "tflite"], ...], doc("More formats to write.")] = ()

@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from tfdist.strategies.options import (
     CommunicationOptions,
@@ -14,7 +13,7 @@ from tfdist.strategies.options import (
     StrategyName,
     WireType,
 )
-from tfdist.trainer.sections.values import Positive
+from tfdist.trainer.sections.values import AboveZero, NotNegative, Positive, doc
 
 __all__ = ["CommunicationSection", "StrategySection"]
 
@@ -22,30 +21,21 @@ __all__ = ["CommunicationSection", "StrategySection"]
 class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Select the strategy, that is how the tasks share the work, and its devices."""
 
-    name: Annotated[
-        StrategyName, Meta(description="auto selects the one that fits the cluster and the devices.")
-    ] = "auto"
+    name: Annotated[StrategyName, doc("auto selects the one that fits the cluster and the devices.")] = "auto"
     device: Annotated[
-        Device,
-        Meta(description="The device to compute on. auto uses GPUs if there are any; gpu fails without one."),
+        Device, doc("The device to compute on. auto uses GPUs if there are any; gpu fails without one.")
     ] = "auto"
     logical_devices: Annotated[
-        Positive | None, Meta(description="Split this machine's CPU into so many devices, to try mirrored.")
+        Positive | None, doc("Split this machine's CPU into so many devices, to try mirrored.")
     ] = None
-    precision: Annotated[
-        Precision | None,
-        Meta(description="Keras's dtype policy."),
-    ] = None
+    precision: Annotated[Precision | None, doc("Keras's dtype policy.")] = None
     min_shard_bytes: Annotated[
-        Positive | None, Meta(description="Split a variable over the ps into shards of at least this size.")
+        Positive | None, doc("Split a variable over the ps into shards of at least this size.")
     ] = None
-    max_shards: Annotated[Positive | None, Meta(description="Split a variable over at most so many ps.")] = (
-        None
-    )
-    memory_growth: Annotated[bool | None, Meta(description="Allocate GPU memory as it is needed.")] = None
+    max_shards: Annotated[Positive | None, doc("Split a variable over at most so many ps.")] = None
+    memory_growth: Annotated[bool | None, doc("Allocate GPU memory as it is needed.")] = None
     start_timeout: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Seconds to wait at the start for the other tasks; 600 by default."),
+        AboveZero | None, doc("Seconds to wait at the start for the other tasks; 600 by default.")
     ] = None
 
     def serving(self) -> dict[str, Any]:
@@ -59,32 +49,27 @@ class CommunicationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     implementation: Annotated[
         Implementation | None,
-        Meta(
-            description="tcp uses tfdist's own connections; TensorFlow's are ring and nccl, and grpc"
-            " with parameter servers. auto selects tcp on CPUs if the tasks share a secret."
+        doc(
+            "tcp uses tfdist's own connections; TensorFlow's are ring and nccl, and grpc with parameter"
+            " servers. auto selects tcp on CPUs if the tasks share a secret."
         ),
     ] = None
     dtype: Annotated[
         WireType | None,
-        Meta(
-            description="The type in which tcp sends 32-bit numbers; all types but float32 round them, which"
-            " changes the result."
+        doc(
+            "The type in which tcp sends 32-bit numbers; all types but float32 round them, which changes the"
+            " result."
         ),
     ] = None
     bytes_per_pack: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Bytes of gradients that TensorFlow sends together; 0 means all."),
+        NotNegative | None, doc("Bytes of gradients that TensorFlow sends together; 0 means all.")
     ] = None
     timeout: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Seconds after which an exchange fails if a task is missing."),
+        AboveZero | None, doc("Seconds after which an exchange fails if a task is missing.")
     ] = None
     encryption: Annotated[
         Encryption | None,
-        Meta(
-            description="tls encrypts what tcp sends, and implies tcp; it needs pip install 'tfdist[tls]' on"
-            " all tasks."
-        ),
+        doc("tls encrypts what tcp sends, and implies tcp; it needs pip install 'tfdist[tls]' on all tasks."),
     ] = None
 
     @property
