@@ -23,7 +23,7 @@ from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_call, train_batches
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.session import Session
 from tfdist.training.step_stats import computing_seconds
 from tfdist.training.steps_per_call import StepsPerCall

@@ -12,8 +12,7 @@ from typing import Any
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import Settings, read_config
-from tfdist.trainer.config_and_plan_text import plan_text
+from tfdist.trainer.config import Settings, plan_text, read_config
 
 __all__ = ["main"]
 

@@ -37,7 +37,7 @@ def main(command: Sequence[str], output: str | None = None) -> None:
         addresses = [place if isinstance(place, str) else None for place in places]
         page = write_page(folders, written, places=addresses)
         if written is None and addresses[0] is not None:
-            from tfdist.trainer.remote_report import put_page  # loads TensorFlow, whose file systems it uses
+            from tfdist.trainer.remote_run_folder import put_page  # loads TensorFlow for its file systems
 
             print(f"wrote {put_page(page, addresses[0])}")
         else:
@@ -51,7 +51,7 @@ def _folder_of(place: Path | str) -> Iterator[Path]:
         yield place
         return
     load_tensorflow_quietly()
-    from tfdist.trainer.remote_report import fetch_report  # the same
+    from tfdist.trainer.remote_run_folder import fetch_report  # the same
 
     with tempfile.TemporaryDirectory(prefix="tfdist-") as copy:
         fetch_report(place, Path(copy))

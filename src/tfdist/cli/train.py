@@ -29,7 +29,7 @@ from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
 from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
-from tfdist.trainer.config import Settings, read_config
+from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
 
 if TYPE_CHECKING:
@@ -105,8 +105,6 @@ def _main(
 
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
-    from tfdist.trainer.config_and_plan_text import config_text, plan_text
-
     load_tensorflow_quietly()
     from tfdist.trainer.rehearsal import rehearse
 
@@ -212,8 +210,8 @@ def _write_page(folder: RunFolder) -> None:
     if folder.address_of(folder.root) is None:
         write_page([folder.root])
         return
-    from tfdist.trainer.remote_report import put_events  # these load TensorFlow, whose file systems they use
-    from tfdist.trainer.remote_run_folder import put_file
+    # This loads TensorFlow, whose file systems it uses.
+    from tfdist.trainer.remote_run_folder import put_events, put_file
 
     try:
         put_events(folder, is_over=True)

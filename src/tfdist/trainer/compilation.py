@@ -9,8 +9,7 @@ from tfdist._utils.keras_private import compile_arguments, is_compiled
 from tfdist.errors import ConfigError
 from tfdist.models.output_kind import Outputs
 from tfdist.trainer.config import Config
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
-from tfdist.trainer.losses_and_metrics import make_loss, make_metric
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels, make_loss, make_metric
 from tfdist.trainer.optimizers import make_optimizer
 from tfdist.trainer.sections.train import TrainSection
 from tfdist.training.model_checks import has_own

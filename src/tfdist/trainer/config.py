@@ -1,4 +1,4 @@
-"""Define the config file, and read it; an unknown key is an error."""
+"""Define the config file, read it, and write it and the plan of its cluster as text."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
+from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
 from tfdist.profiling.step_range import parse_steps
@@ -27,7 +29,7 @@ from tfdist.trainer.sections.train import TrainSection
 from tfdist.trainer.sections.values import Named
 from tfdist.trainer.shipped_configs import shipped_configs
 
-__all__ = ["Config", "Settings", "json_schema", "read_config"]
+__all__ = ["Config", "Settings", "config_text", "json_schema", "plan_text", "read_config"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,3 +175,27 @@ def _changed(document: Document, change: str) -> Document:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the config file."""
     return msgspec.json.schema(Config)
+
+
+def config_text(config: Config) -> str:
+    """Return a config as YAML with all of its keys, also those at their defaults."""
+    text: str = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, default_flow_style=None)
+    return text
+
+
+def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings) -> str:
+    """Return, as text, the host and TF_CONFIG of some tasks, and the commands that start them."""
+    if not cluster:
+        return f"One process, no TF_CONFIG:\n\n    {settings.command()}"
+    lines = [f"{len(cluster.tasks())} tasks, from {cluster.source.at()}."]
+    if cluster.is_on_ports_of_ours:
+        lines += [
+            "All on this machine, on ports that tfdist chooses at each start. One command starts them all:"
+        ]
+        lines += ["", f"    {settings.command()}"]
+    for task in tasks:
+        host, port = split_address(cluster.address(task))
+        lines += ["", f"{task} on {host}, port {port}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
+        if not cluster.is_on_ports_of_ours:
+            lines.append(f"    {settings.command(task)}")
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.fit import fit
 
 __all__ = ["Difference", "compare", "record"]

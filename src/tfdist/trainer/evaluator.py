@@ -13,7 +13,7 @@ from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
 from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries

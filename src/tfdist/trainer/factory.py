@@ -11,6 +11,7 @@ from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
 from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.models.registry import build
+from tfdist.profiling.step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
 from tfdist.training.run_batches import steps_per_execution
@@ -21,6 +22,7 @@ __all__ = [
     "compiled_model",
     "find_outputs",
     "periods",
+    "profiled_range",
     "steps_per_call",
     "steps_per_epoch",
     "test_batches",
@@ -45,6 +47,22 @@ def periods(config: Config, data: Data) -> tuple[int, int]:
     """Return after how many steps each the model is evaluated and saved."""
     per_epoch = steps_per_epoch(config, data)
     return config.evaluation.every or per_epoch, config.checkpoint.every or per_epoch
+
+
+def profiled_range(config: Config, total: int) -> tuple[int, int] | None:
+    """Return the first and the last step to record; None if none is.
+
+    Raises:
+        ConfigError: The run has fewer steps.
+    """
+    if config.train.profile is None:
+        return None
+    place = "train.profile"
+    first, last = parse_steps(config.train.profile, place)
+    if last > total:
+        expected, received = f"steps of the run, which has {total}", config.train.profile
+        raise ConfigError(place, expected=expected, received=received, remedy=f"End at {total} or before")
+    return first, last
 
 
 def steps_per_call(config: Config, data: Data, model: Any, *, workers: int) -> StepsPerCall:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["call_named", "find_class", "parameters_of", "snake_case"]
+__all__ = ["call_named", "find_class", "is_of_keras", "parameters_of", "snake_case"]
 
 
 def find_class(
@@ -58,7 +58,7 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     for name in arguments:
-        if name not in known and (_is_kerass(function) or not takes_all):
+        if name not in known and (is_of_keras(function) or not takes_all):
             raise ConfigError(place, f"has no argument '{name}'", remedy=did_you_mean(name, known))
     try:
         inspect.Signature(list(parameters.values())).bind(*positional, **arguments)
@@ -66,7 +66,7 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
         raise ConfigError(
             place, f"does not accept its arguments: {error}", remedy=f"It takes {', '.join(known)}"
         ) from None
-    if not _is_kerass(function):
+    if not is_of_keras(function):
         return function(*positional, **arguments)
     try:
         return function(*positional, **arguments)
@@ -109,5 +109,6 @@ def _meaning(name: str, module: Any) -> str:
     return "" if found is None else str(getattr(found, "__name__", "") or type(found).__name__)
 
 
-def _is_kerass(function: Any) -> bool:
+def is_of_keras(function: Any) -> bool:
+    """Return whether a class or function is one of Keras's own."""
     return str(function.__module__).partition(".")[0] in ("keras", "tf_keras")

@@ -1,4 +1,4 @@
-"""Make the loss and the metrics that a config names."""
+"""Make the loss and the metrics that a config names, and find which labels the loss compares with."""
 
 from typing import Any
 
@@ -7,10 +7,11 @@ import tensorflow as tf
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
 from tfdist.models.output_kind import Outputs
-from tfdist.trainer.keras_names import call_named, find_class, parameters_of, snake_case
+from tfdist.trainer.config import Config
+from tfdist.trainer.keras_names import call_named, find_class, is_of_keras, parameters_of, snake_case
 from tfdist.trainer.sections.values import Named, name_and_arguments
 
-__all__ = ["make_loss", "make_metric"]
+__all__ = ["has_one_hot_labels", "make_loss", "make_metric"]
 
 _NO_LOSSES = ("CTC", "Circle", "LossFunctionWrapper")
 _NO_METRICS = ("Accuracy", "Mean", "MeanMetricWrapper", "MeanTensor", "Sum")
@@ -119,3 +120,35 @@ def _check_labels(place: str, kind: type, *, one_hot: bool) -> None:
         raise ConfigError(
             place, "compares with one-hot labels, but the labels are class numbers", remedy=remedy
         )
+
+
+def has_one_hot_labels(config: Config, loss: Any) -> bool:
+    """Return whether labels are one-hot: most losses of Keras compare with such labels.
+
+    Args:
+        config: The config.
+        loss: The loss that the model is compiled with, in any form that Keras accepts.
+
+    Raises:
+        ConfigError: The config says otherwise, but the loss needs the other kind.
+    """
+    losses = [part for part in tf.nest.flatten(loss) if part is not None]
+    need = [_needs_one_hot(part) for part in losses if _is_loss_of_keras(part)]
+    wanted = config.data.one_hot
+    if wanted is None:
+        return any(need)
+    if need and wanted != any(need):
+        kind = "one-hot labels" if any(need) else "class numbers"
+        problem = f"is {str(wanted).lower()}, but the loss compares with {kind}"
+        raise ConfigError("data.one_hot", problem, remedy="Leave it out, or take another train.loss")
+    return wanted
+
+
+def _needs_one_hot(loss: Any) -> bool:
+    name = loss if isinstance(loss, str) else str(getattr(loss, "__name__", type(loss).__name__))
+    return "sparse" not in name.lower()
+
+
+def _is_loss_of_keras(loss: Any) -> bool:
+    """Return whether a loss is one of Keras's, by its name or as an object."""
+    return isinstance(loss, str) or is_of_keras(loss if hasattr(loss, "__name__") else type(loss))

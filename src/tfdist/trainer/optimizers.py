@@ -1,4 +1,4 @@
-"""Make the optimizer that a config names."""
+"""Make the optimizer that a config names, and the schedule of its learning rate."""
 
 import numbers
 from typing import Any
@@ -8,11 +8,10 @@ import tensorflow as tf
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.keras_names import call_named, find_class
-from tfdist.trainer.learning_rate import make_learning_rate
 from tfdist.trainer.sections.train import TrainSection
 from tfdist.trainer.sections.values import name_and_arguments
 
-__all__ = ["make_optimizer"]
+__all__ = ["Rising", "make_learning_rate", "make_optimizer"]
 
 _LEARNING_RATE = 1e-3
 _MOMENTUM = {"momentum": {"momentum": 0.9}, "nesterov": {"momentum": 0.9, "nesterov": True}}
@@ -70,3 +69,35 @@ def _learning_rate_of(optimizer: Any) -> float:
         problem = "is needed: the model's own optimizer has no constant learning rate to begin with"
         raise ConfigError("train.learning_rate", problem, remedy="Set it, or leave out schedule and warmup")
     return float(value)
+
+
+def make_learning_rate(value: float, *, schedule: str, warmup: float, steps: int) -> Any:
+    """Return the learning rate as a number, or as a schedule over the steps of a run."""
+    rate: Any = value
+    rising = round(warmup * steps)
+    if schedule == "cosine":
+        rate = tf.keras.optimizers.schedules.CosineDecay(value, max(1, steps - rising))
+    return Rising(value, rising, rate) if rising else rate
+
+
+class Rising(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule in which the learning rate rises over some steps, and then follows another schedule.
+
+    Keras's own CosineDecay has a warm-up only since version 2.13.
+    """
+
+    def __init__(self, value: float, steps: int, then: Any) -> None:
+        super().__init__()
+        self.value, self.steps, self.then = value, steps, then
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Return the learning rate at a step."""
+        step = tf.cast(step, tf.float32)
+        later = tf.maximum(step - self.steps, 0.0)
+        then = self.then(later) if callable(self.then) else tf.constant(self.then)
+        # The first step has a rate above 0: a rate of 0 would waste it.
+        return tf.where(step < self.steps, self.value * (step + 1) / (self.steps + 1), then)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make this schedule again."""
+        return {"value": self.value, "steps": self.steps, "then": self.then}

@@ -14,9 +14,14 @@ from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_epoch, total_steps
+from tfdist.trainer.factory import (
+    compiled_model,
+    find_outputs,
+    profiled_range,
+    steps_per_epoch,
+    total_steps,
+)
 from tfdist.trainer.nan_recovery import check_on_nan
-from tfdist.trainer.profiled_steps import check_profile
 from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import find_newest
@@ -30,7 +35,7 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
     data = open_data(**config.data.wanted())
     parameters = checked_model(config, data).count_params()
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
-    check_profile(config, total)
+    profiled_range(config, total)  # raises if it is beyond the end
     place = next(each for each in (folder.root, *folder.root.parents) if each.is_dir())
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free

@@ -27,7 +27,7 @@ from tfdist._utils.object_store import (
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError
-from tfdist.trainer.remote_report import put_events
+from tfdist.launcher.run_events import FILE, read_event
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import (
     Checkpoint,
@@ -38,10 +38,19 @@ from tfdist.training.checkpoint import (
     steps_in,
 )
 
-__all__ = ["RemoteRunFolder", "check_address", "newest_step", "put_file"]
+__all__ = [
+    "RemoteRunFolder",
+    "check_address",
+    "fetch_report",
+    "newest_step",
+    "put_events",
+    "put_file",
+    "put_page",
+]
 
 _COMPLETE = "about.json"  # the mark of a complete checkpoint
 _MODEL = "saved_model.pb"  # the mark of a complete export
+_REPORT_FILES, _REPORT_FOLDERS = (FILE, "report.json"), ("report", "timeline")
 _SECONDS_BETWEEN_COUNTS = 10.0
 _log = logging.getLogger("tfdist")
 
@@ -243,11 +252,14 @@ def put_file(folder: RunFolder, path: Path) -> None:
     Raises:
         StorageError: The store is unreachable or denies access.
     """
-    address = folder.address_of(path)
-    if address is not None:
-        with storage_errors(path):
-            content = path.read_bytes()
-        write_file(address, content)
+    if (address := folder.address_of(path)) is not None:
+        _upload_file(path, address)
+
+
+def _upload_file(path: Path, address: str) -> None:
+    with storage_errors(path):
+        content = path.read_bytes()
+    write_file(address, content)
 
 
 def _put_folder(folder: Path, address: str, mark: str) -> None:
@@ -274,3 +286,56 @@ def _remove(path: Path) -> None:
             remove_folder(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def put_events(folder: RunFolder, *, is_over: bool = False) -> None:
+    """Upload the events of a run, if it has an address, with those of its starts on other machines.
+
+    Args:
+        folder: The folders of the run.
+        is_over: Whether no task writes events any more: then the file on this machine gets all of them too.
+
+    Raises:
+        StorageError: The store is unreachable or denies access.
+    """
+    path = folder.root / FILE
+    address = folder.address_of(path)
+    if address is None:
+        return
+    with storage_errors(path):
+        own = path.read_bytes() if path.exists() else b""
+    events = _merged_events(read_file(address) or b"", own)
+    write_file(address, events)
+    if is_over and events != own:
+        write_whole(path, events)
+
+
+def _merged_events(stored: bytes, own: bytes) -> bytes:
+    """Return the events of both files in the order of their times, each once."""
+    if own.startswith(stored):  # all starts were on this machine
+        return own
+    lines = dict.fromkeys([*stored.splitlines(), *own.splitlines()])
+    times = {line: event.time for line in lines if (event := read_event(line)) is not None}
+    return b"".join(line + b"\n" for line in sorted(times, key=lambda line: times[line]))
+
+
+def fetch_report(address: str, folder: Path) -> None:
+    """Copy what the page about a run is made of from an address to a folder.
+
+    Raises:
+        ConfigError: TensorFlow has no file system for the address.
+        StorageError: The store is unreachable or denies access.
+    """
+    check_store(address)
+    for name in _REPORT_FILES:
+        if (content := read_file(f"{address}/{name}")) is not None:
+            write_whole(folder / name, content)
+    for name in _REPORT_FOLDERS:
+        download(f"{address}/{name}", folder / name, list_names(f"{address}/{name}"))
+
+
+def put_page(page: Path, address: str) -> str:
+    """Upload a page about the run at an address, and return its address."""
+    there = f"{address}/{page.name}"
+    _upload_file(page, there)
+    return there

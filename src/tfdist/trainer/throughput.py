@@ -1,7 +1,9 @@
-"""Measure the speed of a run, and the time that each task computes; report progress to the launcher."""
+"""Measure the speed of a run, report it to the launcher, and warn of stragglers."""
 
+import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,15 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record_progress
-from tfdist.trainer.stragglers import Stragglers
 from tfdist.training.step_stats import milliseconds_of_tasks
 
-__all__ = ["Throughput"]
+__all__ = ["Stragglers", "Throughput"]
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported
+# Times the median of the others. Above the first, a task is a straggler; below the second, it no longer is.
+_SLOW, _WELL = 2.0, 1.5
+_log = logging.getLogger("tfdist")
 
 
 class Throughput:
@@ -81,3 +85,34 @@ class Throughput:
     def _speed(self, since: tuple[float, int], step: int) -> tuple[float, tuple[float, int]]:
         now = time.monotonic()
         return (step - since[1]) * self._batch_size / max(now - since[0], 1e-9), (now, step)
+
+
+class Stragglers:
+    """A monitor that logs when a task becomes a straggler, and when it has caught up."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def judge(self, milliseconds: Mapping[str, float]) -> None:
+        """Compare the milliseconds that each task took for a step in one period."""
+        for task, taken in milliseconds.items():
+            others = [other for name, other in milliseconds.items() if name != task]
+            if not others:
+                return
+            median = float(np.median(others))
+            if task not in self._known and taken > _SLOW * median > 0:
+                self._known.add(task)
+                ratio = taken / median
+                _log.warning(
+                    "%s takes %s ms a step, %.1f times the median of the others (%s ms)",
+                    task, _short(taken), ratio, _short(median),
+                )  # fmt: skip
+            elif task in self._known and taken < _WELL * median:
+                self._known.remove(task)
+                _log.info(
+                    "%s keeps up again: %s ms a step, the others %s", task, _short(taken), _short(median)
+                )
+
+
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"

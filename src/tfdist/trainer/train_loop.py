@@ -15,20 +15,24 @@ from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.command_without_secrets import without_secrets
 from tfdist.launcher.record_events import is_launched, record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
+from tfdist.profiling.profiled_steps import ProfiledSteps
+from tfdist.profiling.timeline_file import Timeline
+from tfdist.profiling.timelines_of_run import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
 from tfdist.trainer.factory import (
     periods,
+    profiled_range,
     steps_per_call,
     steps_per_epoch,
     test_batches,
     total_steps,
     train_batches,
 )
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
-from tfdist.trainer.profiled_steps import profiled_steps
+from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
@@ -82,7 +86,7 @@ class Run:
         self._per_epoch = steps_per_epoch(context.config, context.data)
         self.total = total_steps(context.config, context.data)
         self.step = self.begun_at = 0
-        self._profiled = profiled_steps(context, self.total)
+        self._profiled = self._profiled_steps()
         self._checkpoint_manager = CheckpointManager(context)
         self._recovery = Recovery(context, self._checkpoint_manager)
         summaries = context.folder.summaries
@@ -292,6 +296,18 @@ class Run:
         if self._callbacks is not None:
             self._callbacks.go_back()
         training.runner.rewind(session.distribute(self._batches))
+
+    def _profiled_steps(self) -> ProfiledSteps:
+        """Return the steps that train.profile names; their timeline goes to the run's folder."""
+        folder = self._context.folder
+
+        def keep(timeline: Timeline) -> None:
+            for path in (timeline.path, shares_file(timeline.path)):
+                put_file(folder, path)
+
+        steps = profiled_range(self._config, self.total)
+        root = folder.root if self._context.is_chief else None
+        return ProfiledSteps(steps, self._strategy, root, keep, say=_log.info)
 
     def _new_throughput(self) -> Throughput:
         return Throughput(

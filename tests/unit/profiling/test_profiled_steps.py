@@ -13,7 +13,7 @@ from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.profiling.timelines_of_run import FILE, timelines_in
 from tfdist.trainer.config import Config, read_config
-from tfdist.trainer.profiled_steps import check_profile
+from tfdist.trainer.factory import profiled_range
 from tfdist.trainer.sections.train import TrainSection
 
 
@@ -39,10 +39,10 @@ def test_a_config_names_the_place_of_a_wrong_range(tmp_path):
 
 def test_a_range_beyond_the_run_is_a_mistake_of_one_line():
     config = Config(train=TrainSection(profile="5:20"))
-    assert check_profile(config, 20) == (5, 20)
-    assert check_profile(Config(), 20) is None
+    assert profiled_range(config, 20) == (5, 20)
+    assert profiled_range(Config(), 20) is None
     with pytest.raises(ConfigError) as error:
-        check_profile(config, 10)
+        profiled_range(config, 10)
     assert str(error.value) == (
         "train.profile: expected steps of the run, which has 10, received 5:20. End at 10 or before"
     )

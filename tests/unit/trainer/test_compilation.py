@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import read_config
-from tfdist.trainer.label_kind_for_loss import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 
 keras = tf.keras
 IS_KERAS_2 = keras.__version__.startswith("2.")

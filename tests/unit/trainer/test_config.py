@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import json_schema, read_config
-from tfdist.trainer.config_and_plan_text import config_text
+from tfdist.trainer.config import config_text, json_schema, read_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
