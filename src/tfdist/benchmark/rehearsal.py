@@ -21,11 +21,10 @@ from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError
-from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.factory import steps_per_epoch, total_steps
 from tfdist.trainer.measure_model import memory_of_this_process, sizes_of
-from tfdist.trainer.model_sizes import devices_of, examples_per_replica
+from tfdist.trainer.model_sizes import Replicas
 from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
@@ -83,15 +82,11 @@ def _data(data: Data) -> Part:
 
 def _model(config: Config, cluster: ClusterConfig, data: Data, memory: tuple[int, int]) -> Part:
     model = checked_model(config, data)
-    devices = devices_of(config)
-    examples = examples_per_replica(
-        config, cluster, strategy_name(config.strategy.name, cluster, devices=devices), devices
-    )
     steps = f"{total_steps(config, data)} steps, of which {steps_per_epoch(config, data)} are an epoch"
     return Part(
         name="model",
         found=f"{config.model.name} builds and compiles: {model.count_params()} parameters; {steps}",
-        sizes=sizes_of(model, data, config, examples, memory),
+        sizes=sizes_of(model, data, config, Replicas.of(config, cluster).examples, memory),
     )
 
 

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import StrategyName, strategy_name
+from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_sizes import ModelSizes, devices_of, examples_per_replica
+from tfdist.trainer.model_sizes import ModelSizes, Replicas
 
 __all__ = ["main"]
 
@@ -30,18 +30,16 @@ def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     settings = read_config(config, set)
     cluster = settings.find_cluster()
-    devices = devices_of(settings.config)
-    name = strategy_name(settings.config.strategy.name, cluster, devices=devices)
+    replicas = Replicas.of(settings.config, cluster)
     load_tensorflow_quietly()
     from tfdist.trainer.measure_model import measure_model  # loads TensorFlow, after all mistakes are found
 
-    examples = examples_per_replica(settings.config, cluster, name, devices)
-    sizes = measure_model(settings.config, examples)
-    estimates = estimate_tasks(settings.config, cluster, name, sizes, devices)
+    sizes = measure_model(settings.config, replicas.examples)
+    estimates = estimate_tasks(settings.config, cluster, sizes, replicas)
     if formats.get("json"):
-        _print_json(name, sizes, estimates)
+        _print_json(replicas.strategy, sizes, estimates)
     else:
-        _print_tables(name, sizes, estimates)
+        _print_tables(replicas.strategy, sizes, estimates)
 
 
 def _print_json(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:

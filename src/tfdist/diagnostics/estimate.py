@@ -10,9 +10,8 @@ from itertools import groupby
 
 from tfdist.cluster.addresses import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes, examples_per_replica
+from tfdist.trainer.model_sizes import ModelSizes, Replicas, VariableSizes
 
 __all__ = ["TaskEstimate", "estimate_tasks", "milliseconds", "one_of_each"]
 
@@ -54,10 +53,10 @@ def milliseconds(sent: int, gigabits: float) -> float:
 
 
 def estimate_tasks(
-    config: Config, cluster: ClusterConfig, name: StrategyName, sizes: ModelSizes, devices: int = 1
+    config: Config, cluster: ClusterConfig, sizes: ModelSizes, replicas: Replicas
 ) -> list[TaskEstimate]:
     """Return the estimate for each task, or for one process, by the sizes of the model on one replica."""
-    step = _Step(config, cluster, name, sizes, devices)
+    step = _Step(config, cluster, sizes, replicas)
     if not cluster:
         return [step.process("process")]
     return [step.task(task) for task in cluster.tasks()]
@@ -80,14 +79,12 @@ def _role(estimate: TaskEstimate) -> str:
 class _Step:
     """A step of one strategy, seen from each of its tasks."""
 
-    def __init__(
-        self, config: Config, cluster: ClusterConfig, name: StrategyName, sizes: ModelSizes, devices: int
-    ) -> None:
+    def __init__(self, config: Config, cluster: ClusterConfig, sizes: ModelSizes, replicas: Replicas) -> None:
         self._cluster, self._sizes, self._config = cluster, sizes, config
-        self._examples = examples_per_replica(config, cluster, name, devices)
-        self._devices = devices if name == "mirrored" else 1
+        self._examples = replicas.examples
+        self._devices = replicas.devices if replicas.strategy == "mirrored" else 1
         self._workers = max(1, cluster.size("worker"))
-        self._is_in_step = name == "parameter_server_sync"
+        self._is_in_step = replicas.strategy == "parameter_server_sync"
         self._dtype = config.communication.dtype or "float32"
 
     def task(self, task: Task) -> TaskEstimate:

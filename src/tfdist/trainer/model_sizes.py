@@ -1,13 +1,13 @@
-"""Define the sizes of a model and its data that determine what training needs; units are bytes."""
+"""Define the sizes of a model, its data and its replicas that determine what training needs, in bytes."""
 
 from dataclasses import dataclass, replace
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.resources import own_gpus
-from tfdist.strategies.options import StrategyName
+from tfdist.strategies.options import StrategyName, strategy_name
 from tfdist.trainer.config import Config
 
-__all__ = ["ModelSizes", "VariableSizes", "devices_of", "examples_per_replica"]
+__all__ = ["ModelSizes", "Replicas", "VariableSizes"]
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,32 @@ class ModelSizes:
     libraries: int
 
 
-def devices_of(config: Config) -> int:
-    """Return how many devices a process of this machine computes on."""
-    gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
-    return config.strategy.logical_devices or max(1, gpus)
+@dataclass(frozen=True)
+class Replicas:
+    """How a config's batch is divided.
 
+    Attributes:
+        strategy: The strategy; for auto, the one that fits the cluster and the devices.
+        devices: How many devices a process of this machine computes on.
+        examples: How many examples one replica computes in a step.
+    """
 
-def examples_per_replica(config: Config, cluster: ClusterConfig, name: StrategyName, devices: int) -> int:
-    """Return how many examples one replica computes in a step; `devices` are those of a single process."""
-    replicas = {
-        "one_device": 1,
-        "mirrored": devices,
-        "multi_worker_mirrored": cluster.size("chief") + cluster.size("worker"),
-        "parameter_server": 1,
-        "parameter_server_sync": cluster.size("worker"),
-    }[name]
-    return -(-config.data.batch_size // max(1, replicas))
+    strategy: StrategyName
+    devices: int
+    examples: int
+
+    @classmethod
+    def of(cls, config: Config, cluster: ClusterConfig, devices: int | None = None) -> "Replicas":
+        """Return the replicas of a config on a cluster, with this machine's devices if no number is given."""
+        if devices is None:
+            gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
+            devices = config.strategy.logical_devices or max(1, gpus)
+        strategy = strategy_name(config.strategy.name, cluster, devices=devices)
+        count = {
+            "one_device": 1,
+            "mirrored": devices,
+            "multi_worker_mirrored": cluster.size("chief") + cluster.size("worker"),
+            "parameter_server": 1,
+            "parameter_server_sync": cluster.size("worker"),
+        }[strategy]
+        return cls(strategy, devices, -(-config.data.batch_size // max(1, count)))

@@ -6,7 +6,7 @@ import pytest
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.estimate import estimate_tasks, milliseconds
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes, examples_per_replica
+from tfdist.trainer.model_sizes import ModelSizes, Replicas, VariableSizes
 
 KERNEL = VariableSizes("kernel", (1000, 250), 1_000_000, slots=2_000_000)
 BIAS = VariableSizes("bias", (250,), 1000, slots=2000)
@@ -20,10 +20,15 @@ def _sizes(*variables, **more):
     return ModelSizes(variables, **{**parts, "private": 10**8, "libraries": 10**9, **more})
 
 
+def _config(name, **sections):
+    return msgspec.convert({"data": {"batch_size": 64}, "strategy": {"name": name}, **sections}, Config)
+
+
 def _estimates(name, sizes, *, workers=2, ps=0, devices=1, **sections):
-    config = msgspec.convert({"data": {"batch_size": 64}, **sections}, Config)
+    config = _config(name, **sections)
     cluster = ClusterConfig.local(workers=workers, ps=ps) if workers else ClusterConfig()
-    return {each.task: each for each in estimate_tasks(config, cluster, name, sizes, devices)}
+    replicas = Replicas.of(config, cluster, devices)
+    return {each.task: each for each in estimate_tasks(config, cluster, sizes, replicas)}
 
 
 def test_a_process_alone_sends_nothing_and_holds_all():
@@ -102,28 +107,27 @@ def test_large_variables_are_cut_into_shards():
 
 
 def test_an_evaluator_sends_nothing():
-    config = msgspec.convert({"data": {"batch_size": 64}}, Config)
+    config = _config("multi_worker_mirrored")
     cluster = ClusterConfig(worker=["a:1", "b:1"], evaluator=["c:1"])
-    estimates = estimate_tasks(config, cluster, "multi_worker_mirrored", _sizes(KERNEL))
+    estimates = estimate_tasks(config, cluster, _sizes(KERNEL), Replicas.of(config, cluster))
     [evaluator] = [each for each in estimates if each.task == "evaluator:0"]
     assert (evaluator.sent, evaluator.memory["variables"]) == (0, KERNEL.value)
     assert estimates[0].sent == KERNEL.value  # a ring of two: the evaluator is not part of it
 
 
 def test_on_several_machines_no_memory_is_shared():
-    config = msgspec.convert({"data": {"batch_size": 64}}, Config)
+    config = _config("parameter_server")
     cluster = ClusterConfig(chief=["a:1"], worker=["b:1", "c:1"], ps=["d:1"])
-    estimates = estimate_tasks(config, cluster, "parameter_server", _sizes(KERNEL))
+    estimates = estimate_tasks(config, cluster, _sizes(KERNEL), Replicas.of(config, cluster))
     server = next(each for each in estimates if each.task == "ps:0")
     assert server.memory["messages"] == server.memory["gradients"] == 2 * KERNEL.value
 
 
 def test_replicas_share_a_batch_but_asynchronous_workers_do_not():
-    config = msgspec.convert({"data": {"batch_size": 65}}, Config)
-    cluster = ClusterConfig.local(workers=4, ps=1)
-    assert examples_per_replica(config, cluster, "parameter_server", 1) == 65
-    assert examples_per_replica(config, cluster, "parameter_server_sync", 1) == 17
-    assert examples_per_replica(config, ClusterConfig(), "mirrored", 2) == 33
+    cluster, batch = ClusterConfig.local(workers=4, ps=1), {"batch_size": 65}
+    assert Replicas.of(_config("parameter_server", data=batch), cluster).examples == 65
+    assert Replicas.of(_config("parameter_server_sync", data=batch), cluster).examples == 17
+    assert Replicas.of(_config("auto", data=batch), ClusterConfig(), devices=2) == Replicas("mirrored", 2, 33)
 
 
 def test_a_link_takes_eight_bits_for_a_byte():

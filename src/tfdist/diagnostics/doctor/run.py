@@ -16,9 +16,8 @@ from tfdist.diagnostics.doctor.limits import memory_left
 from tfdist.diagnostics.doctor.software import why_ended
 from tfdist.diagnostics.environment import bytes_available
 from tfdist.diagnostics.estimate import estimate_tasks, one_of_each
-from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, devices_of
+from tfdist.trainer.model_sizes import ModelSizes, Replicas
 
 __all__ = ["check_run", "config_digest", "memory_finding", "try_parts"]
 
@@ -69,9 +68,7 @@ def memory_finding(
     sizes: ModelSizes, config: Config, cluster: ClusterConfig, available: int | None
 ) -> Finding:
     """Return the memory that the tasks on this machine need, by the estimate of `tfdist estimate`."""
-    devices = devices_of(config)
-    name = strategy_name(config.strategy.name, cluster, devices=devices)
-    tasks = estimate_tasks(config, cluster, name, sizes, devices)
+    tasks = estimate_tasks(config, cluster, sizes, Replicas.of(config, cluster))
     if not cluster.is_on_ports_of_ours and cluster.task is not None:
         tasks = [task for task in tasks if task.task == str(cluster.task)]
     each = ", ".join(f"{task.task} {_mb(task.total)}" for task in one_of_each(tasks))
