@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 import tensorflow as tf
 
-from tfdist.benchmark.local_run import spread, try_out
+from tfdist.benchmark.report import spread
+from tfdist.benchmark.run_scenario import try_out
 from tfdist.benchmark.worker import processor_seconds
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.resources import own_cores

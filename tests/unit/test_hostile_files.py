@@ -12,7 +12,7 @@ import pytest
 from tfdist._utils.files import path_or_address
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, DataError, TfdistError
-from tfdist.export.find_exports import find_export, write_metadata
+from tfdist.export.export_folder import find_export, write_metadata
 
 tf = pytest.importorskip("tensorflow")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.errors import ConfigError, DataError
-from tfdist.export.find_exports import find_export, write_metadata
+from tfdist.export.export_folder import find_export, write_metadata
 from tfdist.trainer.config import read_config
 
 tf = pytest.importorskip("tensorflow")

@@ -3,15 +3,18 @@
 import contextlib
 import importlib
 import importlib.util
+import os
+import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import tensorflow as tf
 
-from tfdist._utils.download_reachability import why_unreachable
 from tfdist.errors import ConfigError, StorageError
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "remove_file",
     "remove_tree",
     "upload",
+    "why_unreachable",
     "write_file",
 ]
 
@@ -33,6 +37,7 @@ _AT_ONCE = 16  # requests; a store answers many small ones together faster than 
 _WITHOUT_FOLDERS = ("gs", "s3", "az")
 _HOSTS = {"gs": "storage.googleapis.com"}
 _LONGEST_REASON = 200
+_PROBE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,33 @@ def check_store(address: str) -> None:
     if scheme in _HOSTS and (reason := why_unreachable(_HOSTS[scheme])):
         remedy = "Check the network; tasks in a private network need network_isolation: never"
         raise StorageError(address, f"is unreachable: {reason}", remedy=remedy)
+
+
+def why_unreachable(host: str) -> str:
+    """Return why a host, or the proxy to it, is unreachable; an empty text if it is reachable.
+
+    This takes seconds; a download that cannot succeed takes minutes to fail.
+    """
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    target, port = host, 443
+    if proxy:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        target, port = parts.hostname or host, parts.port or 3128
+    outcome: list[str] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((target, port), timeout=_PROBE_SECONDS).close()
+            outcome.append("")
+        except OSError as error:
+            outcome.append(error.strerror or str(error))
+
+    # In a thread, because the lookup of a name has no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    reason = outcome[0] if outcome else f"no answer in {_PROBE_SECONDS:.0f} s"
+    return f"{target}: {reason}" if reason else ""
 
 
 def list_files(address: str) -> dict[str, StoredFile]:

@@ -1,17 +1,20 @@
-"""Read files that others may have damaged: never without end, and with one kind of error."""
+"""Read files that others may have damaged or named oddly: never without end, and with one kind of error."""
 
 import contextlib
 import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["check_regular", "opened_regular", "read_json_file", "read_text_file"]
+__all__ = ["check_regular", "glob_free_path", "opened_regular", "read_json_file", "read_text_file"]
 
 _MOST_BYTES = 64 << 20
+_GLOB_CHARACTERS = frozenset("*?[\\")  # which TensorFlow takes for a pattern
+_FALLBACK = "/tmp"  # noqa: S108  # only a link is there, in a new folder of this user
 
 
 @contextlib.contextmanager
@@ -62,3 +65,25 @@ def read_json_file(path: Path) -> Any:
 def _check_mode(mode: int, path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+
+
+@contextlib.contextmanager
+def glob_free_path(path: Path) -> Iterator[Path]:
+    """Yield a path without glob characters to a file or a folder, for the duration of the block.
+
+    TensorFlow writes a checkpoint or a SavedModel to the path as it is, but reads it by a pattern, and has
+    no way to escape one. So a name with such characters is read through a link.
+    """
+    if not _has_glob(path):
+        yield path
+        return
+    temporary = None if not _has_glob(Path(tempfile.gettempdir())) else _FALLBACK
+    with tempfile.TemporaryDirectory(prefix="tfdist-link-", dir=temporary) as folder:
+        suffix = "" if _has_glob(Path(path.suffix)) else path.suffix  # Keras reads the format from it
+        link = Path(folder, f"link{suffix}")
+        link.symlink_to(path.absolute())
+        yield link
+
+
+def _has_glob(path: Path) -> bool:
+    return not _GLOB_CHARACTERS.isdisjoint(str(path))

@@ -1,20 +1,19 @@
 """Show the measurements: tables for people, values for machines, and a plot."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist._utils.plotting import new_figure, save
 from tfdist.benchmark.breakdown import NAMES, Parts
-from tfdist.benchmark.local_run import spread
 from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.tuning import Tried, Tuning
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_values", "caveats", "draw", "show_scaling", "show_tuning"]
+__all__ = ["as_values", "caveats", "draw", "show_scaling", "show_tuning", "spread"]
 
 _WIDTH = 160
 _MAX_OTHER_CORES = 0.05  # cores
@@ -195,6 +194,13 @@ def _share(parts: Parts, name: str) -> str:
     if value is None:
         return "–"
     return f"{'~' if name in parts.derived else ''}{parts.share(name):.0%}"
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the median and the range of several trials as text."""
+    middle = sorted(values)[len(values) // 2]
+    around = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{middle:{form}}{around}"
 
 
 def _median(samples: Iterable[Any], name: str, factor: float) -> str:

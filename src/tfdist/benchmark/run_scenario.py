@@ -1,24 +1,38 @@
-"""Describe and run scenarios, in which a config trains, each worker with the same share of the machine."""
+"""Describe scenarios, in which a config trains on this machine, and run them.
+
+Each worker has the same share of the machine. What its tasks have measured is collected, and their files are
+deleted.
+"""
 
 import json
+import os
+import resource
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tfdist.benchmark.local_run import try_out
 from tfdist.benchmark.records import Record, Sample
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.launch import launch
+from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import count
 from tfdist.launcher.resources import own_cores, own_gpus
-from tfdist.strategies.options import is_gpu_used, strategy_name
 from tfdist.trainer.config import Settings
+from tfdist.trainer.model_sizes import Replicas
 
-__all__ = ["Bench", "Scenario", "alone", "of_workers", "run", "whole_machine"]
+__all__ = ["Bench", "Scenario", "Trial", "alone", "of_workers", "run", "try_out", "whole_machine"]
 
 _ON_LINUX = sys.platform == "linux"
+_BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
+_ERROR_PREFIX = "tfdist: "
 
 
 @dataclass(frozen=True)
@@ -52,10 +66,7 @@ class Bench:
     @property
     def strategy(self) -> str:
         """Return the strategy's name as `make_strategy` chooses it, but without loading TensorFlow."""
-        section = self.settings.config.strategy
-        gpus = len(own_gpus())
-        devices = section.logical_devices or (gpus if is_gpu_used(section.device, gpus) else 1)
-        return strategy_name(section.name, self.cluster, devices=devices)
+        return Replicas.of(self.settings.config, self.cluster).strategy
 
     @property
     def is_one_process(self) -> bool:
@@ -70,8 +81,8 @@ class Bench:
     @property
     def replicas(self) -> int:
         """Return the number of parts that one process cuts a batch into."""
-        devices = self.settings.config.strategy.logical_devices or len(own_gpus())
-        return max(1, devices) if self.strategy == "mirrored" else 1
+        replicas = Replicas.of(self.settings.config, self.cluster)
+        return replicas.devices if replicas.strategy == "mirrored" else 1
 
     @property
     def cores(self) -> int:
@@ -197,3 +208,71 @@ def run(bench: Bench, scenario: Scenario) -> Sample:
         loads_once=True,
     )
     return Sample([msgspec.convert(values, Record) for values in trial.written.values()], trial.outside)
+
+
+class Trial(NamedTuple):
+    """The result of a trial.
+
+    Attributes:
+        written: What each task has written, by the name of its file.
+        outside: How many of this process's cores other programs kept busy; None if that is unknown.
+    """
+
+    written: dict[str, Any]
+    outside: float | None
+
+
+def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> Trial:
+    """Run a command as every task of a cluster; return what the tasks have written.
+
+    Args:
+        cluster: The cluster; all of it is on this machine.
+        command: What each task runs. Its last argument is a folder, into which the task writes `<any
+            name>.json`.
+        options: More arguments for `launch`.
+
+    Raises:
+        TfdistError: A task failed; the error has the last message of the task, and its exit status.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
+        folder = Path(name, "written")
+        folder.mkdir()
+        begun = _Processors()
+        try:
+            launch(cluster, [*command, str(folder)], run_dir=Path(name, "run"), stream=StringIO(), **options)
+        except LaunchError as error:
+            messages = [line for line in error.tail if line.startswith(_ERROR_PREFIX)] or list(error.tail)
+            if not messages:  # stopped by a signal
+                raise
+            failure = TfdistError(error.where, messages[-1].removeprefix(_ERROR_PREFIX))
+            failure.exit_code = error.exit_code
+            raise failure from error
+        written = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        return Trial(written, _Processors().others_since(begun))
+
+
+class _Processors:
+    """The work that this process's cores have done until now, and this process's part of it."""
+
+    def __init__(self) -> None:
+        self._now, self._busy = time.monotonic(), _busy_seconds()
+        # Children are the tasks, which have ended, and the processes between them and this one.
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        self._own = sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+    def others_since(self, begun: "_Processors") -> float | None:
+        if self._busy is None or begun._busy is None:
+            return None
+        others = (self._busy - begun._busy) - (self._own - begun._own)
+        return max(0.0, others) / max(self._now - begun._now, 1e-9)
+
+
+def _busy_seconds() -> float | None:
+    """Return how long programs have run on this process's cores since the system started."""
+    names = {f"cpu{core}" for core in own_cores()}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:  # a system without /proc/stat
+        return None
+    ticks = sum(int(fields[1 + column]) for fields in lines if fields[0] in names for column in _BUSY_COLUMNS)
+    return ticks / os.sysconf("SC_CLK_TCK")

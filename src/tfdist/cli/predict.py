@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from tfdist._utils.files import local_path, path_or_address
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
-from tfdist.export.find_exports import find_export
+from tfdist.export.export_folder import find_export
 
 if TYPE_CHECKING:
     from tfdist.export.write_answers import Summary

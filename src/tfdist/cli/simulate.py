@@ -48,9 +48,8 @@ def main(
 def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool) -> None:
     from msgspec.structs import replace
 
-    from tfdist.simulation.advice import advise as advice
-    from tfdist.simulation.plotting import draw
-    from tfdist.simulation.simulated_speed import forecast
+    from tfdist.simulation.simulated_speed import advise as advice
+    from tfdist.simulation.simulated_speed import draw, forecast
 
     if plot:
         check_plotting()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import DataError
 
-__all__ = ["Contents", "Prepared", "Split", "lock", "prepare"]
+__all__ = ["Contents", "Prepared", "Split", "lock", "prepare", "size_text"]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -76,7 +76,7 @@ class Contents:
             if count != len(pixels):
                 raise DataError(where, expected=f"{len(pixels)} labels", received=str(count))
             if pixels.shape[1:] != size:
-                expected, received = (" x ".join(map(str, sizes)) for sizes in (size, pixels.shape[1:]))
+                expected, received = size_text(size), size_text(pixels.shape[1:])
                 place = str(places[split, "images"])
                 raise DataError(place, expected=f"images of {expected}", received=received)
             if highest[split] >= len(classes):
@@ -84,6 +84,11 @@ class Contents:
                 raise DataError(where, expected=expected, received=str(highest[split]))
         train, test = (_slices(images[split], labels[split]) for split in ("train", "test"))
         return cls(size, classes, train, test)
+
+
+def size_text(shape: Iterable[int]) -> str:
+    """Return the shape of an image or an array as a user reads it: 28 x 28 x 1."""
+    return " x ".join(map(str, shape))
 
 
 def _slices(images: Any, labels: Any) -> Batches:

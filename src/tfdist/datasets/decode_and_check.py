@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.cache import Batches, Contents
+from tfdist.datasets.cache import Batches, Contents, size_text
 from tfdist.errors import DataError
 
 __all__ = ["READING_ERRORS", "Part", "contents_of", "decode", "gist", "resize_images", "resized"]
@@ -114,7 +114,10 @@ def _raise_at_first_bad(part: Part, shape: tuple[int, int, int], classes: int) -
             if image.shape[2] != shape[2]:
                 remedy = "Convert all images to colour, or all to grey"
             raise DataError(
-                where, expected=f"an image of {_size(shape)}", received=_size(image.shape), remedy=remedy
+                where,
+                expected=f"an image of {size_text(shape)}",
+                received=size_text(image.shape),
+                remedy=remedy,
             )
         if not 0 <= label < classes:
             raise DataError(where, expected=f"a label from 0 to {classes - 1}", received=str(label))
@@ -123,10 +126,6 @@ def _raise_at_first_bad(part: Part, shape: tuple[int, int, int], classes: int) -
 
 def _unreadable(part: Part, number: int, error: Any) -> DataError:
     return DataError(part.place(number), f"cannot be read: {gist(error)}", remedy=part.remedy)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def gist(error: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist._utils.read_files import opened_regular, read_text_file
-from tfdist.datasets.cache import Contents
+from tfdist.datasets.cache import Contents, size_text
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
 
@@ -88,7 +88,7 @@ def _read(path: Path, dimensions: int) -> Array:
     except (EOFError, zlib.error, OSError) as error:  # a bad gzip file is an OSError
         raise DataError(str(path), f"cannot be read: {error}", remedy="Copy or download it again") from None
     if len(data) != math.prod(shape):
-        expected = f"{math.prod(shape)} bytes after the header, for {' x '.join(map(str, shape))}"
+        expected = f"{math.prod(shape)} bytes after the header, for {size_text(shape)}"
         received = "more" if len(data) > math.prod(shape) else f"{len(data)}"
         raise DataError(str(path), expected=expected, received=received, remedy="Copy or download it again")
     if not data:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tfdist._utils.download_reachability import why_unreachable
+from tfdist._utils.object_store import why_unreachable
 from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
 from tfdist.errors import DataError, Unavailable, did_you_mean

@@ -14,16 +14,7 @@ from tfdist.errors import DataError
 __all__ = ["check_fits_memory", "read_npz"]
 
 # Of damaged, encrypted and oversized files, and of those that have another format.
-_ERRORS = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_ERRORS = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def read_npz(path: Path) -> dict[str, Any]:

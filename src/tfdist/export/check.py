@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.glob_free_path import glob_free_path
+from tfdist._utils.read_files import glob_free_path
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
 

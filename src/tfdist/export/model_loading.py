@@ -11,10 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
-from tfdist._utils.glob_free_path import glob_free_path
-from tfdist._utils.read_files import check_regular
+from tfdist._utils.read_files import check_regular, glob_free_path
 from tfdist.errors import ConfigError
-from tfdist.export.find_exports import Exported
+from tfdist.export.export_folder import Exported
 
 __all__ = ["Scores", "load"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.files import default_cache_dir, path_or_address
+from tfdist.datasets.cache import size_text
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
 from tfdist.datasets.from_address import copy_to_cache, list_address
 from tfdist.datasets.from_files import check_files, is_hidden
@@ -16,7 +17,7 @@ from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data
 from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError, did_you_mean
-from tfdist.export.find_exports import Exported
+from tfdist.export.export_folder import Exported
 
 __all__ = ["ImageBatch", "read_images"]
 
@@ -164,9 +165,5 @@ def _batches(dataset: Any, known: list[int | None]) -> Iterator[ImageBatch]:
 
 def _check_shape(where: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if tuple(shape) != tuple(expected):
-        wanted, remedy = f"an image of {_size(expected)}", "Resize it to the size of the model's input"
-        raise DataError(where, expected=wanted, received=_size(shape), remedy=remedy)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+        wanted, remedy = f"an image of {size_text(expected)}", "Resize it to the size of the model's input"
+        raise DataError(where, expected=wanted, received=size_text(shape), remedy=remedy)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 
 from tfdist._utils.files import storage_errors, write_whole
-from tfdist.export.find_exports import Exported
+from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.model_loading import load
 from tfdist.export.prediction_inputs import ImageBatch, read_images

@@ -14,7 +14,7 @@ from tfdist._utils.files import fresh_folder, storage_errors
 from tfdist._utils.keras_private import layers_of
 from tfdist.errors import ConfigError
 from tfdist.export.check import check
-from tfdist.export.find_exports import FILES, set_latest, write_metadata
+from tfdist.export.export_folder import FILES, set_latest, write_metadata
 from tfdist.export.signatures import Served
 from tfdist.models.output_kind import Outputs
 

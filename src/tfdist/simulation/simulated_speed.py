@@ -1,12 +1,18 @@
-"""Compute how fast a simulated cluster trains."""
+"""Compute and draw how fast a simulated cluster trains, and find the changes that make it faster."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from tfdist._utils.plotting import new_figure, save
 from tfdist.simulation.ring import simulate_ring
 from tfdist.simulation.servers import simulate_servers
-from tfdist.simulation.setup import Setup
+from tfdist.simulation.setup import BYTES, Setup
 
-__all__ = ["Forecast", "forecast"]
+__all__ = ["Change", "Forecast", "advise", "draw", "forecast"]
 
 _STEPS, _WARM_UP = 25, 0.2  # steps of a worker; the share of them that fills the queues
 
@@ -56,3 +62,65 @@ def forecast(setup: Setup, workers: int, *, steps: int = _STEPS, seed: int = 0) 
         most_stale=max(record.staleness),
         waiting=1 - sum(record.computed) / sum(record.until),
     )
+
+
+def draw(forecasts: Mapping[str, Sequence[Forecast]], path: Path) -> None:
+    """Draw speedup, efficiency and bytes over the number of workers, with a line for each strategy."""
+    figure = new_figure(13, 4)
+    shown = (
+        ("speedup", "times one process", 1.0),
+        ("efficiency", "of one process each, %", 100.0),
+        ("bytes_per_second", "on all links together, GB/s", 1e-9),
+    )
+    for axes, (name, label, factor) in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        for strategy, results in forecasts.items():
+            points = [factor * getattr(result, name) for result in results]
+            axes.plot([result.workers for result in results], points, marker=".", label=strategy)
+        axes.set(
+            xscale="log", yscale="linear" if name == "efficiency" else "log", xlabel="workers", ylabel=label
+        )
+        axes.legend()
+    save(figure, path)
+
+
+class Change(NamedTuple):
+    """One change of a setup, and its effect."""
+
+    what: str
+    gain: float
+    forecast: Forecast
+
+
+def advise(setup: Setup, workers: int) -> list[Change]:
+    """Simulate each change by itself; return those that help by 1 % or more, the best first."""
+    now = forecast(setup, workers).examples_per_second
+    changes = []
+    for what, changed in _changes(setup):
+        then = forecast(changed, workers)
+        changes.append(Change(what, then.examples_per_second / now - 1, then))
+    return sorted((change for change in changes if change.gain >= 0.01), key=lambda change: -change.gain)
+
+
+def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    servers, compute, exchange = setup.servers, setup.compute, setup.exchange
+    has_ps = setup.strategy != "multi_worker_mirrored"
+    if has_ps:
+        yield (
+            f"{2 * servers.count} ps in place of {servers.count}",
+            replace(setup, servers=replace(servers, count=2 * servers.count)),
+        )
+    yield (
+        f"batches of {2 * compute.batch_size} in place of {compute.batch_size}",
+        replace(setup, compute=replace(compute, batch_size=2 * compute.batch_size)),
+    )
+    if BYTES[exchange.dtype] > 2:
+        yield "a 16-bit exchange (bfloat16)", replace(setup, exchange=replace(exchange, dtype="bfloat16"))
+    if BYTES[exchange.dtype] > 1:
+        yield "an 8-bit exchange (int8)", replace(setup, exchange=replace(exchange, dtype="int8"))
+    for strategy, what in (
+        ("multi_worker_mirrored", "mirrored workers in place of ps"),
+        ("parameter_server", "workers at their own pace, beside ps"),
+        ("parameter_server_sync", "workers in step, beside ps"),
+    ):
+        if strategy != setup.strategy:
+            yield what, replace(setup, strategy=strategy)

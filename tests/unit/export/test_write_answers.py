@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.export.find_exports import Exported
+from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.prediction_inputs import read_images
 

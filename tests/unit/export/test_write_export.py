@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.export.find_exports import find_export
+from tfdist.export.export_folder import find_export
 from tfdist.export.model_loading import load
 from tfdist.export.write_export import export, try_formats
 from tfdist.models.preprocessing_and_normalization import Standardize
@@ -203,7 +203,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfdist.errors import StorageError
-from tfdist.export.find_exports import find_export
+from tfdist.export.export_folder import find_export
 from tfdist.export.model_loading import load
 from tfdist.export.write_export import export, try_formats
 

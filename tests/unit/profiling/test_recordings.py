@@ -13,8 +13,8 @@ from tfdist.errors import ConfigError, DataError
 from tfdist.profiling.clock_alignment import align
 from tfdist.profiling.cluster_recording import _as_numbers, _parts
 from tfdist.profiling.recorder import Recorded, Recorder, pack, unpack
-from tfdist.profiling.shares import shares_of, summary
 from tfdist.profiling.spans import read_recording
+from tfdist.profiling.time_shares import shares_of, summary
 from tfdist.profiling.timeline_file import write_timeline
 
 

@@ -57,9 +57,8 @@ def find_export(place: str | os.PathLike[str]) -> Exported:
                 str(path), expected="a folder, a .keras or a .tflite file", received=f"'{path.name}'"
             )
         return _described(path, path.parent, formats[path.suffix])
-    folder = next(
-        (place for place in (path, _newest(path), _newest(path / "export")) if _is_whole(place)), None
-    )
+    places = (path, _newest(path), _newest(path / "export"))
+    folder = next((place for place in places if (place / "saved_model.pb").is_file()), None)
     if folder is None:
         remedy = "A completed run has one in RUN/export/latest"
         raise ConfigError(str(path), "has no exported model", remedy=remedy)
@@ -102,10 +101,6 @@ def _newest(folder: Path) -> Path:
         raise DataError(str(latest), f"cannot be read: {error}", remedy="Name one export instead") from None
     # Only the last part of the name, so that it cannot lead out of the folder.
     return folder / Path(name[:_LONGEST_NAME] or _LATEST).name
-
-
-def _is_whole(folder: Path) -> bool:
-    return (folder / "saved_model.pb").is_file()
 
 
 def _described(path: Path, folder: Path, form: Format) -> Exported:

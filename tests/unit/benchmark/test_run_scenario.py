@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 
-from tfdist.benchmark.local_run import try_out
+from tfdist.benchmark.run_scenario import try_out
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import TfdistError
 
@@ -40,9 +40,9 @@ def test_a_task_that_fails_is_heard_and_its_status_kept():
 @pytest.mark.skipif(sys.platform != "linux", reason="others' work is seen in /proc/stat")
 def test_the_work_of_the_tasks_is_not_taken_for_that_of_others(monkeypatch):
     busy = iter([100.0, 101.0])
-    monkeypatch.setattr("tfdist.benchmark.local_run._busy_seconds", lambda: next(busy))
+    monkeypatch.setattr("tfdist.benchmark.run_scenario._busy_seconds", lambda: next(busy))
     # On cores that worked for one second, a task did all of it.
     assert try_out(ClusterConfig.local(1), [sys.executable, "-c", WORK]).outside == 0.0
     busy = iter([100.0, 110.0])
-    monkeypatch.setattr("tfdist.benchmark.local_run._busy_seconds", lambda: next(busy))
+    monkeypatch.setattr("tfdist.benchmark.run_scenario._busy_seconds", lambda: next(busy))
     assert try_out(ClusterConfig.local(1), [sys.executable, "-c", WORK]).outside > 0.0
