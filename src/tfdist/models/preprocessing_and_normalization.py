@@ -26,12 +26,23 @@ def exact_dtype() -> str:
     return "float32" if name in ("float16", "bfloat16") else name
 
 
+class _PixelLayer(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+    """A layer that computes on pixels, which must not be rounded, and keeps the shape of the images."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"dtype": exact_dtype(), **options})
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the images."""
+        return input_shape
+
+
 @_register
-class CenterCrop(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+class CenterCrop(_PixelLayer):
     """A layer that crops images to a window in their middle."""
 
     def __init__(self, height: int, width: int, **options: Any) -> None:
-        super().__init__(**{"dtype": exact_dtype(), **options})
+        super().__init__(**options)
         self.height = height
         self.width = width
 
@@ -52,20 +63,16 @@ class CenterCrop(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships 
 
 
 @_register
-class Rescale(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+class Rescale(_PixelLayer):
     """A layer that multiplies pixels by a number."""
 
     def __init__(self, scale: float, **options: Any) -> None:
-        super().__init__(**{"dtype": exact_dtype(), **options})
+        super().__init__(**options)
         self.scale = scale
 
     def call(self, images: Any) -> Any:
         """Return the pixels times the scale."""
         return tf.cast(images, self.compute_dtype) * self.scale
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the images."""
-        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that create this layer again."""
@@ -73,19 +80,12 @@ class Rescale(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no 
 
 
 @_register
-class Standardize(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow ships no types
+class Standardize(_PixelLayer):
     """A layer that scales each image to mean 0 and deviation 1: tf.image.per_image_standardization."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"dtype": exact_dtype(), **options})
 
     def call(self, images: Any) -> Any:
         """Return the standardised images."""
         return tf.image.per_image_standardization(tf.cast(images, self.compute_dtype))
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the images."""
-        return input_shape
 
 
 @_register
