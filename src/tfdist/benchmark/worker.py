@@ -22,7 +22,7 @@ from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, steps_per_call, train_batches
+from tfdist.trainer.factory import initial_model, steps_per_call, train_batches
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.session import Session
 from tfdist.training.step_stats import computing_seconds
@@ -53,10 +53,7 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
     strategy = make_strategy(cluster, **config.strategy_options(cluster))
     with Watcher(cluster, heartbeat_timeout=heartbeat_timeout), naming_lost_tasks("bench", strategy):
         data = open_data(**config.data.wanted())
-        outputs = find_outputs(config, data)
-        tf.keras.utils.set_random_seed(config.train.seed)
-        with strategy.scope():
-            model = compiled_model(config, data, outputs)
+        model = initial_model(config, data, strategy)
         one_hot = has_one_hot_labels(config, getattr(model, "loss", None))
         session = Session(
             model, strategy, lambda context: train_batches(context, data, config, one_hot=one_hot)

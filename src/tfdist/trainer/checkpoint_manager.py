@@ -176,12 +176,7 @@ class CheckpointManager:
             self._remote.put_history()
 
     def save(
-        self,
-        step: int,
-        values: Mapping[str, Any],
-        results: Mapping[str, float],
-        *,
-        is_stopped: bool = False,
+        self, step: int, values: Mapping[str, Any], results: Mapping[str, float], *, is_stopped: bool = False
     ) -> None:
         """Write what the run needs to resume on the chief, and remove old checkpoints; all tasks call this.
 

@@ -13,7 +13,7 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, train_batches
+from tfdist.trainer.factory import initial_model, train_batches
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.fit import fit
 
@@ -48,10 +48,7 @@ def record(
     tf.keras.backend.set_floatx(numbers)
     strategy = make_strategy(cluster, **{**config.strategy_options(cluster), "precision": numbers})
     data = open_data(**config.data.wanted())
-    outputs = find_outputs(config, data)
-    tf.keras.utils.set_random_seed(config.train.seed)
-    with strategy.scope():
-        model = compiled_model(config, data, outputs)
+    model = initial_model(config, data, strategy)
     _switch_dropout_off(model)
     _check_normalization(model)
     recorder, one_hot = _Recorder(), has_one_hot_labels(config, getattr(model, "loss", None))
@@ -61,15 +58,7 @@ def record(
         return dataset.map(lambda x, y: (x[::-1], y[::-1])) if reverse else dataset
 
     # With one step per epoch, fit reports the loss of each step.
-    fit(
-        model,
-        batches,
-        strategy=strategy,
-        epochs=steps,
-        steps_per_epoch=1,
-        callbacks=[recorder],
-        verbose=0,
-    )
+    fit(model, batches, strategy=strategy, epochs=steps, steps_per_epoch=1, callbacks=[recorder], verbose=0)
     if cluster.is_chief:
         recorder.write(path, [getattr(weight, "path", weight.name) for weight in model.weights])
 

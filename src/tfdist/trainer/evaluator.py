@@ -12,7 +12,7 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, test_batches, total_steps
+from tfdist.trainer.factory import initial_model, test_batches, total_steps
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
@@ -45,9 +45,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
         remote.clear()
     strategy = make_strategy(cluster, **_own_options(config))
     data = open_data(**config.data.wanted())
-    outputs = find_outputs(config, data)
-    with strategy.scope():
-        model = compiled_model(config, data, outputs)
+    model = initial_model(config, data, strategy)
     one_hot = has_one_hot_labels(config, getattr(model, "loss", None))
     session = Session(
         model, strategy, lambda context: test_batches(context, data, config, one_hot=one_hot), trains=False

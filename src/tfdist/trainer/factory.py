@@ -21,6 +21,7 @@ __all__ = [
     "build_model",
     "compiled_model",
     "find_outputs",
+    "initial_model",
     "periods",
     "profiled_range",
     "steps_per_call",
@@ -107,6 +108,16 @@ def compiled_model(config: Config, data: Data, outputs: Outputs) -> Any:
     model = build_model(config, data)
     compile_model(model, config, outputs, steps=total_steps(config, data))
     return model
+
+
+def initial_model(
+    config: Config, data: Data, strategy: tf.distribute.Strategy, outputs: Outputs | None = None
+) -> Any:
+    """Return the compiled model under a strategy, with the weights that the seed of the config determines."""
+    outputs = find_outputs(config, data) if outputs is None else outputs
+    tf.keras.utils.set_random_seed(config.train.seed)
+    with strategy.scope():
+        return compiled_model(config, data, outputs)
 
 
 # No control flow depends on tensors here, and AutoGraph would take half a second to find that out.

@@ -16,13 +16,7 @@ __all__ = ["has_one_hot_labels", "make_loss", "make_metric"]
 _NO_LOSSES = ("CTC", "Circle", "LossFunctionWrapper")
 _NO_METRICS = ("Accuracy", "Mean", "MeanMetricWrapper", "MeanTensor", "Sum")
 # They take the model's outputs for probabilities, and have no from_logits.
-_NEED_PROBABILITIES = (
-    "KLDivergence",
-    "Poisson",
-    "Dice",
-    "Tversky",
-    "CategoricalGeneralizedCrossEntropy",
-)
+_NEED_PROBABILITIES = ("KLDivergence", "Poisson", "Dice", "Tversky", "CategoricalGeneralizedCrossEntropy")
 _NEED_A_THRESHOLD = ("BinaryAccuracy", "BinaryIoU")
 # They compare class numbers, although their names do not begin with "Sparse".
 _TAKE_CLASS_NUMBERS = ("IoU", "MeanIoU")

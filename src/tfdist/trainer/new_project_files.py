@@ -222,14 +222,8 @@ def _engine(project: Project) -> _Rows:
                 f"  hosts: [{', '.join(map(_quoted, project.hosts))}]",
                 "as ssh names them; tasks go to them in turn",
             ),
-            (
-                "  # python: /home/me/.venv/bin/python",
-                "the interpreter there; the path of this one",
-            ),
-            (
-                "  # folder: /home/me/project",
-                "the folder there with your code; the path of this one",
-            ),
+            ("  # python: /home/me/.venv/bin/python", "the interpreter there; the path of this one"),
+            ("  # folder: /home/me/project", "the folder there with your code; the path of this one"),
         ]
     if project.where == "slurm":
         sbatch = f'{{gres: "gpu:{gpus}"}}' if gpus else "{}"

@@ -42,13 +42,7 @@ from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import events_to_file, is_launched, listening, record
-from tfdist.launcher.run_events import (
-    FILE,
-    Configured,
-    Exported,
-    PhaseBegun,
-    RunEnded,
-)
+from tfdist.launcher.run_events import FILE, Configured, Exported, PhaseBegun, RunEnded
 from tfdist.models.output_kind import Outputs
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
@@ -56,11 +50,7 @@ from tfdist.trainer.answers import classify, write_answers
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.factory import (
-    build_model,
-    compiled_model,
-    find_outputs,
-)
+from tfdist.trainer.factory import build_model, find_outputs, initial_model
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
@@ -179,10 +169,7 @@ def _connected(
     spared = ("worker",) if isinstance(strategy, tf.distribute.ParameterServerStrategy) else ()
     at_loss = None if elastic is None else elastic.restart
     watcher = Watcher(
-        cluster,
-        heartbeat_timeout=config.watch.heartbeat_timeout,
-        spared=spared,
-        at_loss=at_loss,
+        cluster, heartbeat_timeout=config.watch.heartbeat_timeout, spared=spared, at_loss=at_loss
     )
     # The other tasks take part in the agreement to leave, or training can continue without them.
     servers = [
@@ -215,9 +202,7 @@ def _train(context: RunContext) -> Report | None:
     if context.is_chief:
         for place in (folder.root, folder.checkpoints, folder.export):
             remove_partial(place)
-    tf.keras.utils.set_random_seed(config.train.seed)
-    with strategy.scope():
-        model = compiled_model(config, data, outputs)
+    model = initial_model(config, data, strategy, outputs)
     run = Run(context, model)
     with Traffic(strategy) as traffic:
         results = run.train()
