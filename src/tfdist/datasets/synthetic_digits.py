@@ -6,45 +6,31 @@ Gaussian spots at all points. A spot is the product of a column and a row, so on
 a whole batch.
 """
 
+import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.datasets.cache import Contents
-
-__all__ = ["draw_digits"]
+__all__ = ["AT_ONCE", "CLASSES", "IMAGE_SHAPE", "VERSION", "draw"]
 
 Floats = NDArray[np.float32]
 
+AT_ONCE = 1000
+CLASSES = tuple("0123456789")
+VERSION = 1  # increased when the images change
 _SIDE = 28
+IMAGE_SHAPE = (_SIDE, _SIDE, 1)
 _POINTS = 56
-_VERSION = 1  # increased when the images change
-_AT_ONCE = 1000
 
 
-def draw_digits(train: int, test: int, seed: int) -> Contents:
-    """Return so many drawn digits; test digits use other random numbers than training digits."""
-    return Contents(
-        image_shape=(_SIDE, _SIDE, 1),
-        classes=tuple("0123456789"),
-        train=_batches(train, (seed, 0)),
-        test=_batches(test, (seed, 1)),
-        # Processors round differently, and a pixel may differ by one; such images count as the same.
-        identity=f"digits {_VERSION}: {train} and {test} from {seed}",
-    )
-
-
-def _batches(examples: int, seed: tuple[int, int]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int32]]]:
+def draw(count: int, random: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Return so many drawn digits, and their labels."""
     glyphs, variants = _alphabet()
-    for start in range(0, examples, _AT_ONCE):
-        random = np.random.default_rng((*seed, start))
-        count = min(_AT_ONCE, examples - start)
-        labels = random.integers(0, 10, count).astype(np.int32)
-        first, counts = variants[labels].T
-        chosen = first + random.integers(0, counts)
-        yield _ink(_distort(glyphs[chosen], random), random), labels
+    labels = random.integers(0, 10, count).astype(np.int32)
+    first, counts = variants[labels].T
+    chosen = first + random.integers(0, counts)
+    return _ink(_distort(glyphs[chosen], random), random), labels
 
 
 def _distort(points: Floats, random: np.random.Generator) -> Floats:
@@ -80,6 +66,7 @@ def _ink(points: Floats, random: np.random.Generator) -> NDArray[np.uint8]:
     return pixels
 
 
+@functools.cache
 def _alphabet() -> tuple[Floats, NDArray[np.int64]]:
     """Return all variants of all digits as points, and each digit's first variant and number of variants."""
     variants = [

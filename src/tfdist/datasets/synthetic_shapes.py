@@ -5,44 +5,29 @@ stretched and moved. It has one texture, and the ground around it has another: s
 plain, in random colours. Only the outline depends on the class, and colour, brightness and place do not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.datasets.cache import Contents
-
-__all__ = ["draw_shapes"]
+__all__ = ["AT_ONCE", "CLASSES", "IMAGE_SHAPE", "VERSION", "draw"]
 
 Floats = NDArray[np.float32]
 Outline = Callable[[Floats, Floats], Floats]
 
+AT_ONCE = 100
+VERSION = 1  # increased when the images change
 _SIDE = 32
-_VERSION = 1  # increased when the images change
-_AT_ONCE = 100
+IMAGE_SHAPE = (_SIDE, _SIDE, 3)
 
 
-def draw_shapes(train: int, test: int, seed: int) -> Contents:
-    """Return so many drawn images; test images use other random numbers than training images."""
-    return Contents(
-        image_shape=(_SIDE, _SIDE, 3),
-        classes=tuple(_OUTLINES),
-        train=_batches(train, (seed, 0)),
-        test=_batches(test, (seed, 1)),
-        # Processors round differently, and a pixel may differ by one; such images count as the same.
-        identity=f"shapes {_VERSION}: {train} and {test} from {seed}",
-    )
-
-
-def _batches(examples: int, seed: tuple[int, int]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int32]]]:
-    for start in range(0, examples, _AT_ONCE):
-        random = np.random.default_rng((*seed, start))
-        count = min(_AT_ONCE, examples - start)
-        # Sorted, so that one call draws all images of a class.
-        labels = np.sort(random.integers(0, len(_OUTLINES), count)).astype(np.int32)
-        images = _paint(_cover(labels, random), random)
-        order = random.permutation(count)
-        yield images[order], labels[order]
+def draw(count: int, random: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Return so many drawn images, and their labels."""
+    # Sorted, so that one call draws all images of a class.
+    labels = np.sort(random.integers(0, len(CLASSES), count)).astype(np.int32)
+    images = _paint(_cover(labels, random), random)
+    order = random.permutation(count)
+    return images[order], labels[order]
 
 
 def _cover(labels: NDArray[np.int32], random: np.random.Generator) -> Floats:
@@ -170,3 +155,4 @@ _OUTLINES: dict[str, Outline] = {
     ),
     "hourglass": _polygon((-0.75, -0.9), (0.75, -0.9), (0.12, 0.0), (0.75, 0.9), (-0.75, 0.9), (-0.12, 0.0)),
 }
+CLASSES = tuple(_OUTLINES)

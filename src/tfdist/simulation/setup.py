@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from tfdist._utils.yaml import decode, read_yaml_file
+from tfdist.trainer.sections.values import AboveZero, doc
 
 __all__ = ["BYTES", "Compute", "Exchange", "Machine", "Network", "Servers", "Setup", "read_setup"]
 
 NotNegative = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -24,55 +24,51 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The time that a worker computes for a step."""
 
-    seconds_per_example: Annotated[Positive, Meta(description="Forward and backward, of one worker alone.")]
-    batch_size: Annotated[Count, Meta(description="Examples of one worker's step.")]
-    forward: Annotated[Share, Meta(description="The forward pass's share of the time.")] = 1 / 3
+    seconds_per_example: Annotated[AboveZero, doc("Forward and backward, of one worker alone.")]
+    batch_size: Annotated[Count, doc("Examples of one worker's step.")]
+    forward: Annotated[Share, doc("The forward pass's share of the time.")] = 1 / 3
     spread: Annotated[
-        NotNegative,
-        Meta(description="The standard deviation of a step's time, as a share of it (lognormal)."),
+        NotNegative, doc("The standard deviation of a step's time, as a share of it (lognormal).")
     ] = 0.03
-    slow_share: Annotated[Share, Meta(description="The share of steps that straggle besides.")] = 0.0
-    slow_factor: Annotated[float, Meta(ge=1, description="How much longer those take.")] = 1.0
+    slow_share: Annotated[Share, doc("The share of steps that straggle besides.")] = 0.0
+    slow_factor: Annotated[float, doc("How much longer those take.", ge=1)] = 1.0
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The data that a step exchanges; bytes are those of float32, whatever the dtype on the wire."""
 
-    dense_bytes: Annotated[NotNegative, Meta(description="Variables that each step reads and updates whole.")]
+    dense_bytes: Annotated[NotNegative, doc("Variables that each step reads and updates whole.")]
     sparse_bytes: Annotated[
-        NotNegative, Meta(description="Of large variables, the rows that a step reads and updates.")
+        NotNegative, doc("Of large variables, the rows that a step reads and updates.")
     ] = 0.0
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "int8"], Meta(description="Of what is on the wire.")
-    ] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "int8"], doc("Of what is on the wire.")] = (
+        "float32"
+    )
     overlap: Annotated[
-        bool,
-        Meta(description="Whether gradients leave while others are computed, and layers wait for their own."),
+        bool, doc("Whether gradients leave while others are computed, and layers wait for their own.")
     ] = True
-    bucket_bytes: Annotated[
-        Positive, Meta(description="Gradients that mirrored workers exchange together.")
-    ] = 64e6
+    bucket_bytes: Annotated[AboveZero, doc("Gradients that mirrored workers exchange together.")] = 64e6
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The link of a task, in each direction."""
 
-    bytes_per_second: Positive
-    latency: Annotated[NotNegative, Meta(description="Seconds from one task to another.")] = 50e-6
+    bytes_per_second: AboveZero
+    latency: Annotated[NotNegative, doc("Seconds from one task to another.")] = 50e-6
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ps tasks, which store the variables, and the chief, which gives out the steps."""
 
-    count: Annotated[Count, Meta(description="How many ps tasks; variables are spread evenly.")] = 1
+    count: Annotated[Count, doc("How many ps tasks; variables are spread evenly.")] = 1
     seconds_per_byte: Annotated[
-        NotNegative, Meta(description="How long a ps takes to add a byte of gradients to its variables.")
+        NotNegative, doc("How long a ps takes to add a byte of gradients to its variables.")
     ] = 0.0
     seconds_per_step: Annotated[
-        NotNegative, Meta(description="What all ps together take for one worker's step, besides.")
+        NotNegative, doc("What all ps together take for one worker's step, besides.")
     ] = 0.0
     chief_seconds: Annotated[
-        NotNegative, Meta(description="How long the chief takes to give out a step, one after the other.")
+        NotNegative, doc("How long the chief takes to give out a step, one after the other.")
     ] = 0.0
 
 
@@ -81,7 +77,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     cores: Count
     beside: Annotated[
-        NotNegative, Meta(description="Seconds for which a worker works on when its gradients have gone.")
+        NotNegative, doc("Seconds for which a worker works on when its gradients have gone.")
     ] = 0.0
 
     def core_of(self, job: str, index: int = 0) -> int:

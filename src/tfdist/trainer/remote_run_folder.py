@@ -166,8 +166,8 @@ class RemoteRunFolder:
     def put_history(self) -> None:
         """Upload the starts of the run, and the number of steps done."""
         if self._checkpoints is not None:
-            self._put_file(self._folder.checkpoints / "history.json")
-            self._put_file(self._folder.checkpoints / "reached")
+            put_file(self._folder, self._folder.checkpoints / "history.json")
+            put_file(self._folder, self._folder.checkpoints / "reached")
 
     def put_count(self) -> None:
         """Upload the number of steps done, from time to time and in the background."""
@@ -179,7 +179,7 @@ class RemoteRunFolder:
 
     def _put_count(self) -> None:
         try:
-            self._put_file(self._folder.checkpoints / "reached")
+            put_file(self._folder, self._folder.checkpoints / "reached")
         except StorageError as error:  # the count is only for the report
             _log.warning("%s", error)
 
@@ -198,8 +198,8 @@ class RemoteRunFolder:
             return
         if self._count is not None:
             self._count.result()
-        self._put_file(
-            self._folder.checkpoints / "reached"
+        put_file(
+            self._folder, self._folder.checkpoints / "reached"
         )  # first: if this upload ends, these steps are lost
         folder, address = self._folder.checkpoints / str(step), f"{self._checkpoints}/{step}"
         _put_folder(folder, address, mark=_COMPLETE)
@@ -227,7 +227,7 @@ class RemoteRunFolder:
                 # A store has no links.
                 write_file(f"{folder.address_of(folder.export)}/latest", f"{export.name}\n".encode())
         if folder.address_of(folder.root) is not None:
-            self._put_file(folder.root / "report.json")
+            put_file(self._folder, folder.root / "report.json")
 
     def _put_changed(self, folder: Path) -> None:
         """Upload the files of a folder that have changed since their last upload."""
@@ -241,9 +241,6 @@ class RemoteRunFolder:
         if changed:
             upload({path.relative_to(folder).as_posix(): path for path in changed}, address)
             self._uploaded.update(states)
-
-    def _put_file(self, path: Path) -> None:
-        put_file(self._folder, path)
 
 
 def put_file(folder: RunFolder, path: Path) -> None:
