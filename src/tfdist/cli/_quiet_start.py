@@ -1,7 +1,6 @@
 """Load TensorFlow without the notes of its start, which no variable silences since TensorFlow 2.20."""
 
 import contextlib
-import importlib.abc
 import os
 import signal
 import sys
@@ -10,9 +9,8 @@ from collections.abc import Iterator
 from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.resources import own_gpus
 
-__all__ = ["load_tensorflow_quietly", "loading_tensorflow_quietly"]
+__all__ = ["load_tensorflow_quietly"]
 
-_READERS = "tfdist.datasets.from_"  # the modules of open_data that import TensorFlow
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
 
 
@@ -26,29 +24,6 @@ def load_tensorflow_quietly() -> None:
 
         if not own_gpus():  # a GPU's notes are worth reading, and its memory is not ours to touch here
             tf.config.list_physical_devices()
-
-
-class _BeforeReaders(importlib.abc.MetaPathFinder):
-    """Load TensorFlow quietly before the first import of a module that reads the source of a data set."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        """Find nothing: the other finders do."""
-        if name.startswith(_READERS):
-            load_tensorflow_quietly()
-
-
-@contextlib.contextmanager
-def loading_tensorflow_quietly() -> Iterator[None]:
-    """Load TensorFlow without the notes of its start, if `open_data` needs it in the block.
-
-    It needs TensorFlow only to prepare data, which a launcher does once on a machine.
-    """
-    finder = _BeforeReaders()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager

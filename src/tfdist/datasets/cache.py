@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import DataError
 
-__all__ = ["Contents", "Prepared", "Split", "lock", "prepare", "size_text"]
+__all__ = ["Contents", "Prepared", "Split", "find_prepared", "lock", "prepare", "size_text"]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -129,6 +129,20 @@ class Prepared:
         return Split(str(images), str(labels), examples, self.image_shape)
 
 
+def find_prepared(name: str, request: object, cache_dir: Path) -> Prepared | None:
+    """Return the data set that `prepare` has prepared for a request; None if it is not there."""
+    return _open(_link(name, request, cache_dir))
+
+
+def _link(name: str, request: object, cache_dir: Path) -> Path:
+    key = hashlib.sha256(json.dumps([_FORMAT, name, request], sort_keys=True).encode()).hexdigest()[:12]
+    return cache_dir / "by-request" / f"{_safe(name)}-{key}"
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.")[-40:]
+
+
 def prepare(name: str, request: object, read: Callable[[], Contents], cache_dir: Path) -> Prepared:
     """Return the prepared data set for a request; the first call prepares it.
 
@@ -141,11 +155,9 @@ def prepare(name: str, request: object, read: Callable[[], Contents], cache_dir:
         read: reads the source; called under the lock, at most once.
         cache_dir: the folder of prepared data sets.
     """
-    key = hashlib.sha256(json.dumps([_FORMAT, name, request], sort_keys=True).encode()).hexdigest()[:12]
-    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip("-.")[-40:]
-    link = cache_dir / "by-request" / f"{safe}-{key}"
-    if (prepared := _open(link)) is not None:
+    if (prepared := find_prepared(name, request, cache_dir)) is not None:
         return prepared
+    link, safe = _link(name, request, cache_dir), _safe(name)
     with _disk_errors(cache_dir):
         link.parent.mkdir(parents=True, exist_ok=True)
         with lock(link.with_name(f".{link.name}.lock"), f"{name} is being prepared in {cache_dir}"):

@@ -1,7 +1,9 @@
 """Open a data set by name: from disk if possible, else from the network, and a substitute only on request."""
 
+import functools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,11 +13,11 @@ import numpy as np
 
 from tfdist._utils.files import default_cache_dir, local_path, path_or_address
 from tfdist.datasets import synthetic_digits, synthetic_shapes
-from tfdist.datasets.cache import Batches, Contents, Prepared, prepare
+from tfdist.datasets.cache import Batches, Contents, Prepared, find_prepared, prepare
 from tfdist.datasets.from_idx import idx_files
 from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean
 
-__all__ = ["Data", "open_data"]
+__all__ = ["Data", "DataRequest", "open_data"]
 
 _DRAWN: dict[str, tuple[ModuleType, tuple[int, int]]] = {
     "digits": (synthetic_digits, (60_000, 10_000)),  # MNIST's counts
@@ -125,32 +127,127 @@ def open_data(
         DataError: the data are missing or malformed.
         ConfigError: an argument is wrong.
     """
-    if seed < 0:
-        raise ConfigError("seed", expected="a whole number from 0", received=str(seed))
-    cache = (
-        default_cache_dir()
-        if cache_dir is None
-        else local_path(os.fspath(cache_dir), "cache_dir").expanduser()
-    )
-    if if_unavailable not in ("fail", *_DRAWN):
-        remedy = did_you_mean(if_unavailable, ("fail", *_DRAWN))
-        raise ConfigError("if_unavailable", f"there is no '{if_unavailable}'", remedy=remedy)
-    if name in _DRAWN:
-        if image_size is not None:
-            raise ConfigError("image_size", f"cannot be chosen for {name}", remedy="Leave it out")
-        return Data(name, None, _draw(name, examples, seed, cache))
-    if examples is not None:
-        problem = f"can be chosen only for {' and '.join(_DRAWN)}"
-        raise ConfigError("examples", problem, remedy="Leave it out")
-    try:
-        return Data(name, None, _read(name, data_dir, cache, image_size))
-    except Unavailable as error:
-        if if_unavailable == "fail":
-            raise
-        _log.warning(
-            "%s; training on the drawn '%s' instead, because of if_unavailable", error, if_unavailable
-        )
-        return Data(if_unavailable, name, _draw(if_unavailable, None, seed, cache))
+    return DataRequest(name, data_dir, cache_dir, if_unavailable, image_size, examples, seed).open()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source on this machine: the name of its data, what identifies their contents, and their reader."""
+
+    name: str
+    identity: list[Any]
+    read: Callable[[], Contents]
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """A data set as the arguments of `open_data` describe it."""
+
+    name: str
+    data_dir: str | os.PathLike[str] | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    if_unavailable: str = "fail"
+    image_size: tuple[int, int] | None = None
+    examples: tuple[int, int] | None = None
+    seed: int = 0
+
+    def open(self) -> Data:
+        """Open the data set; see `open_data`."""
+        if self.seed < 0:
+            raise ConfigError("seed", expected="a whole number from 0", received=str(self.seed))
+        if self.if_unavailable not in ("fail", *_DRAWN):
+            remedy = did_you_mean(self.if_unavailable, ("fail", *_DRAWN))
+            raise ConfigError("if_unavailable", f"there is no '{self.if_unavailable}'", remedy=remedy)
+        if self.name in _DRAWN:
+            if self.image_size is not None:
+                raise ConfigError("image_size", f"cannot be chosen for {self.name}", remedy="Leave it out")
+            return Data(self.name, None, _draw(self.name, self.examples, self.seed, self._cache))
+        if self.examples is not None:
+            problem = f"can be chosen only for {' and '.join(_DRAWN)}"
+            raise ConfigError("examples", problem, remedy="Leave it out")
+        try:
+            source = self._source or self._fetched_source()
+            return Data(self.name, None, prepare(source.name, source.identity, source.read, self._cache))
+        except Unavailable as error:
+            drawn = self.if_unavailable
+            if drawn == "fail":
+                raise
+            _log.warning("%s; training on the drawn '%s' instead, because of if_unavailable", error, drawn)
+            return Data(drawn, self.name, _draw(drawn, None, self.seed, self._cache))
+
+    @property
+    def needs_tensorflow(self) -> bool:
+        """Return whether `open` loads TensorFlow, which it does only to read a source.
+
+        Raises:
+            DataError: The data are missing.
+        """
+        if self.name in _DRAWN:
+            return False
+        source = self._source
+        return source is None or find_prepared(source.name, source.identity, self._cache) is None
+
+    @property
+    def _cache(self) -> Path:
+        if self.cache_dir is None:
+            return default_cache_dir()
+        return local_path(os.fspath(self.cache_dir), "cache_dir").expanduser()
+
+    @functools.cached_property
+    def _source(self) -> _Source | None:
+        """Return the source of the data; None in an object store, and for what is not on this machine yet."""
+        if isinstance(path_or_address(self.name, "data set"), str):
+            return None
+        if (path := _path_of(self.name)) is not None:
+            if not path.exists():
+                remedy = "Write the name of a data set of tensorflow-datasets without a slash before it"
+                raise DataError(str(path), "does not exist", remedy=remedy)
+            return self._of_path(path)
+        folder, place = self._tfds_places
+        if idx_files(place):
+            return self._of_path(place)
+        if not place.exists() and Path(self.name).is_dir():
+            path = _resolved(Path(self.name))
+            _log.info("data set '%s': the folder %s", self.name, path)
+            return self._of_path(path)
+        return self._of_tfds(folder, place) if place.exists() else None
+
+    def _fetched_source(self) -> _Source:
+        """Return the source of data that need a network: their address is read, or they are downloaded."""
+        address = path_or_address(self.name, "data set")
+        if isinstance(address, str):
+            from tfdist.datasets.from_address import copy_to_cache, list_address
+
+            listing = list_address(address)
+
+            def read() -> Contents:
+                return _read_path(copy_to_cache(address, listing, self._cache), self.image_size)
+
+            return _Source(Path(address).stem, ["address", address, self.image_size, listing], read)
+        from tfdist.datasets.from_tfds import fetch_tfds
+
+        folder, place = self._tfds_places
+        fetch_tfds(self.name, folder)
+        return self._of_tfds(folder, place)
+
+    @property
+    def _tfds_places(self) -> tuple[Path, Path]:
+        """Return the folder of tensorflow-datasets, and the one of this data set in it."""
+        chosen = os.fspath(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+        folder = _resolved(local_path(chosen, "data_dir"))
+        return folder, folder / self.name.partition(":")[0].partition("/")[0]
+
+    def _of_path(self, path: Path) -> _Source:
+        identity = ["path", str(path), self.image_size, _stamp(path)]
+        return _Source(path.stem, identity, lambda: _read_path(path, self.image_size))
+
+    def _of_tfds(self, folder: Path, place: Path) -> _Source:
+        def read() -> Contents:
+            from tfdist.datasets.from_tfds import read_tfds
+
+            return read_tfds(self.name, folder, self.image_size)
+
+        return _Source(self.name, ["tfds", self.name, str(place), self.image_size, _stamp(place)], read)
 
 
 def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -> Prepared:
@@ -175,29 +272,6 @@ def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -
     return prepare(name, ["drawn", contents.identity], lambda: contents, cache)
 
 
-def _read(
-    name: str, data_dir: str | os.PathLike[str] | None, cache: Path, image_size: tuple[int, int] | None
-) -> Prepared:
-    if isinstance(address := path_or_address(name, "data set"), str):
-        return _read_address(address, cache, image_size)
-    if (path := _path_of(name)) is not None:
-        if not path.exists():
-            remedy = "Write the name of a data set of tensorflow-datasets without a slash before it"
-            raise DataError(str(path), "does not exist", remedy=remedy)
-        return _read_path(path, cache, image_size)
-    folder = _tfds_dir(data_dir)
-    place = folder / name.partition(":")[0].partition("/")[0]
-    if idx_files(place):
-        return _read_path(place, cache, image_size)
-    if not place.exists():
-        if Path(name).is_dir():
-            _log.info("data set '%s': the folder %s", name, _resolved(Path(name)))
-            return _read_path(_resolved(Path(name)), cache, image_size)
-        _fetch(name, folder)
-    request = ["tfds", name, str(place), image_size, _stamp(place)]
-    return prepare(name, request, lambda: _from_tfds(name, folder, image_size), cache)
-
-
 def _path_of(name: str) -> Path | None:
     """Return the path that a name is; None if it is a name without a slash."""
     is_path = name.startswith(("/", "./", "../", "~")) or name.endswith(".npz") or "://" in name
@@ -211,48 +285,12 @@ def _resolved(path: Path) -> Path:
         raise DataError(str(path), f"cannot be found: {error}") from None
 
 
-def _read_path(path: Path, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
-    request = ["path", str(path), image_size, _stamp(path)]
-    return prepare(path.stem, request, lambda: _from_path(path, image_size), cache)
-
-
-def _read_address(address: str, cache: Path, image_size: tuple[int, int] | None) -> Prepared:
-    from tfdist.datasets.from_address import copy_to_cache, list_address
-
-    listing = list_address(address)
-    request = ["address", address, image_size, listing]
-
-    def read() -> Contents:
-        return _from_path(copy_to_cache(address, listing, cache), image_size)
-
-    return prepare(Path(address).stem, request, read, cache)
-
-
-# These functions import TensorFlow only to read a source; a prepared data set is found without it.
-
-
-def _from_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
-    from tfdist.datasets.from_files import read_path
+def _read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
+    from tfdist.datasets.from_files import (
+        read_path,
+    )  # loads TensorFlow, which a prepared data set does not need
 
     return read_path(path, image_size)
-
-
-def _from_tfds(name: str, folder: Path, image_size: tuple[int, int] | None) -> Contents:
-    from tfdist.datasets.from_tfds import read_tfds
-
-    return read_tfds(name, folder, image_size)
-
-
-def _fetch(name: str, folder: Path) -> None:
-    from tfdist.datasets.from_tfds import fetch_tfds
-
-    fetch_tfds(name, folder)
-
-
-def _tfds_dir(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of tensorflow-datasets: the argument, TFDS_DATA_DIR, or its own default."""
-    chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    return _resolved(local_path(chosen, "data_dir"))
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:

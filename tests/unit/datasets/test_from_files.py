@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.datasets.open_data import open_data
+from tfdist.datasets.open_data import DataRequest, open_data
 from tfdist.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -36,6 +36,18 @@ def folder(tmp_path):
 
 def opened(path, tmp_path, **options):
     return open_data(str(path), cache_dir=tmp_path / "cache", **options)
+
+
+def test_tensorflow_is_needed_only_to_read_a_source(folder, tmp_path):
+    cache = tmp_path / "cache"
+    assert DataRequest(str(folder), cache_dir=cache).needs_tensorflow
+    assert DataRequest("mnist", data_dir=tmp_path / "nowhere", cache_dir=cache).needs_tensorflow
+    assert DataRequest("gs://bucket/pets", cache_dir=cache).needs_tensorflow
+    assert not DataRequest("digits", cache_dir=cache).needs_tensorflow
+    opened(folder, tmp_path)
+    assert not DataRequest(str(folder), cache_dir=cache).needs_tensorflow
+    write_png(folder / "test" / "cat" / "more.png", picture())
+    assert DataRequest(str(folder), cache_dir=cache).needs_tensorflow
 
 
 def refused(path, tmp_path, **options):
