@@ -30,18 +30,8 @@ Value = TypeVar("Value")
 
 
 def section_with(section: Section, options: Mapping[str, str]) -> Section:
-    """Return the section of the config with the values of --option in place of its own.
-
-    `machine_type.worker=…` sets the value of one role, also where the section has one value for all roles.
-    """
-    for name in options:
-        field, _, entry = name.partition(".")
-        value = getattr(section, field, None)
-        if entry and value and not isinstance(value, dict):
-            section = msgspec.structs.replace(section, **{field: dict.fromkeys(ROLES, value)})
-        elif entry and value == "":
-            section = msgspec.structs.replace(section, **{field: {}})
-    return with_options(section, options)
+    """Return the section of the config with the options; `worker:machine_type` is a value of one role."""
+    return with_options(section, options, lambda role, name: (name, role) if role else name, ROLES)
 
 
 def required(value: str, name: str, *, starts_with: str = "") -> str:

@@ -21,9 +21,9 @@ from tfdist.engines.compose_file import (
     compose_file,
     folder_of_runs,
     folders_to_make,
+    job_with_options,
     project_stem,
     service_name,
-    with_options,
 )
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
@@ -46,11 +46,11 @@ class Compose:
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the file for Compose."""
-        return compose_file(with_options(job, options))
+        return compose_file(job_with_options(job, options))
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the containers."""
-        job = with_options(job, options)
+        job = job_with_options(job, options)
         text = compose_file(job)
         project = f"{project_stem(job)}-{secrets.token_hex(3)}"
         handle = Handle(self.name, _context(), project)

@@ -16,18 +16,19 @@ import yaml
 
 from tfdist._utils.files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines import options_into_section
 from tfdist.engines.job_description import Job
 from tfdist.engines.logs_and_exit_status import progress_path
-from tfdist.errors import ConfigError, shown
+from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, with_options
+from tfdist.errors import ConfigError
+from tfdist.trainer.sections.containers import ComposeSection
 
 __all__ = [
     "compose_file",
     "folder_of_runs",
     "folders_to_make",
+    "job_with_options",
     "project_stem",
     "service_name",
-    "with_options",
 ]
 
 _PORT = 2222
@@ -117,18 +118,19 @@ def folders_to_make(job: Job) -> list[Path]:
     return [Path(mount.source) for mount in (_mount_of_runs(job), _mount_of_cache(job)) if mount.is_folder]
 
 
-def with_options(job: Job, options: Mapping[str, str]) -> Job:
+def job_with_options(job: Job, options: Mapping[str, str]) -> Job:
     """Return the job with a section that contains the options.
 
     An option is a key of `engine.compose`, or of a service, or `worker:key` for services of one role.
     """
-    section = job.section.compose
-    changes: dict[options_into_section.Key, str] = {}
-    for name, text in options.items():
-        is_of_section = name.partition(".")[0] in section.__struct_fields__
-        changes[name if is_of_section else ("service", name)] = text
-    section = options_into_section.with_options(section, changes)
+    section = with_options(job.section.compose, options, _path_of)
     return replace(job, section=msgspec.structs.replace(job.section, compose=section))
+
+
+def _path_of(role: str, name: str) -> OptionPath:
+    if role:
+        return ("gpus", role) if name == "gpus" else ("service", f"{role}:{name}")
+    return name if name.partition(".")[0] in ComposeSection.__struct_fields__ else ("service", name)
 
 
 def compose_file(job: Job) -> str:
@@ -217,22 +219,11 @@ def _gpus(numbers: list[str]) -> dict[str, Any]:
 def _service_keys(job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the keys of all services, and those of each role's alone."""
     section = job.section.compose
-    common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {role: {} for role in job.counts}
-    roles = ", ".join(sorted(own))
-    for role in section.gpus:
-        if role not in own:
-            raise ConfigError(
-                "engine.compose.gpus", expected=f"roles of the job ({roles})", received=shown(role)
-            )
-    for key, value in section.service.items():
-        role, colon, name = key.rpartition(":")
-        if colon and role not in own:
-            expected = f"a role of the job ({roles}) before the colon"
-            raise ConfigError("engine.compose.service", expected=expected, received=shown(key))
+    check_roles(section.gpus, job.counts, "engine.compose.gpus")
+    common, own = by_role(section.service, job.counts, "engine.compose.service")
+    for name in {**common, **{name: None for keys in own.values() for name in keys}}:
         if name in _OWN_KEYS:
             raise ConfigError("engine.compose.service", f"{name} is set by tfdist", remedy=_OWN_KEYS[name])
-        (own[role] if colon else common)[name] = value
     return common, own
 
 

@@ -22,6 +22,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.trainer.sections.kubernetes import KubernetesSection
 
 __all__ = ["KubernetesEngine"]
 
@@ -120,7 +121,7 @@ class KubernetesEngine(abc.ABC):
             if not re.fullmatch(r"[a-z][a-z0-9-]*", role):
                 expected = "lower-case letters, digits and -, as Kubernetes wants names"
                 raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
-        return Application(job, with_options(job.section.kubernetes, options), _name(job.name) + ending)
+        return Application(job, _section(job, options), _name(job.name) + ending)
 
     def _read(
         self,
@@ -140,6 +141,13 @@ class KubernetesEngine(abc.ABC):
                             lines.put((task, line))
         finally:
             lines.put(None)
+
+
+def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
+    """Return the section of the config with the options; `worker:gpus` is a resource of one role."""
+    return with_options(
+        job.section.kubernetes, options, lambda role, name: ("resources", role, name) if role else name
+    )
 
 
 def _rendered(application: Application, engine: KubernetesEngine) -> str:

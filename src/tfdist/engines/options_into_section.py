@@ -1,47 +1,99 @@
-"""Put the options of the command line into a section of the config."""
+"""Put the options of the command line into a section of the config; some are for the tasks of one role."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
 
 from tfdist._utils.yaml import Document, Source, decode, read_yaml
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, shown
 
-__all__ = ["Key", "with_options"]
+__all__ = ["OptionPath", "by_role", "check_roles", "with_options"]
 
-Key = str | tuple[str, ...]
+OptionPath = str | tuple[str, ...]
 Section = TypeVar("Section", bound=msgspec.Struct)
+Value = TypeVar("Value")
 
 
-def with_options(section: Section, options: Mapping[str, str] | Mapping[Key, str]) -> Section:
+def with_options(
+    section: Section,
+    options: Mapping[str, str],
+    path_of: Callable[[str, str], OptionPath] | None = None,
+    roles: Collection[str] = (),
+) -> Section:
     """Return a section of the config with the values of options in place of its own.
 
     Args:
         section: The section.
-        options: The value of each key, written as in YAML. A key is a path, or a text with dots, such as
-            `resources.worker.gpus`. What follows a mapping of names to values is one name, such as
-            `cloud.google.com/gke-accelerator` in `node_selector`.
+        options: The value of each name, written as in YAML. A name is a text with dots, such as
+            `volume.size`. What follows a mapping of names to values is one name, such as
+            `cloud.google.com/gke-accelerator` in `node_selector`. `worker:NAME` is for that role alone.
+        path_of: The path in the section of a role (empty for all) and a name; by default, the name itself.
+        roles: The roles among which a value for all is divided when one of them gets its own.
 
     Raises:
         ConfigError: The section has no such key, or the value has another type.
     """
     document = Document(msgspec.to_builtins(section), Source("--option"))
-    kind = inspect.type_info(type(section))
-    for key, text in options.items():
-        name = key if isinstance(key, str) else ".".join(key)
-        key = _path(key, kind) if isinstance(key, str) else key
-        document = _with_option(document, key, text, f"--option {name}={text}", type(section))
+    kind = cast("inspect.StructType", inspect.type_info(type(section)))
+    for name, text in options.items():
+        match = re.fullmatch(r"([^.:]+):(.+)", name)
+        path = path_of(*(match.groups() if match else ("", name))) if path_of else name
+        path = _path(path, kind) if isinstance(path, str) else path
+        document = _divided(document, path, kind, roles)
+        document = _with_option(document, path, text, f"--option {name}={text}", type(section))
     return decode(document, type(section))
+
+
+def by_role(
+    values: Mapping[str, Value], roles: Collection[str], where: str
+) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
+    """Return the values for all roles, and those of each role alone, whose names begin with `worker:`."""
+    common: dict[str, Value] = {}
+    own: dict[str, dict[str, Value]] = {role: {} for role in roles}
+    for key, value in values.items():
+        role, colon, name = key.rpartition(":")
+        if colon and role not in own:
+            expected = f"a role of the job ({', '.join(sorted(own))}) before the colon"
+            raise ConfigError(where, expected=expected, received=shown(key))
+        (own[role] if colon else common)[name] = value
+    return common, own
+
+
+def check_roles(named: Collection[str], roles: Collection[str], where: str) -> None:
+    """Raise ConfigError if a section has a value for a role that the job lacks."""
+    for role in named:
+        if role not in roles:
+            expected = f"roles of the job ({', '.join(sorted(roles))})"
+            raise ConfigError(where, expected=expected, received=shown(role))
+
+
+def _divided(
+    document: Document, path: tuple[str, ...], kind: inspect.StructType, roles: Collection[str]
+) -> Document:
+    """Return the document with a value for each role where there was one for all, if the path wants it."""
+    value = document.value.get(path[0])
+    is_either = any(
+        isinstance(one, inspect.DictType) for one in getattr(_type_of(path[0], kind), "types", ())
+    )
+    if len(path) == 1 or isinstance(value, dict) or not is_either:
+        return document
+    return document.with_value(path[:1], dict.fromkeys(roles, value) if value else {}, "")
+
+
+def _type_of(name: str, section: inspect.StructType) -> inspect.Type:
+    """Return the type of a key of a section."""
+    types = (field.type for field in section.fields if field.name == name)
+    kind = next(types, inspect.AnyType())
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
 
 
 def _path(text: str, kind: inspect.Type) -> tuple[str, ...]:
     """Return the path that a text with dots is in a section, or in a mapping."""
     first, dot, rest = text.partition(".")
     match kind:
-        case inspect.Metadata(inner):
-            return _path(text, inner)
         case inspect.UnionType(types):
             mapping = next((one for one in types if isinstance(one, inspect.DictType)), inspect.AnyType())
             return _path(text, mapping)
@@ -52,18 +104,18 @@ def _path(text: str, kind: inspect.Type) -> tuple[str, ...]:
         case inspect.DictType():
             below: inspect.Type = kind.value_type
         case inspect.StructType():
-            below = next((field.type for field in kind.fields if field.name == first), inspect.AnyType())
+            below = _type_of(first, kind)
         case _:
             return tuple(text.split("."))
     return (first, *_path(rest, below)) if dot else (text,)
 
 
-def _with_option(document: Document, key: Key, text: str, place: str, kind: type) -> Document:
-    changed = document.with_value(key, _value(text), place)
+def _with_option(document: Document, path: tuple[str, ...], text: str, place: str, kind: type) -> Document:
+    changed = document.with_value(path, _value(text), place)
     try:
         decode(changed, kind)
     except ConfigError:
-        as_text = document.with_value(key, text, place)  # such as a tag 1.0, which YAML reads as a number
+        as_text = document.with_value(path, text, place)  # such as a tag 1.0, which YAML reads as a number
         try:
             decode(as_text, kind)
         except ConfigError:

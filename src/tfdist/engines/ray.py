@@ -17,7 +17,7 @@ from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
-from tfdist.engines.options_into_section import Key, with_options
+from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import RaySection
 
@@ -48,6 +48,7 @@ with tempfile.TemporaryDirectory() as folder:
 _COMMAND_FORM = """\
 launch({command!r}, roles={roles!r}, alone={alone!r})
 """
+_NEW_NUMBER = 'time.strftime("{name}-%Y%m%d-%H%M%S-") + secrets.token_hex(2)'
 _FORM = """\
 # Made by: {made_by}
 # Submit it with: {submit}
@@ -63,7 +64,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray merges lines of several t
 import tfdist.ray
 from tfdist.errors import TfdistError
 
-number = os.environ.get({number!r}) or time.strftime("{name}-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+number = os.environ.get({variable!r}) or {number}
 
 
 def launch(what, **arguments):
@@ -90,8 +91,10 @@ class Ray:
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script for `ray job submit`."""
-        section = _with_options(job, options)
+        section, number = _with_options(job, options)
         submit = ["ray", "job", "submit"]
+        if number:
+            submit += ["--submission-id", number]
         if section.address:
             submit += ["--address", section.address]
         submit += ["--working-dir", str(section.runtime_env.get("working_dir", "."))]
@@ -100,9 +103,9 @@ class Ray:
         return _FORM.format(
             made_by=job.made_by,
             submit=shlex.join([*submit, "--", "python", "FILE"]),
-            number=_NUMBER,
+            variable=_NUMBER,
+            number=repr(number) if number else _NEW_NUMBER.format(name=job.name),
             folder=str(job.folder),
-            name=job.name,
             resources=section.resources,
             placement=section.placement,
             max_failures=section.max_failures,
@@ -111,13 +114,13 @@ class Ray:
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Submit the script; the run's folder is on the machines of the cluster."""
-        section = _with_options(job, options)
+        section, number = _with_options(job, options)
+        number = number or f"{job.name}-{secrets.token_hex(4)}"
         script = self.render(job, options)
         if len(script.encode()) > _MOST_BYTES:
             remedy = "Write the script by `tfdist render ray -o FILE`, and submit it with its working_dir"
             expected = f"a script of at most {_MOST_BYTES} bytes"
             raise ConfigError("ray", expected=expected, received=str(len(script.encode())), remedy=remedy)
-        number = options.get("submission_id") or f"{job.name}-{secrets.token_hex(4)}"
         runtime_env = dict(section.runtime_env)
         own = {_NUMBER: number, _SCRIPT: script, "RAY_DEDUP_LOGS": "0"}
         runtime_env["env_vars"] = {**own, **runtime_env.get("env_vars", {})}
@@ -176,24 +179,22 @@ def _literal(text: str) -> str:
     return f'"""\\\n{text}"""'
 
 
-def _with_options(job: Job, options: Mapping[str, str]) -> RaySection:
-    """Return the section of the config with the options of the command line in place of its own."""
-    changes: dict[Key, str] = {}
-    for name, text in options.items():
-        role, colon, resource = name.partition(":")
-        if colon:
-            changes["resources", role, resource] = text
-        elif name == "working_dir":
-            changes["runtime_env", name] = text
-        elif name == "submission_id":
-            if not re.fullmatch("[A-Za-z0-9_.-]+", text):
-                expected = "letters, digits and any of _.-"
-                raise ConfigError(f"--option {name}", expected=expected, received=shown(text))
-        else:
-            changes[name] = text
-    section = with_options(job.section.ray, changes)
+def _with_options(job: Job, options: Mapping[str, str]) -> tuple[RaySection, str]:
+    """Return the section of the config with the options, and the id of the submission, if one is wanted."""
+    number = options.get("submission_id", "")
+    if "submission_id" in options and not re.fullmatch("[A-Za-z0-9_.-]+", number):
+        expected = "letters, digits and any of _.-"
+        raise ConfigError("--option submission_id", expected=expected, received=shown(number))
+    others = {name: text for name, text in options.items() if name != "submission_id"}
+    section = with_options(job.section.ray, others, _path_of)
     check_resources(section.resources, job.counts, "engine.ray.resources")
-    return section
+    return section, number
+
+
+def _path_of(role: str, name: str) -> OptionPath:
+    if role:
+        return ("resources", role, name)
+    return ("runtime_env", name) if name == "working_dir" else name
 
 
 def _address(submission: Submission) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.progress_file import SAVED_STEP
 
@@ -183,15 +184,10 @@ def _decision(job: Job) -> str:
 
 def _components(job: Job, options: Mapping[str, str]) -> Iterator[_Component]:
     """Yield the components of the job; options such as `worker:partition` are for the tasks of one role."""
-    own: dict[str, dict[str, str]] = {role: {} for role in job.counts}
-    common: dict[str, str] = {}
-    for key, value in {**job.section.slurm.sbatch_options(), **options}.items():
-        role, colon, name = key.rpartition(":")
-        if colon and role not in own:
-            expected = f"a role of the job ({', '.join(own)}) before the colon"
-            raise ConfigError("--sbatch", expected=expected, received=shown(key))
-        _check_option("--sbatch", name, value)
-        (own[role] if colon else common)[name] = value
+    common, own = by_role({**job.section.slurm.sbatch_options(), **options}, job.counts, "--sbatch")
+    for values in (common, *own.values()):
+        for name, value in values.items():
+            _check_option("--sbatch", name, value)
     roles = sorted(job.counts)
     for chosen, group in itertools.groupby(roles, key=own.__getitem__):
         yield _Component(sum(job.counts[role] for role in group), {**common, **chosen})

@@ -5,6 +5,7 @@ which a supervisor runs the task for as long as the connection lasts.
 """
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -12,12 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from tfdist.engines import background
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
-from tfdist.engines.options_into_section import Key, with_options
+from tfdist.engines.options_into_section import OptionPath, check_roles, with_options
 from tfdist.engines.ssh_check import check_hosts
 from tfdist.engines.ssh_plan import Plan
 from tfdist.errors import ConfigError, shown
@@ -91,25 +90,24 @@ def _script(job: Job, plan: Plan) -> str:
 
 def _section(job: Job, options: Mapping[str, str]) -> SshSection:
     """Return the section of the config with the options of the command line in it."""
-    section = job.section.ssh
-    hosts, setup = section.hosts, section.setup
-    changes: dict[Key, str] = {}
+    values = dict(options)
     for name, text in options.items():
-        role, colon, word = name.rpartition(":")
-        if word == "hosts":
-            names = [host for host in text.split(",") if host]
-            of_roles = dict(hosts) if isinstance(hosts, dict) else {}
-            hosts = {**of_roles, role: names} if colon else names
+        if name.rpartition(":")[2] == "hosts":
+            values[name] = json.dumps([host for host in text.split(",") if host])
         elif name == "setup":
-            setup = [*setup, text]
-        else:
-            changes[("options", name) if name[:1].isupper() else name] = text
-    section = with_options(msgspec.structs.replace(section, hosts=hosts, setup=setup), changes)
+            values[name] = json.dumps([*job.section.ssh.setup, text])
+    section = with_options(job.section.ssh, values, _path_of, job.counts)
     for name, value in section.options.items():
         if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(value).isprintable() or value == "":
             expected = "an option of ssh_config on one line, such as Port: 22"
             raise ConfigError("engine.ssh.options", expected=expected, received=shown(f"{name}: {value}"))
     return section
+
+
+def _path_of(role: str, name: str) -> OptionPath:
+    if role:
+        return (name, role)
+    return ("options", name) if name[:1].isupper() else name
 
 
 def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
@@ -124,10 +122,7 @@ def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
         if not re.fullmatch(r"[A-Za-z0-9_.@:%\[\]-]+", host) or host.startswith("-"):
             expected = "a name that ssh takes, such as user@node1"
             raise ConfigError("engine.ssh.hosts", expected=expected, received=shown(host))
-    for role in of_roles:
-        if role not in job.counts:
-            expected = f"roles of the job ({', '.join(job.counts)})"
-            raise ConfigError("engine.ssh.hosts", expected=expected, received=shown(role))
+    check_roles(of_roles, job.counts, "engine.ssh.hosts")
     in_turn = {role: itertools.cycle(names) for role, names in of_roles.items()}
     rest = itertools.cycle(every)
     for task in job.tasks:

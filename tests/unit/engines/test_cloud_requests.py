@@ -156,7 +156,7 @@ def test_vertex_ai_replaces_nothing_in_the_command_of_the_user():
 
 
 def test_roles_are_instance_groups_of_the_same_name():
-    resources = sagemaker({"instance_type.worker": "ml.g5.xlarge"})["ResourceConfig"]
+    resources = sagemaker({"worker:instance_type": "ml.g5.xlarge"})["ResourceConfig"]
     groups = {group["InstanceGroupName"]: group for group in resources["InstanceGroups"]}
     assert {name: group["InstanceCount"] for name, group in groups.items()} == COUNTS
     assert groups["worker"]["InstanceType"] == "ml.g5.xlarge"

@@ -118,9 +118,7 @@ def test_a_script_needs_no_config(engine):
 
 def test_resources_are_those_of_the_role_or_of_all():
     resources = {"all": ResourcesSection(cpu=2, memory="1Gi"), "worker": ResourcesSection(gpus=1)}
-    made = pods(
-        "jobset", job(resources=resources), {"resources.ps.cpu": "500m", "gpu_resource": "amd.com/gpu"}
-    )
+    made = pods("jobset", job(resources=resources), {"ps:cpu": "500m", "gpu_resource": "amd.com/gpu"})
     asked = {role: pod["spec"]["containers"][0]["resources"] for role, pod in made.items()}
     assert asked["chief"] == {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     assert asked["worker"] == {"limits": {"amd.com/gpu": "1"}}

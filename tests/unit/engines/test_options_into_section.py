@@ -4,7 +4,13 @@ import pytest
 
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.engine import ComposeSection, KubernetesSection, RaySection, VertexSection
+from tfdist.trainer.sections.engine import (
+    ComposeSection,
+    KubernetesSection,
+    RaySection,
+    SshSection,
+    VertexSection,
+)
 
 
 def test_values_are_written_as_in_yaml():
@@ -23,9 +29,7 @@ def test_a_key_of_texts_takes_any_text(text):
 
 def test_a_path_reaches_keys_with_dots_and_keeps_the_others():
     section = RaySection(resources={"worker": {"CPU": 2}, "ps": {"CPU": 1}})
-    changed = with_options(
-        section, {("resources", "worker", "node:10.0.0.1"): "0.1", "resources.ps.CPU": "3"}
-    )
+    changed = with_options(section, {"resources.worker.node:10.0.0.1": "0.1", "resources.ps.CPU": "3"})
     assert changed.resources == {"worker": {"CPU": 2, "node:10.0.0.1": 0.1}, "ps": {"CPU": 3}}
     assert section.resources == {"worker": {"CPU": 2}, "ps": {"CPU": 1}}
 
@@ -45,6 +49,21 @@ def test_what_follows_a_mapping_of_names_to_values_is_one_name():
     assert with_options(ComposeSection(), {"service.deploy.mode": "x"}).service == {"deploy": {"mode": "x"}}
     vertex = with_options(VertexSection(machine_type={}), {"machine_type.worker": "n1", "labels.a.b": "c"})
     assert (vertex.machine_type, vertex.labels) == ({"worker": "n1"}, {"a.b": "c"})
+
+
+def test_a_value_for_one_role_leaves_the_others_theirs():
+    def path_of(role, name):
+        return (name, role) if role else name
+
+    changed = with_options(VertexSection(), {"worker:machine_type": "big"}, path_of, ["ps", "worker"])
+    assert changed.machine_type == {"ps": "n1-standard-4", "worker": "big"}
+    changed = with_options(changed, {"ps:machine_type": "small", "machine_type.worker": "1"}, path_of)
+    assert changed.machine_type == {"ps": "small", "worker": "1"}
+    changed = with_options(SshSection(hosts=["a", "b"]), {"ps:hosts": "[c]"}, path_of, ["ps", "worker"])
+    assert changed.hosts == {"ps": ["c"], "worker": ["a", "b"]}
+    assert with_options(VertexSection(), {"worker:accelerator_type": "T4"}, path_of).accelerator_type == {
+        "worker": "T4"
+    }
 
 
 @pytest.mark.parametrize(

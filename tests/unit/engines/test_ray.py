@@ -91,6 +91,12 @@ def test_the_script_says_how_to_submit_it_with_its_runtime_environment():
     assert "# Submit it with: ray job submit --working-dir . -- python FILE\n" in Ray().render(job(), {})
 
 
+def test_the_id_of_a_submission_names_the_folder_of_a_script_that_is_started_by_hand(monkeypatch):
+    script = Ray().render(job(), {"submission_id": "mine"})
+    assert "# Submit it with: ray job submit --submission-id mine --working-dir . -- python FILE\n" in script
+    assert launched(script, monkeypatch, number="")[2]["run_dir"] == Path("/shared/my runs/mine")
+
+
 @pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", "a: \t1\n"])
 def test_the_script_has_the_config_as_it_is(tmp_path, monkeypatch, text):
     (tmp_path / "c.yaml").write_text(text)
@@ -110,7 +116,7 @@ def test_an_error_of_the_launch_is_one_line(monkeypatch):
     [
         ({"adress": "x"}, r"--option adress=x: adress: unknown key\. Did you mean 'address'\?"),
         ({"boss:GPU": "1"}, r"engine\.ray\.resources: there is no 'boss'\. Known: chief, worker, ps"),
-        ({"worker:GPU": "one"}, r"--option resources\.worker\.GPU=one: resources\.worker\.GPU: expected a number, received 'one'"),
+        ({"worker:GPU": "one"}, r"--option worker:GPU=one: resources\.worker\.GPU: expected a number, received 'one'"),
         ({"worker:GPU": "-1"}, r"resources\.worker\.GPU: expected a number >= 0\.0, received -1"),
         ({"worker:GPU": "nan"}, r"expected a number, received 'nan'"),
         ({"placement": "SPRED"}, r"placement: there is no 'SPRED'\. Did you mean 'SPREAD'"),

@@ -109,7 +109,7 @@ def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads,
     ("options", "message"),
     [
         ({"Gpu": "1"}, "--sbatch: expected a long option and its value, such as partition=gpu, received 'Gpu'"),
-        ({"boss:mem": "1"}, "--sbatch: expected a role of the job (chief, worker, ps) before the colon, received 'boss:mem'"),
+        ({"boss:mem": "1"}, "--sbatch: expected a role of the job (chief, ps, worker) before the colon, received 'boss:mem'"),
         ({"comment": "a\n#SBATCH --uid=0"}, "--sbatch comment: expected one line, received"),
     ],
 )  # fmt: skip

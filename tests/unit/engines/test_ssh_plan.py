@@ -83,7 +83,7 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
     [
         ([], {}, "engine.ssh.hosts: names no host. Name them: "),
         (["-oProxyCommand=x"], {}, "engine.ssh.hosts: expected a name that ssh takes"),
-        ({"boss": ["node1"]}, {}, "engine.ssh.hosts: expected roles of the job (chief, worker, ps), received 'boss'"),
+        ({"boss": ["node1"]}, {}, "engine.ssh.hosts: expected roles of the job (chief, ps, worker), received 'boss'"),
         (HOSTS, {"folder": "~/x"}, "engine.ssh.folder: expected an absolute path on the hosts, received '~/x'"),
         (HOSTS, {"host": "a"}, "--option host=a: host: unknown key. Did you mean 'hosts'?"),
         (HOSTS, {"restarts": "many"}, "--option restarts=many: restarts: expected a whole number, received 'many'"),
