@@ -17,6 +17,7 @@ from typing import Any
 
 from tfdist._utils.files import storage_errors
 from tfdist.cluster.config import Task
+from tfdist.engines.client_command import run_client
 from tfdist.engines.compose_file import (
     compose_file,
     folder_of_runs,
@@ -132,15 +133,12 @@ def _lines(handle: Handle, services: list[str], since: str) -> list[tuple[str, s
 
 
 def _compose(handle: Handle, *words: str, text: str | None = None) -> str:
-    environ = {
-        **_environ(handle),
-        "TFDIST_SECRET": secrets.token_hex(32),
-    }  # for a new file; others have theirs
-    return _run([*_command(handle), *words], environ, text, _SECONDS_TO_PULL)
+    secret = {"TFDIST_SECRET": secrets.token_hex(32)}  # for a new file; others have theirs
+    return _run([*_command(handle), *words], {**_environ(handle), **secret}, text, _SECONDS_TO_PULL)
 
 
 def _docker(handle: Handle, *words: str) -> str:
-    return _run(["docker", *words], _environ(handle), None, _SECONDS)
+    return _run(["docker", *words], _environ(handle))
 
 
 def _command(handle: Handle) -> list[str]:
@@ -161,36 +159,27 @@ def _command(handle: Handle) -> list[str]:
 
 def _context() -> str:
     """Return the context of Docker's command line, which names the engine."""
-    return _run(["docker", "context", "show"], dict(os.environ), None, _SECONDS).strip()
+    return _run(["docker", "context", "show"], os.environ).strip()
 
 
 def _environ(handle: Handle) -> dict[str, str]:
     """Return the variables with which Docker's command line asks the engine of a handle."""
-    environ = {
-        **os.environ,
-        "DOCKER_CONTEXT": handle.place,
-        "COMPOSE_ANSI": "never",
-        "COMPOSE_PROGRESS": "quiet",
-    }
+    quiet = {"COMPOSE_ANSI": "never", "COMPOSE_PROGRESS": "quiet"}
+    environ = {**os.environ, "DOCKER_CONTEXT": handle.place, **quiet}
     if handle.place != "default":
         environ.pop("DOCKER_HOST", None)  # it would come before the context
     return environ
 
 
-def _run(words: list[str], environ: Mapping[str, str], text: str | None, timeout: float) -> str:
+def _run(
+    words: list[str], environ: Mapping[str, str], text: str | None = None, timeout: float = _SECONDS
+) -> str:
     """Run a command of Docker's; return its output.
 
     Raises:
         ConfigError: There is no such command, or it refuses what it is asked for.
     """
-    if shutil.which(words[0]) is None:
-        raise ConfigError("compose", f"{words[0]} is not found", remedy="Install Docker")
-    try:
-        done = subprocess.run(
-            words, env=environ, input=text, capture_output=True, text=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TfdistError("compose", f"{words[0]} has not answered in {timeout:g} s") from None
+    done = run_client(words, "compose", "Install Docker", text=text, environ=environ, timeout=timeout)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise ConfigError("compose", lines[-1].strip() if lines else f"exited with {done.returncode}")

@@ -5,15 +5,12 @@ from importlib.metadata import EntryPoint, entry_points
 
 from tfdist.engines.compose import Compose
 from tfdist.engines.engine import Engine
-from tfdist.engines.jobset import JobSet
-from tfdist.engines.kubernetes import Kubernetes
+from tfdist.engines.kubernetes import JobSet, Kubernetes, TFJob, TrainJob
 from tfdist.engines.local import Local
 from tfdist.engines.ray import Ray
 from tfdist.engines.sagemaker import SageMaker
 from tfdist.engines.slurm import Slurm
 from tfdist.engines.ssh import Ssh
-from tfdist.engines.tfjob import TFJob
-from tfdist.engines.trainjob import TrainJob
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError, did_you_mean
 
@@ -21,19 +18,8 @@ __all__ = ["ENTRY_POINTS", "engine_names", "find_engine"]
 
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
 _METHODS = ("render", "submit", "state", "logs", "cancel")
-_ENGINES: dict[str, Callable[[], Engine]] = {
-    "compose": Compose,
-    "jobset": JobSet,
-    "kubernetes": Kubernetes,
-    "local": Local,
-    "ray": Ray,
-    "sagemaker": SageMaker,
-    "slurm": Slurm,
-    "ssh": Ssh,
-    "tfjob": TFJob,
-    "trainjob": TrainJob,
-    "vertex": Vertex,
-}
+_CLASSES = (Compose, JobSet, Kubernetes, Local, Ray, SageMaker, Slurm, Ssh, TFJob, TrainJob, Vertex)
+_ENGINES: dict[str, Callable[[], Engine]] = {engine.name: engine for engine in _CLASSES}
 
 
 def engine_names() -> list[str]:

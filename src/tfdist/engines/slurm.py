@@ -6,10 +6,9 @@ start the job again when it ends with 138. Slurm waits for about two minutes bef
 
 import functools
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
+from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
@@ -18,7 +17,6 @@ from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["Slurm"]
 
-_SECONDS = 60.0  # for an answer of Slurm's controller
 _STATES = {
     "PENDING": State.PENDING,
     "CONFIGURING": State.PENDING,
@@ -94,15 +92,8 @@ def _slurm(*words: str, text: str | None = None) -> str:
     Raises:
         ConfigError: There is no such command, or it refuses what it is asked for.
     """
-    if shutil.which(words[0]) is None:
-        remedy = "Type this on a machine of the site from which jobs are submitted"
-        raise ConfigError("slurm", f"{words[0]} is not found", remedy=remedy)
-    try:
-        done = subprocess.run(  # Slurm's own commands
-            words, input=text, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TfdistError("slurm", f"{words[0]} has not answered in {_SECONDS:g} s") from None
+    remedy = "Type this on a machine of the site from which jobs are submitted"
+    done = run_client(words, "slurm", remedy, text=text)
     if done.returncode:
         message = " ".join(done.stderr.split()).removeprefix(f"{words[0]}: error: ")
         if "Invalid job id" in message:

@@ -7,13 +7,12 @@ which a supervisor runs the task for as long as the connection lasts.
 import itertools
 import json
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.engines import background
+from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.options_into_section import OptionPath, check_roles, with_options
@@ -26,7 +25,6 @@ __all__ = ["Ssh", "plan_of"]
 
 _OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
 _DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
-_SECONDS = 20.0  # for ssh to read its files
 
 
 class Ssh(background.BackgroundEngine):
@@ -131,11 +129,7 @@ def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
 
 def _address(host: str, ssh: Sequence[str]) -> str:
     """Return the name of a host that ssh's configuration has for it, without connecting."""
-    if shutil.which("ssh") is None:
-        raise ConfigError("ssh", "is not found", remedy="Install the OpenSSH client")
-    done = subprocess.run(
-        [*ssh, "-G", "--", host], capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    done = run_client([*ssh, "-G", "--", host], "ssh", "Install the OpenSSH client")
     match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
     if done.returncode or match is None:
         message = " ".join(done.stderr.split()) or f"ssh -G exited with {done.returncode}"

@@ -1,4 +1,4 @@
-"""Run jobs on Kubernetes by kubectl: what indexed Jobs, JobSet, TFJob and TrainJob share."""
+"""Run the objects of a job on Kubernetes by the user's kubectl, whatever their kinds are."""
 
 import abc
 import contextlib
@@ -6,7 +6,6 @@ import json
 import queue
 import re
 import secrets
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from urllib.parse import quote, unquote
 
 import yaml
 
+from tfdist.engines.client_command import run_client
 from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
@@ -24,9 +24,8 @@ from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.kubernetes import KubernetesSection
 
-__all__ = ["KubernetesEngine"]
+__all__ = ["KubectlEngine"]
 
-_SECONDS = 60.0  # for an answer of the API server
 _SECONDS_BETWEEN_LOOKS = 2.0
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
@@ -38,8 +37,8 @@ _STATES = {
 }
 
 
-class KubernetesEngine(abc.ABC):
-    """One way to run pods; the user's own kubectl reaches the cluster."""
+class KubectlEngine(abc.ABC):
+    """A kind of object that runs pods, in the cluster that the user's own kubectl reaches."""
 
     name: str
     kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
@@ -150,7 +149,7 @@ def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
     )
 
 
-def _rendered(application: Application, engine: KubernetesEngine) -> str:
+def _rendered(application: Application, engine: KubectlEngine) -> str:
     objects = [*application.common, *engine.objects(application)]
     head = (
         f"# Made by: {application.job.made_by}\n"
@@ -271,15 +270,8 @@ def _kubectl(*words: str, text: str | None = None) -> str:
     Raises:
         ConfigError: There is no kubectl, or it refuses what it is asked for.
     """
-    if shutil.which("kubectl") is None:
-        remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
-        raise ConfigError("kubectl", "is not found", remedy=remedy)
-    try:
-        done = subprocess.run(
-            ("kubectl", *words), input=text, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TfdistError("kubectl", f"{words[0]} has not answered in {_SECONDS:g} s") from None
+    remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
+    done = run_client(["kubectl", *words], "kubectl", remedy, text=text)
     if done.returncode:
         message = " ".join(done.stderr.split())
         raise ConfigError(f"kubectl {words[0]}", message or f"exited with {done.returncode}")
