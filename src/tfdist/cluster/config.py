@@ -27,7 +27,7 @@ from tfdist.cluster.schedulers import PRECEDENCE
 from tfdist.cluster.schedulers.open_mpi import OpenMPI
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
 from tfdist.cluster.schedulers.slurm import Slurm
-from tfdist.cluster.schedulers.tf_config import TfConfig
+from tfdist.cluster.schedulers.tf_config_and_vertex import TfConfig
 from tfdist.cluster.validation import (
     check_cluster,
     check_name,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster.schedulers.hostlists import MOST_HOSTS, expand_hosts
+from tfdist.cluster.schedulers.slurm import MOST_HOSTS, expand_hosts
 from tfdist.errors import ConfigError
 
 

@@ -11,8 +11,7 @@ from tfdist.cluster.schedulers.sagemaker import SageMaker
 from tfdist.cluster.schedulers.scheduler import Scheduler
 from tfdist.cluster.schedulers.skypilot import SkyPilot
 from tfdist.cluster.schedulers.slurm import Slurm
-from tfdist.cluster.schedulers.tf_config import TfConfig
-from tfdist.cluster.schedulers.vertex import VertexAI
+from tfdist.cluster.schedulers.tf_config_and_vertex import TfConfig, VertexAI
 
 __all__ = ["PRECEDENCE"]
 

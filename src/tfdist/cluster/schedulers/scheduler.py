@@ -4,13 +4,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from tfdist._utils.yaml import Source
 from tfdist.cluster.roles import Sizes
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["Claim", "Scheduler", "by_rank", "json_object", "read_task"]
+__all__ = ["Claim", "Scheduler", "by_rank"]
 
 
 class Claim(NamedTuple):
@@ -75,28 +75,3 @@ def by_rank(ranked: Sequence[str], rank: int, sizes: Sizes | None, hosts_name: s
     }
     members = [(role, i) for role, hosts in addresses.items() for i in range(len(hosts))]
     return Claim(Source(hosts_name), addresses, members[rank], Source(rank_name))
-
-
-def json_object(value: Mapping[str, Any], key: str, source: Source) -> dict[str, Any]:
-    """Return the JSON object at a key; empty without the key."""
-    part = value.get(key, {})
-    if part is None:
-        return {}
-    if not isinstance(part, dict):
-        raise ConfigError(source.at(key), expected="a JSON object", received=shown(part))
-    return part
-
-
-def read_task(task: Mapping[str, Any], source: Source, roles: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the role and index of a `task` object; None if it names no task."""
-    if not task or task.get("type") in (None, ""):
-        return None
-    type_, index = task["type"], task.get("index", 0)
-    if not isinstance(type_, str):
-        raise ConfigError(source.at("type"), expected="a text", received=shown(type_))
-    # Some schedulers write the index as a text; TensorFlow's resolver accepts that too.
-    if isinstance(index, str) and re.fullmatch(r"[0-9]{1,9}", index):
-        index = int(index)
-    if isinstance(index, bool) or not isinstance(index, int):
-        raise ConfigError(source.at("index"), expected="a whole number", received=shown(index))
-    return roles.get(type_, type_), index
