@@ -11,7 +11,7 @@ __all__ = ["Engine", "rounds"]
 
 
 class Engine(Protocol):
-    """What runs jobs elsewhere. Options are those of the engine itself, by its own names."""
+    """A scheduler that runs jobs elsewhere. Options are those of the engine itself, by its own names."""
 
     name: str
 

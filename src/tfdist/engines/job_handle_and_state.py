@@ -1,4 +1,4 @@
-"""What is known of a job that was submitted: its handle, its state, its tasks and its folder."""
+"""Describe a job that was submitted: its handle, its state, its tasks and its folder."""
 
 import enum
 import re
@@ -29,7 +29,7 @@ class State(enum.Enum):
 
 
 class Handle(NamedTuple):
-    """What names a submitted job: `slurm://cluster/123`."""
+    """The name of a submitted job: `slurm://cluster/123`."""
 
     engine: str
     place: str

@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 import yaml
@@ -21,6 +20,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
 from tfdist.engines.options_into_section import with_options
+from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.kubernetes import KubernetesSection
 
@@ -156,22 +156,7 @@ def _rendered(application: Application, engine: KubectlEngine) -> str:
         "# Submit it with: kubectl apply -f FILE\n"
         "# It contains the secret of the job: keep it from others.\n"
     )
-    return head + "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False) for one in objects)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Write texts of several lines as blocks, and no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
+    return head + "---\n".join(yaml.dump(one, Dumper=Dumper, sort_keys=False) for one in objects)
 
 
 def _name(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR
@@ -36,7 +37,7 @@ def launch(
     run_dir: str | os.PathLike[str] | None = None,
     changes: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    start_timeout: float = 600.0,
+    start_timeout: float = START_TIMEOUT,
     grace: float = 30.0,
 ) -> Any:
     """Run the tasks of a cluster on Ray, each by an actor of its own, and return the result.

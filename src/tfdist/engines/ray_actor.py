@@ -30,7 +30,7 @@ _MOST_BYTES = 1_000_000  # of a log, in one answer
 
 
 class Start(NamedTuple):
-    """What a task is started with; the secret comes in `variables`, and is on no command line."""
+    """The start of a task; the secret comes in `variables`, and is on no command line."""
 
     command: Sequence[str]
     files: Mapping[str, bytes]
@@ -45,7 +45,7 @@ class Start(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a task has printed since the last answer, and the step of the last checkpoint that it has saved.
+    """The text that a task has printed since the last answer, and the step of its last checkpoint.
 
     At the end of the task, also its exit status and its result files.
     """

@@ -43,7 +43,7 @@ _KILLED = -int(signal.SIGKILL)  # the status of a task whose actor is gone
 
 @dataclass(frozen=True)
 class Work:
-    """What the tasks run, and where.
+    """The command of the tasks, and where they run.
 
     Attributes:
         command: The words of the command of every task.
@@ -64,16 +64,16 @@ class Work:
     command: tuple[str, ...]
     counts: Mapping[str, int]
     run_dir: Path
+    resources: Mapping[str, Mapping[str, float]]
+    placement: Placement
+    variables: Mapping[str, str]
+    max_failures: int
+    start_timeout: float
+    grace: float
+    linger: float
     files: Mapping[str, bytes] = field(default_factory=dict)
     results: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
-    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    placement: Placement = "PACK"
-    variables: Mapping[str, str] = field(default_factory=dict)
-    max_failures: int = 3
-    start_timeout: float = 600.0
-    grace: float = 30.0
-    linger: float = 30.0
 
     def bundle(self, role: str) -> dict[str, float]:
         """Return what a task of a role needs."""

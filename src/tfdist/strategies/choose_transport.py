@@ -29,7 +29,7 @@ def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.
     They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
-    implementation = "auto" if options.needs_tcp else options.implementation or "auto"
+    implementation = "auto" if options.needs_tcp else options.wanted
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack or 0, implementation=implementations[implementation.upper()]
     )

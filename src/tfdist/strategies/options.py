@@ -106,7 +106,12 @@ class CommunicationOptions:
     @property
     def is_auto(self) -> bool:
         """Return whether tfdist chooses."""
-        return self.implementation in (None, "auto")
+        return self.wanted == "auto"
+
+    @property
+    def wanted(self) -> Implementation:
+        """Return the implementation, which is auto by default."""
+        return self.implementation or "auto"
 
     @property
     def tcp_wish(self) -> str:
@@ -160,7 +165,7 @@ class StrategyOptions:
 
     def _check_implementation(self, name: str) -> None:
         communication = self.communication
-        implementation = communication.implementation or "auto"
+        implementation = communication.wanted
         if name in _OF_TENSORFLOW:
             known = "auto", "tcp", *_OF_TENSORFLOW[name]
             if implementation not in known:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import answers
+from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
@@ -27,7 +28,6 @@ __all__ = ["evaluate_checkpoints"]
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each
-_PATIENCE_SECONDS = 600
 _log = logging.getLogger("tfdist")
 
 
@@ -86,8 +86,8 @@ def _new_checkpoints(
             yield checkpoint
         if checkpoint is not None or answers(chief):
             sign_of_life = time.monotonic()
-        elif time.monotonic() - sign_of_life > _PATIENCE_SECONDS:
-            problem = f"has been gone for {_PATIENCE_SECONDS} s, and there is no checkpoint of step {total}"
+        elif time.monotonic() - sign_of_life > START_TIMEOUT:
+            problem = f"has been gone for {START_TIMEOUT:g} s, and there is no checkpoint of step {total}"
             remedy = f"Start it again, or see its log; is {folder} on a disk that both can see?"
             raise TaskLost(f"chief at {chief}", problem, remedy=remedy)
         if checkpoint is None:

@@ -16,8 +16,7 @@ import pytest
 import tfdist
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ssh import Ssh, plan_of
-from tfdist.engines.ssh_check import FoundHost, check_hosts
-from tfdist.engines.ssh_launch import cluster_on
+from tfdist.engines.ssh_launch import FoundHost, check_hosts, cluster_on
 from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.chief_reports import Progress, Silence, read_reports
