@@ -9,9 +9,9 @@ import sys
 import pytest
 from kubernetes_api import api_server
 
+from tfdist.engines.engine import find_engine
 from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.records import find_submission
-from tfdist.engines.registry import find_engine
 
 pytestmark = [
     pytest.mark.engines,

@@ -11,11 +11,10 @@ from typing import Any
 from tfdist._utils.files import local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
-from tfdist.engines.engine import Engine
+from tfdist.engines.engine import Engine, engine_names, find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.records import find_submission
-from tfdist.engines.registry import engine_names, find_engine
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config

@@ -5,9 +5,9 @@ tfdist list
 
 import sys
 
+from tfdist.engines.engine import find_engine
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import submissions
-from tfdist.engines.registry import find_engine
 from tfdist.errors import ConfigError, TfdistError
 
 __all__ = ["main"]

@@ -57,7 +57,7 @@ def script(job: Job, command: str, *, text: str | None = None) -> str:
     """
     return _SCRIPT.format(
         made_by=job.made_by,
-        run_dir=f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number",
+        run_dir=job.shell_run_dir,
         folder=shlex.quote(str(Path.cwd())),
         command=command,
         log=f'"$run_dir/logs/{_log(job.is_single).name}"',

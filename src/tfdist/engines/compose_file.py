@@ -183,9 +183,8 @@ def _environment(job: Job) -> dict[str, Any]:
         "PYTHONUNBUFFERED": "1",
         "TFDIST_CACHE_DIR": _escaped(_mount_of_cache(job).target),
         "TFDIST_SECRET_FILE": _SECRET,
+        **job.thread_variables,
     }
-    if job.threads:
-        variables |= dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(job.threads))
     if data := _mount_of_data(job):
         variables["TFDS_DATA_DIR"] = _escaped(data.target)
     return {**variables, **section.environment}

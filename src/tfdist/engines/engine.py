@@ -1,13 +1,25 @@
-"""The protocol of an engine, which a plug-in implements too."""
+"""The protocol of an engine, which a plug-in implements too, and how an engine is found by its name."""
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
+from tfdist.engines.compose import Compose
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State, Submission
+from tfdist.engines.kubernetes import JobSet, Kubernetes, TFJob, TrainJob
+from tfdist.engines.local import Local
+from tfdist.engines.ray import Ray
+from tfdist.engines.sagemaker import SageMaker
+from tfdist.engines.slurm import Slurm
+from tfdist.engines.ssh import Ssh
+from tfdist.engines.vertex import Vertex
+from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["Engine", "rounds"]
+__all__ = ["ENTRY_POINTS", "Engine", "engine_names", "find_engine"]
+
+ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
+_METHODS = ("render", "submit", "state", "logs", "cancel")
 
 
 class Engine(Protocol):
@@ -40,11 +52,36 @@ class Engine(Protocol):
         """End a job."""
 
 
-def rounds(engine: Engine, submission: Submission, follow: bool, pause: float) -> Iterator[bool]:
-    """Yield for each time that logs are read whether it is the last: the job has ended, or none follows."""
-    is_last = False
-    while not is_last:
-        is_last = not follow or engine.state(submission)[0].is_final  # before the last lines are read
-        yield is_last
-        if not is_last:
-            time.sleep(pause)
+_CLASSES = (Compose, JobSet, Kubernetes, Local, Ray, SageMaker, Slurm, Ssh, TFJob, TrainJob, Vertex)
+_ENGINES: dict[str, Callable[[], Engine]] = {engine.name: engine for engine in _CLASSES}
+
+
+def engine_names() -> list[str]:
+    """Return the names of all engines, those of plug-ins included."""
+    return sorted({*_ENGINES, *entry_points(group=ENTRY_POINTS).names})
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises:
+        ConfigError: There is no such engine.
+    """
+    if make := _ENGINES.get(name):
+        return make()
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return _of_plug_in(point)
+    raise ConfigError("engine", f"there is no '{name}'", remedy=did_you_mean(name, engine_names()))
+
+
+def _of_plug_in(point: EntryPoint) -> Engine:
+    remedy = f"Mend or remove the package that names {point.value}"
+    try:
+        engine: Engine = point.load()()
+    except Exception as error:  # whatever the code of another package raises
+        problem = f"cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"engine {point.name}", problem, remedy=remedy) from error
+    for method in _METHODS:
+        if not callable(getattr(engine, method, None)):
+            raise ConfigError(f"engine {point.name}", f"has no method {method}", remedy=remedy)
+    return engine

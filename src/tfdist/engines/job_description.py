@@ -75,6 +75,17 @@ class Job:
         """Return the counts as TFDIST_ROLES has them."""
         return ",".join(f"{role}={count}" for role, count in sorted(self.counts.items()))
 
+    @property
+    def thread_variables(self) -> dict[str, str]:
+        """Return the variables with the number of threads, if the config asks for one."""
+        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+        return {} if self.threads is None else dict.fromkeys(names, str(self.threads))
+
+    @property
+    def shell_run_dir(self) -> str:
+        """Return the folder of the run as a word of a shell script whose variable number has its number."""
+        return f"{shlex.quote(str(self.folder))}/{shlex.quote(self.name)}-$number"
+
     def words(self, *, python: str, run_dir: str, config: str | None = None) -> tuple[str, ...]:
         """Return the command for machines with this interpreter, run folder and config file."""
         meant = {PYTHON: python, RUN_DIR: run_dir, CONFIG: str(self.config) if config is None else config}

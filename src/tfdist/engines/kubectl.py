@@ -15,10 +15,10 @@ from urllib.parse import quote, unquote
 import yaml
 
 from tfdist.engines.client_command import run_client
-from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes_objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
@@ -132,7 +132,7 @@ class KubectlEngine(abc.ABC):
         """Put the lines of a task into the queue, and None at their end."""
         try:
             seen: set[str] = set()
-            for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_LOOKS):
+            for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_LOOKS):
                 for pod in _pods(submission, task):
                     if pod not in seen:
                         seen.add(pod)

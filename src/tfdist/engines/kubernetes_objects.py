@@ -181,7 +181,7 @@ class Application:
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
         job = replace(self.job, command=tuple(map(without_references, self.job.command)))
         roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
-        values = {**_PATHS, **self._threads(), **roles, **self.section.env}
+        values = {**_PATHS, **self.job.thread_variables, **roles, **self.section.env}
         secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
         container: Object = {
             "name": name,
@@ -206,10 +206,6 @@ class Application:
             container["ports"] = [port]
             container["readinessProbe"] = {"tcpSocket": {"port": self.job.port}, "periodSeconds": 10}
         return container
-
-    def _threads(self) -> dict[str, str]:
-        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-        return {} if self.job.threads is None else dict.fromkeys(names, str(self.job.threads))
 
     def _resources(self, role: str) -> Object:
         if wrong := sorted({*self.section.resources} - {*self.job.counts, "all"}):

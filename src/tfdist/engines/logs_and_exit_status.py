@@ -1,6 +1,6 @@
 """Find what tasks have printed, and how the job has ended, in files of the run's folder.
 
-For engines whose tasks write to a folder that the user's machine sees too.
+For engines whose tasks write to a folder that the user's machine sees too; the others read in `rounds`.
 """
 
 import time
@@ -19,6 +19,7 @@ __all__ = [
     "lines_of",
     "log_path",
     "progress_path",
+    "rounds",
     "state_of_exit_status",
 ]
 
@@ -92,6 +93,18 @@ def lines_of(
         if ended:
             return
         time.sleep(_SECONDS_BETWEEN_READS)
+
+
+def rounds(
+    state: Callable[[Submission], tuple[State, str]], submission: Submission, follow: bool, pause: float
+) -> Iterator[bool]:
+    """Yield for each time that logs are read whether it is the last: the job has ended, or none follows."""
+    is_last = False
+    while not is_last:
+        is_last = not follow or state(submission)[0].is_final  # before the last lines are read
+        yield is_last
+        if not is_last:
+            time.sleep(pause)
 
 
 def _files(

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.launch_on_ray import check_resources, needs_ray
+from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import RaySection
@@ -142,7 +142,7 @@ class Ray:
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
         position = 0
-        for is_last in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
+        for is_last in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
             with _client(_address(submission)) as client:
                 text = client.get_job_logs(submission.handle.number)
             whole = len(text) if is_last else text.rfind("\n") + 1

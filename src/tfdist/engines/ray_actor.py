@@ -14,7 +14,7 @@ from typing import NamedTuple
 import ray
 
 from tfdist.cluster.addresses import LocalPorts, is_free
-from tfdist.engines import task_process
+from tfdist.engines import ray_task_process
 from tfdist.engines.job_description import PYTHON
 from tfdist.launcher import progress_file
 from tfdist.launcher.environment import inherited_variables
@@ -91,7 +91,7 @@ class TaskActor:
         self._log = log.open("ab+")
         self._log.seek(0, os.SEEK_END)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", task_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-I", ray_task_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._write(json.dumps(plan).encode() + b"\n")
         self._process.wait()  # it continues in another process

@@ -23,9 +23,9 @@ from tfdist.engines.cloud import (
     task_command,
 )
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
-from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.sections.engine import SageMakerSection
 
@@ -98,7 +98,7 @@ class SageMaker:
         client = self._client("logs", submission.handle.place)
         tokens: dict[str, str] = {}
         task_of: dict[str, str] = {}  # by the name of the stream
-        for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
+        for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
             for stream in _streams(client, submission.handle.number):
                 for line in _new_lines(client, stream, tokens):
                     if match := re.fullmatch(r"tfdist: this container is ([a-z]+:[0-9]+)", line):

@@ -138,7 +138,6 @@ class _Component(NamedTuple):
 def batch_script(job: Job, options: Mapping[str, str]) -> str:
     """Return the script of a job, with options of sbatch."""
     components = list(_components(job, options))
-    run_dir = f"{shlex.quote(str(job.folder))}/{shlex.quote(job.name)}-$number"
     section = job.section.slurm
     words = job.words(python=section.python or sys.executable, run_dir=SHELL_RUN_DIR)
     survives = any(role in job.alone for role in job.counts)
@@ -148,7 +147,7 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
         directives="\n".join(_directives(job, components, survives=survives)),
         setup="\n".join(section.setup),
         roles=shlex.quote(job.roles),
-        run_dir=run_dir,
+        run_dir=job.shell_run_dir,
         task=_task(job),
         step=_step(components, section.srun, survives=survives),
         command=shell_command(words),

@@ -24,9 +24,9 @@ from tfdist.engines.cloud import (
     task_command,
 )
 from tfdist.engines.container_entrypoint import config_variables
-from tfdist.engines.engine import rounds
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.sections.engine import VertexSection
 
@@ -97,7 +97,7 @@ class Vertex:
         client = self._log_client(submission.handle.place.rpartition(".")[0])
         seen: set[str] = set()
         since = ""
-        for _ in rounds(self, submission, follow, _SECONDS_BETWEEN_READS):
+        for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
             with _one_line_errors():
                 entries = list(client.list_entries(filter_=wanted + since, order_by="timestamp asc"))
             for entry in entries:

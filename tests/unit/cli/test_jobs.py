@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
-from tfdist.engines import registry
+from tfdist.engines import engine as engines
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.errors import ConfigError, TfdistError
@@ -36,7 +36,7 @@ def queue(monkeypatch, tmp_path):
         def cancel(self, submission):
             self.cancelled.append(submission)
 
-    monkeypatch.setitem(registry._ENGINES, "queue", Queue)
+    monkeypatch.setitem(engines._ENGINES, "queue", Queue)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/submit.py", "queue", "--config", "a b.yaml"])
     monkeypatch.chdir(tmp_path)

@@ -4,11 +4,12 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from tfdist.engines import records, registry
+from tfdist.engines import engine as engines
+from tfdist.engines import records
+from tfdist.engines.engine import find_engine
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exit_status
 from tfdist.engines.records import find_submission, record
-from tfdist.engines.registry import find_engine
 from tfdist.engines.slurm import Slurm
 from tfdist.errors import ConfigError
 
@@ -23,8 +24,8 @@ class NoEngine:
 
 def install(monkeypatch, value):
     """Install a package with an engine of its own."""
-    point = EntryPoint("queue", value, registry.ENTRY_POINTS)
-    monkeypatch.setattr(registry, "entry_points", lambda **_: EntryPoints([point]))
+    point = EntryPoint("queue", value, engines.ENTRY_POINTS)
+    monkeypatch.setattr(engines, "entry_points", lambda **_: EntryPoints([point]))
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_handle_is_read_as_it_is_written():
 def test_engines_are_ours_and_those_of_other_packages(queue):
     assert find_engine("slurm").name == "slurm"
     assert isinstance(find_engine("queue"), Queue)
-    assert {"queue", "slurm"} < set(registry.engine_names())
+    assert {"queue", "slurm"} < set(engines.engine_names())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tfdist.engines import task_process
+from tfdist.engines import ray_task_process
 
 SECONDS = 60
 
@@ -20,7 +20,7 @@ def start(tmp_path):
 
     def run(code, grace=SECONDS, **plan):
         process = subprocess.Popen(
-            [sys.executable, "-I", task_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-I", ray_task_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         started.append(process)
         command = [sys.executable, "-u", "-c", code]
