@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import sys
-import time
 import urllib.parse
 
 import numpy as np
 import pytest
 from gcs_site import bucket_site, why_no_buckets
+from submitted import wait_for
 
 from commands import SECONDS
 
@@ -83,11 +83,12 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
             stderr=output,
             env=environ(site, "node1"),
         )
-        deadline = time.monotonic() + SECONDS
-        while not any("/upload/" in line and line.endswith("40/about.json") for line in site.requests()):
-            assert killed.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(
+            lambda: any("/upload/" in line and line.endswith("40/about.json") for line in site.requests()),
+            log.read_text,
+            seconds=SECONDS,
+            process=killed,
+        )
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     site.release()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from machines import machines, why_no_machines
+from submitted import wait_for
 
 import proc
 from commands import SECONDS
@@ -188,11 +189,7 @@ def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
 def test_containers_start_again_together_and_continue_from_the_checkpoint(tmp_path, environ):
     text = TRAINING.replace("steps: 10", "steps: 100") + "checkpoint: {every: 20}\n"
     with training_job(tmp_path, environ, text) as processes:
-        deadline = time.monotonic() + SECONDS
-        while not (tmp_path / "chief" / "checkpoints" / "20").exists():
-            assert processes[0].poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for((tmp_path / "chief" / "checkpoints" / "20").exists, seconds=SECONDS, process=processes[0])
         of_worker = proc.with_variable("SM_MODEL_DIR", str(tmp_path / "worker" / "model"))
         os.kill(of_worker[0].pid, signal.SIGKILL)
         ends = ended(processes)

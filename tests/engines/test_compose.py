@@ -3,11 +3,10 @@
 import json
 import re
 import sys
-import time
 
 import pytest
 from docker_site import find_compose
-from submitted import state
+from submitted import state, wait_for
 
 pytestmark = pytest.mark.engines
 SECONDS = 900
@@ -75,11 +74,13 @@ def exit_codes(docker, handle):
 
 
 def until_logs(wanted, tfdist, handle, task):
-    deadline = time.monotonic() + SECONDS
-    while not re.search(wanted, text := tfdist("logs", handle, "--task", task)):
-        assert time.monotonic() < deadline, text
-        assert state(tfdist, handle) == "running", tfdist("logs", handle)
-        time.sleep(0.5)
+    def has_printed():
+        is_running = state(tfdist, handle) == "running"
+        text = tfdist("logs", handle, "--task", task)
+        assert is_running or re.search(wanted, text), text
+        return re.search(wanted, text)
+
+    wait_for(has_printed, lambda: tfdist("logs", handle), seconds=SECONDS)
 
 
 def test_a_script_is_every_task_of_the_cluster(tfdist, docker):
@@ -158,10 +159,7 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, trai
 def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, config, tmp_path):
     handle = train(config.replace("steps: 10", "steps: 200") + "checkpoint: {every: 20}\n")
     run = tmp_path / "runs" / handle.rpartition("/")[2]
-    deadline = time.monotonic() + SECONDS
-    while not (run / "checkpoints" / "20").exists():
-        assert time.monotonic() < deadline, tfdist("logs", handle)
-        time.sleep(0.2)
+    wait_for((run / "checkpoints" / "20").exists, lambda: tfdist("logs", handle), seconds=SECONDS)
     docker.kill(_container_of(handle, "chief-0"))
     followed = tfdist("logs", handle, "--follow")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import sys
-import time
 
 import pytest
 from machines import machines, why_no_machines
+from submitted import wait_for
 
 from commands import SECONDS
 
@@ -55,7 +55,11 @@ def test_servers_end_well_where_the_chiefs_host_vanishes_with_it(tmp_path):
         servers = [
             start(made, tmp_path, node, task) for node, task in (("node2", "worker:0"), ("node3", "ps:0"))
         ]
-        _wait_for(lambda: "its name is unknown" in (tmp_path / "chief:0.log").read_text(), chief)
+        wait_for(
+            lambda: "its name is unknown" in (tmp_path / "chief:0.log").read_text(),
+            seconds=SECONDS,
+            process=chief,
+        )
         made.hosts.write_text(names)
         codes = [process.wait(SECONDS) for process in (chief, *servers)]
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(tmp_path.glob("*.log")))
@@ -86,11 +90,3 @@ def test_a_worker_without_the_chiefs_data_is_named_in_one_line(tmp_path):
         "Set TFDIST_CACHE_DIR to the same path on all machines, or to a folder that they share"
     )
     assert "Traceback" not in log
-
-
-def _wait_for(condition, process):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert process.poll() is None, "it has ended"
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

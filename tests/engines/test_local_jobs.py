@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
+from submitted import wait_for
 
 pytestmark = pytest.mark.engines
 SECONDS = 600
@@ -53,10 +53,11 @@ def test_one_process_is_cancelled_with_its_work_saved(tfdist, tmp_path):
     )
     handle = tfdist("submit", "local", "--config", "train.yaml").strip()
     [run] = (tmp_path / "runs").iterdir()
-    deadline = time.monotonic() + SECONDS
-    while not (run / "checkpoints" / "10").exists():
-        assert time.monotonic() < deadline, tfdist("status", handle) + tfdist("logs", handle)
-        time.sleep(0.2)
+    wait_for(
+        (run / "checkpoints" / "10").exists,
+        lambda: tfdist("status", handle) + tfdist("logs", handle),
+        seconds=SECONDS,
+    )
     tfdist("cancel", handle)
     followed = tfdist("logs", handle, "--follow")
     assert "cancelled (exit status 138)" in tfdist("status", handle)

@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from submitted import wait_for
 
 import proc
 
@@ -116,26 +116,18 @@ def pipes_of(pid):
     ]
 
 
-def wait_for(is_so, output, process):
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert process.poll() is None, output.read_text()[-4000:]
-        assert time.monotonic() < deadline, output.read_text()[-4000:]
-        time.sleep(0.2)
+def until(condition, output, process):
+    wait_for(condition, lambda: output.read_text()[-4000:], seconds=SECONDS, process=process)
 
 
 def wait_for_text(path, text, process):
-    wait_for(lambda: text in path.read_text(), path, process)
+    until(lambda: text in path.read_text(), path, process)
 
 
 def test_a_killed_actor_of_a_synchronous_run_costs_no_more_than_the_checkpoint(ray, tmp_path):
     process = start_driver(ray, tmp_path, "parameter_server_sync", 200)
     output, checkpoints = tmp_path / "output", tmp_path / "run" / "checkpoints"
-    deadline = time.monotonic() + SECONDS
-    while not (checkpoints / "20").exists():
-        assert process.poll() is None, output.read_text()[-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until((checkpoints / "20").exists, output, process)
     kill_actor(ray, "worker:1")
     assert process.wait(SECONDS) == 0, output.read_text()[-4000:]
     text = output.read_text()
@@ -151,10 +143,10 @@ def test_a_killed_actor_of_an_asynchronous_worker_comes_back_alone(ray, tmp_path
     output = tmp_path / "output"
     wait_for_text(output, "chief:0: tfdist: step ", process)
     kill_actor(ray, "worker:1")
-    wait_for(lambda: output.read_text().count("worker:1 serves at") == 2, output, process)
+    until(lambda: output.read_text().count("worker:1 serves at") == 2, output, process)
     checkpoints = tmp_path / "run" / "checkpoints"
     saved = set(os.listdir(checkpoints))
-    wait_for(lambda: len(set(os.listdir(checkpoints)) - saved) >= 3, output, process)
+    until(lambda: len(set(os.listdir(checkpoints)) - saved) >= 3, output, process)
     kill_actor(ray, "worker:1")
     assert process.wait(SECONDS) == 0, output.read_text()[-4000:]
     text = output.read_text()

@@ -2,10 +2,9 @@
 
 import json
 import sys
-import time
 
 import pytest
-from submitted import state, until
+from submitted import state, until, wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.again]
 SECONDS = 300
@@ -80,16 +79,16 @@ def test_a_cancelled_job_saves_its_work(tfdist, tmp_path, config):
     (tmp_path / "train.yaml").write_text(config)
     words = ["submit", "ray", "--config", "train.yaml", "--set", "train.steps=5000"]
     handle = tfdist(*words, "--option=submission_id=mine").strip()
-    deadline = time.monotonic() + SECONDS
-    while "step 1" not in tfdist("logs", handle, "--task", "chief:0"):
-        assert time.monotonic() < deadline, tfdist("logs", handle)
-        time.sleep(1)
+    wait_for(
+        lambda: "step 1" in tfdist("logs", handle, "--task", "chief:0"),
+        lambda: tfdist("logs", handle),
+        seconds=SECONDS,
+    )
     tfdist("cancel", handle)
     until("cancelled", tfdist, handle, seconds=SECONDS)
     log = tmp_path / "runs" / "mine" / "logs" / "chief-0.log"
-    while "a task was told to end; all is saved at step" not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(1)
+    saved = "a task was told to end; all is saved at step"
+    wait_for(lambda: saved in log.read_text(), log.read_text, seconds=SECONDS)
 
 
 def test_a_cluster_that_does_not_answer_is_named_in_one_line(tfdist):

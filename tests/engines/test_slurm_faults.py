@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
+from submitted import state, wait_for
 
 from commands import SECONDS
 
@@ -34,13 +34,10 @@ class Job:
         self.run_dir = self.folder / "runs" / f"train-{self.number}"
 
     def wait_for(self, condition):
-        deadline = time.monotonic() + 8 * SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, self.tfdist("logs", self.handle)[-5000:]
-            time.sleep(0.5)
+        wait_for(condition, lambda: self.tfdist("logs", self.handle)[-5000:], seconds=8 * SECONDS)
 
     def state(self):
-        return self.tfdist("status", self.handle).split("  ")[1].partition(" ")[0]
+        return state(self.tfdist, self.handle)
 
     def restarts(self):
         return self.slurm.run("scontrol", "show", "job", self.number).partition("Restarts=")[2].split()[0]

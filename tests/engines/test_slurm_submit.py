@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from submitted import state, until
+from submitted import state, until, wait_for
 
 import proc
 
@@ -95,10 +95,7 @@ def submit_ends(tfdist, ends, *options):
 
 def cancel_once_started_again(tfdist, slurm, handle):
     """Wait until Slurm has requeued a job once, and cancel it."""
-    deadline = time.monotonic() + SECONDS
-    while restarts_of(slurm, handle) != "1":
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
+    wait_for(lambda: restarts_of(slurm, handle) == "1", lambda: tfdist("status", handle), seconds=SECONDS)
     tfdist("cancel", handle)
     until("cancelled", tfdist, handle, seconds=SECONDS)
 
@@ -134,10 +131,9 @@ def test_a_job_one_of_whose_tasks_would_fail_again_is_not_started_again(tfdist, 
 
 def test_slurms_sigterm_before_a_task_handles_it_is_a_preemption(tfdist, slurm):
     handle = submit_ends(tfdist, ["sleep 600"] * 4)
-    deadline = time.monotonic() + SECONDS
-    while tfdist("logs", handle).count("up") != 4:
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
+    wait_for(
+        lambda: tfdist("logs", handle).count("up") == 4, lambda: tfdist("status", handle), seconds=SECONDS
+    )
     slurm.run("scancel", "--signal=TERM", handle.rpartition("/")[2])
     cancel_once_started_again(tfdist, slurm, handle)
 
@@ -192,10 +188,11 @@ def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_pa
     changes = ["--set=train.steps=1000", "--set=strategy.name=parameter_server"]
     handle = tfdist("submit", "slurm", "--config", "train.yaml", *changes).strip()
     log = tmp_path / "runs" / f"train-{handle.rpartition('/')[2]}" / "logs" / "rank-3.log"
-    deadline = time.monotonic() + 8 * SECONDS
-    while not (log.exists() and "worker:1 serves at" in log.read_text()):
-        assert time.monotonic() < deadline, tfdist("logs", handle)
-        time.sleep(0.1)
+    wait_for(
+        lambda: log.exists() and "worker:1 serves at" in log.read_text(),
+        lambda: tfdist("logs", handle),
+        seconds=8 * SECONDS,
+    )
     of_rank = proc.with_variable("SLURM_PROCID", "3")
     [victim] = [each for each in of_rank if each.command.startswith(f"{sys.executable} -m tfdist.train")]
     os.kill(victim.pid, signal.SIGKILL)

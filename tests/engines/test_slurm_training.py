@@ -3,10 +3,10 @@
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from submitted import wait_for
 
 from commands import SECONDS
 
@@ -38,13 +38,6 @@ def job(slurm, tmp_path, cache):
     return submit
 
 
-def wait_for(condition, what):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-
-
 def state_of(slurm, number):
     return dict(re.findall(r"(\w+)=(\S*)", slurm.run("scontrol", "show", "job", number)))
 
@@ -55,6 +48,7 @@ def test_the_script_of_the_page_trains_to_the_export(slurm, job, tmp_path):
     wait_for(
         lambda: state_of(slurm, number)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"),
         lambda: output.read_text()[-3000:],
+        seconds=SECONDS,
     )
     text = output.read_text()
     assert state_of(slurm, number)["JobState"] == "COMPLETED", text[-3000:]
@@ -70,13 +64,16 @@ def test_the_script_of_the_page_trains_to_the_export(slurm, job, tmp_path):
 def test_a_job_that_is_told_to_end_is_requeued_and_loses_no_step(slurm, job, tmp_path):
     number, output = job(steps=1000), tmp_path / "output"
     checkpoints = tmp_path / "runs" / number / "checkpoints"
-    wait_for((checkpoints / "50").exists, lambda: f"no checkpoint: {state_of(slurm, number)}")
+    wait_for(
+        (checkpoints / "50").exists, lambda: f"no checkpoint: {state_of(slurm, number)}", seconds=SECONDS
+    )
     slurm.run("scancel", "--signal=USR1", number)  # as --signal=USR1@90 does
-    wait_for(lambda: state_of(slurm, number)["Restarts"] == "1", output.read_text)
+    wait_for(lambda: state_of(slurm, number)["Restarts"] == "1", output.read_text, seconds=SECONDS)
     assert "SIGUSR1: a task was told to end; all is saved at step" in output.read_text()
     wait_for(
         lambda: state_of(slurm, number)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"),
         lambda: output.read_text()[-3000:],
+        seconds=SECONDS,
     )
     text = output.read_text()
     assert state_of(slurm, number)["JobState"] == "COMPLETED", text[-3000:]

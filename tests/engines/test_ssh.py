@@ -5,9 +5,9 @@ import os
 import re
 import signal
 import sys
-import time
 
 import pytest
+from submitted import wait_for
 
 import proc
 
@@ -73,10 +73,11 @@ def status(tfdist, handle):
 
 
 def until(wanted, tfdist, handle):
-    deadline = time.monotonic() + SECONDS
-    while not status(tfdist, handle).startswith(wanted):
-        assert time.monotonic() < deadline, f"{tfdist('status', handle)}{tfdist('logs', handle)}"
-        time.sleep(0.3)
+    wait_for(
+        lambda: status(tfdist, handle).startswith(wanted),
+        lambda: f"{status(tfdist, handle)}{tfdist('logs', handle)}",
+        seconds=SECONDS,
+    )
 
 
 def run_dir(folder, handle):
@@ -108,17 +109,15 @@ def mark(options, tmp_path):
 
 def all_run(tfdist, handle):
     """Wait until all four tasks have started another process each."""
-    deadline = time.monotonic() + SECONDS
-    while tfdist("logs", handle).count("secret of") < 4:
-        assert time.monotonic() < deadline, tfdist("status", handle)
-        time.sleep(0.3)
+    wait_for(
+        lambda: tfdist("logs", handle).count("secret of") >= 4,
+        lambda: tfdist("status", handle),
+        seconds=SECONDS,
+    )
 
 
 def ended(mark, seconds=SECONDS):
-    deadline = time.monotonic() + seconds
-    while mark():
-        assert time.monotonic() < deadline, f"{mark()} processes are left"
-        time.sleep(0.1)
+    wait_for(lambda: not mark(), lambda: f"{mark()} processes are left", seconds=seconds)
 
 
 def test_a_killed_client_leaves_no_process_on_any_host(tfdist, folder, options, mark):
@@ -187,16 +186,16 @@ def test_a_host_out_of_reach_ends_its_tasks_before_they_start_again(tfdist, ssh,
     assert on_node2()
     ssh.machines.run("node2", ["ip", "link", "set", "eth0", "down"])
     try:
-        deadline = time.monotonic() + SECONDS
-        while "the connection to node2 is lost" not in (text := tfdist("logs", handle)):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.3)
+        lost = "the connection to node2 is lost"
+        wait_for(lambda: lost in tfdist("logs", handle), lambda: tfdist("logs", handle), seconds=SECONDS)
         assert on_node2() == []
     finally:
         ssh.machines.run("node2", ["ip", "link", "set", "eth0", "up"])
-    while (text := tfdist("logs", handle)).count("I am ps:0 ") < 2:
-        assert time.monotonic() < deadline + SECONDS, text
-        time.sleep(0.3)
+    wait_for(
+        lambda: tfdist("logs", handle).count("I am ps:0 ") >= 2,
+        lambda: tfdist("logs", handle),
+        seconds=SECONDS,
+    )
     tfdist("cancel", handle)
     until("cancelled", tfdist, handle)
     assert mark() == 0
