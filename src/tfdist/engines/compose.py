@@ -75,7 +75,7 @@ class Compose:
         numbers = _compose(submission.handle, "ps", "--all", "--quiet").split()
         if not numbers:
             return State.UNKNOWN, "its containers were removed"
-        return _state_of(json.loads(_docker(submission.handle, "inspect", *numbers)))
+        return _state_of(json.loads(_run(["docker", "inspect", *numbers], _environ(submission.handle))))
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what the containers have printed, in all their starts."""
@@ -135,10 +135,6 @@ def _lines(handle: Handle, services: list[str], since: str) -> list[tuple[str, s
 def _compose(handle: Handle, *words: str, text: str | None = None) -> str:
     secret = {"TFDIST_SECRET": secrets.token_hex(32)}  # for a new file; others have theirs
     return _run([*_command(handle), *words], {**_environ(handle), **secret}, text, _SECONDS_TO_PULL)
-
-
-def _docker(handle: Handle, *words: str) -> str:
-    return _run(["docker", *words], _environ(handle))
 
 
 def _command(handle: Handle) -> list[str]:

@@ -4,7 +4,7 @@ Every engine adds an object of its own, which starts pods of the templates that 
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -218,8 +218,8 @@ class Application:
         memory = {} if wanted.memory is None else {"memory": wanted.memory}
         cpu = {} if wanted.cpu is None else {"cpu": wanted.cpu}
         limits, requests = {**memory, **gpus}, {**cpu, **memory}
-        both = (("requests", requests), ("limits", limits))
-        return {name: _texts(values) for name, values in both if values}
+        both: dict[str, Object] = {"requests": requests, "limits": limits}
+        return {name: {key: str(value) for key, value in of.items()} for name, of in both.items() if of}
 
     def _volumes(self) -> list[Object]:
         volumes: list[Object] = [
@@ -241,7 +241,3 @@ class Application:
 
 def _given(section: msgspec.Struct) -> Object:
     return {key: value for key, value in msgspec.structs.asdict(section).items() if value is not None}
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}

@@ -33,12 +33,8 @@ __all__ = ["SageMaker"]
 
 _CHANNEL = "tfdist"  # the input channel with the secret
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-_MOST_CHARACTERS, _MOST_WORDS, _MOST_VARIABLES = (
-    256,
-    100,
-    100,
-)  # SageMaker's limits; each word, words, variables
-_MOST_VALUE = 512
+_MOST_CHARACTERS, _MOST_WORDS = 256, 100  # of the command; these are SageMaker's limits
+_MOST_VALUE, _MOST_VARIABLES = 512, 100
 _SECONDS_BETWEEN_READS = 5.0
 _STATES = {
     "Completed": State.SUCCEEDED,

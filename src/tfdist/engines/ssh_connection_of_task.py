@@ -18,15 +18,7 @@ import msgspec
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh_plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
-from tfdist.launcher.chief_reports import (
-    Joined,
-    Progress,
-    Silence,
-    report_event,
-    report_joined,
-    report_progress,
-    report_silent,
-)
+from tfdist.launcher.chief_reports import Progress, report_event, report_progress
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.run_events import read_line
 
@@ -73,12 +65,8 @@ def _read_reports(stream: BinaryIO) -> None:
             case None:
                 sys.stdout.write(line.decode(errors="backslashreplace"))
                 sys.stdout.flush()
-            case Silence(task, seconds):
-                report_silent(task, seconds)
-            case Progress() as report:
+            case Progress() as report:  # which goes to the launcher's own file too
                 report_progress(**report._asdict())
-            case Joined():
-                report_joined()
             case _:
                 report_event(line.rstrip(b"\n"))
 

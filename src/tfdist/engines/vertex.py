@@ -178,31 +178,26 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
         "args": command[3:],
         "env": [{"name": key, "value": value} for key, value in variables.items()],
     }
-    pools: list[dict[str, Any]] = []
-    for role in ROLES:
-        count = counts.get(role, 0)
-        pools.append(
-            {
-                "machineSpec": _machine(section, role),
-                "replicaCount": count,
-                "diskSpec": {"bootDiskSizeGb": section.disk_gb},
-                "containerSpec": container,
-            }
-            if count
-            else {}
-        )
-    while not pools[-1]:
-        pools.pop()
-    return pools
+    last = max(ROLES.index(role) for role in counts)
+    return [
+        {
+            "machineSpec": _machine(section, role),
+            "replicaCount": counts[role],
+            "diskSpec": {"bootDiskSizeGb": section.disk_gb},
+            "containerSpec": container,
+        }
+        if role in counts
+        else {}
+        for role in ROLES[: last + 1]
+    ]
 
 
 def _machine(section: VertexSection, role: str) -> dict[str, Any]:
-    place = "engine.vertex"
-    machine = {"machineType": of_role(section.machine_type, role, f"{place}.machine_type")}
-    accelerator = of_role(section.accelerator_type, role, f"{place}.accelerator_type", "")
+    machine = {"machineType": of_role(section.machine_type, role, "engine.vertex.machine_type")}
+    accelerator = of_role(section.accelerator_type, role, "engine.vertex.accelerator_type", "")
     if not accelerator:
         return machine
-    count = of_role(section.accelerator_count, role, f"{place}.accelerator_count", 1)
+    count = of_role(section.accelerator_count, role, "engine.vertex.accelerator_count", 1)
     return {**machine, "acceleratorType": accelerator, "acceleratorCount": count}
 
 
