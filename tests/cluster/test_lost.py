@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from conftest import LONGEST, Running, run_cluster, wait_for
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.only_peers import ONLY_PEERS
 

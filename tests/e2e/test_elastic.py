@@ -9,7 +9,7 @@ import pytest
 
 from commands import python, start_tfdist, tfdist_forked
 from tfdist import ClusterConfig
-from tfdist.cluster.addresses import is_free, split_address
+from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 
 SECONDS = 400
 # A step waits while the file `hold` is there; what it computes has no randomness and no moving averages.

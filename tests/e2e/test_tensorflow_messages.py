@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tfdist._utils.yaml import Source
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.roles import ROLES, Sizes
 from tfdist.errors import ConfigError, did_you_mean, is_near, shown
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from tfdist.cluster.addresses import listen_on_all_interfaces
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces
 from tfdist.coordination.health import HTTP2_SETTINGS
 from tfdist.coordination.thread_beside_block import running_beside
 

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Collection
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.coordination.own_sockets import BEING_MADE, ESTABLISHED, own_sockets, plain_address
 
 __all__ = ["break_connections", "peers_at"]

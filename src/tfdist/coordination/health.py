@@ -5,7 +5,7 @@ import os
 import socket
 import time
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 
 __all__ = [
     "HTTP2_SETTINGS",

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.break_connections import peers_at
 from tfdist.coordination.own_sockets import ESTABLISHED, LISTENING, Socket, own_sockets

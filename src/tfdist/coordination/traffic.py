@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
 from tfdist.coordination.calls_between_tasks import call, register, resolver_of

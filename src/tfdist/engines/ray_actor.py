@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import ray
 
-from tfdist.cluster.addresses import LocalPorts, is_free
+from tfdist.cluster.addresses_and_free_ports import LocalPorts, is_free
 from tfdist.engines import ray_task_process
 from tfdist.engines.job_description import PYTHON
 from tfdist.launcher import progress_file

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 import tfdist
-from tfdist.cluster.addresses import join_address
+from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh_plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
 from tfdist.engines.ssh_task_on_host import GRACE

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 import tfdist
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh_plan import NO_CONNECTION, Order, write_private

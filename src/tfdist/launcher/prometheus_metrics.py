@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.cluster.addresses import is_free
+from tfdist.cluster.addresses_and_free_ports import is_free
 from tfdist.errors import ConfigError
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.run_events import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfdist._utils.files import storage_errors
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.errors import DataError
 from tfdist.profiling.recorder import OPTIONS, Recorded, read_folder
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from tfdist._utils.tf_private import connected_tasks
-from tfdist.cluster.addresses import is_free, port_taken, split_address
+from tfdist.cluster.addresses_and_free_ports import is_free, port_taken, split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, token
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last

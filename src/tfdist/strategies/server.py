@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.addresses import port_taken
+from tfdist.cluster.addresses_and_free_ports import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.chief_end import is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers

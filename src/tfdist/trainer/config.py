@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
 from tfdist.profiling.step_range import parse_steps

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.coordination.silent_ring_neighbour import Silence

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health import reason_of
 from tfdist.coordination.rendezvous import fingerprint

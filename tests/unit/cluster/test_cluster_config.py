@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from tfdist.cluster.addresses import join_address
+from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tfdist.cluster.addresses import listen_on_all_interfaces
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import only_peers
 from tfdist.coordination.only_peers import ONLY_PEERS, admitting_only_peers

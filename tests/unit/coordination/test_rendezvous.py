@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from tfdist.cluster.addresses import is_free, split_address
+from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.rendezvous import answer_lead, find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import CLUSTER, Call, difference

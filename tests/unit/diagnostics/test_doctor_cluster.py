@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.cluster import check_access, check_addresses, describe, find_cluster, reach_all
 from tfdist.diagnostics.doctor.network import each_in_time, is_local, look_up, own_address, own_addresses

@@ -9,7 +9,7 @@ from model_parts import sizes_of
 
 from commands import tfdist
 from tfdist.benchmark.rehearsal_parts import Part
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering

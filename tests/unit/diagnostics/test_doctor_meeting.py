@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.cluster.addresses import LocalPorts
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher import metrics_server

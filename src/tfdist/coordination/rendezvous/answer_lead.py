@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import SILENCE_LIMIT, why_silent
 from tfdist.coordination.rendezvous.messages import (

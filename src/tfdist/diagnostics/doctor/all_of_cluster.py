@@ -11,7 +11,7 @@ import msgspec
 
 from tfdist import __version__
 from tfdist.benchmark.rehearsal_parts import Part
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from tfdist.cluster.addresses import listen_on_all_interfaces, port_taken
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import Task
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.diagnostics.doctor.messages import (

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from tfdist.cluster.addresses import join_address, split_address
+from tfdist.cluster.addresses_and_free_ports import join_address, split_address
 from tfdist.cluster.config import Task
 from tfdist.coordination.health import connected
 from tfdist.diagnostics.doctor.answering import Answering

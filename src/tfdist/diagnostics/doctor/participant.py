@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfdist.cluster.addresses import split_address
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.messages import Clock, Facts, Link, LinkError, Time
 from tfdist.transport.authentication import Proofs

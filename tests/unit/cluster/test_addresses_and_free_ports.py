@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tfdist.cluster.addresses import LocalPorts, split_address
+from tfdist.cluster.addresses_and_free_ports import LocalPorts, split_address
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_port_that_a_server_listens_on_is_not_given(monkeypatch):
 def test_runs_at_the_same_moment_never_share_a_port():
     # Eight processes ask for 200 ports each of the 17,000 there are, all holding on until all have answered.
     code = (
-        "import sys; from tfdist.cluster.addresses import LocalPorts; "
+        "import sys; from tfdist.cluster.addresses_and_free_ports import LocalPorts; "
         "held = LocalPorts(200); print(*held.ports, flush=True); sys.stdin.read()"
     )
     runs = [
