@@ -8,6 +8,9 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from tfdist.cluster.addresses_and_free_ports import join_address
+from tfdist.coordination.own_sockets import peers_at, plain_address
+
 __all__ = ["Connections", "count_as_sent"]
 
 _SECONDS_BETWEEN_SAMPLES = 1.0
@@ -43,7 +46,7 @@ class Connections:
             hosts: The machines. Include this machine to count connections between its own processes.
         """
         self._port = port
-        self._addresses = {address for host in set(hosts) for address in _addresses(host)}
+        self._addresses = {peer for host in set(hosts) for peer, _ in peers_at(join_address(host, 1))}
         self._in_memory_before = _bytes_in_memory
         self._sent: dict[int, int] = {}  # by the inode of the socket, which no later socket has
         self._lock = threading.Lock()
@@ -82,7 +85,7 @@ class Connections:
         try:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return
-            peer = _normalized(connection.getpeername()[0])
+            peer = plain_address(connection.getpeername()[0])
             if peer in self._addresses or connection.getsockname()[1] == self._port:
                 tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
                 if len(tcp_info) >= _LENGTH:
@@ -90,16 +93,3 @@ class Connections:
                     (self._sent[inode],) = struct.unpack_from("=Q", tcp_info, _BYTES_ACKED)
         finally:
             connection.detach()  # another object owns the descriptor and closes it
-
-
-def _addresses(host: str) -> set[str]:
-    try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # then no connection uses this name either
-        return set()
-    return {_normalized(str(address[0])) for *_, address in infos}
-
-
-def _normalized(address: str) -> str:
-    """Return an address in one notation: gRPC uses IPv6 sockets, which write IPv4 addresses in IPv6 form."""
-    return address.removeprefix("::ffff:").partition("%")[0]

@@ -5,12 +5,20 @@ by a token. One task makes the operation and another task runs it, so the tokens
 know.
 """
 
-from collections.abc import Callable
-from typing import Any
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from tfdist.cluster.config import Task
 
-__all__ = ["call", "fetch", "register", "resolver_of", "token"]
+__all__ = ["call", "call_each", "fetch", "register", "resolver_of", "token"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_functions: dict[str, Any] = {}
+_log = logging.getLogger("tfdist")
 
 
 def token(name: str) -> str:
@@ -44,6 +52,37 @@ def call(task: Task, name: str, dtype: Any, *inputs: Any) -> Any:
     return fetch(result)
 
 
+def call_each(
+    function: Callable[[_Key], _Value], tasks: Iterable[_Key], seconds: float
+) -> dict[_Key, _Value]:
+    """Call a function that uses TensorFlow for each task, in threads: a call to a silent task never returns.
+
+    Returns:
+        The values that have come within some seconds, by task.
+    """
+    import tensorflow as tf
+
+    from tfdist._utils.tf_private import own_executor
+
+    values: dict[_Key, _Value] = {}
+
+    def call(task: _Key) -> None:
+        # A separate executor: otherwise the failure of one task counts as that of the next.
+        with own_executor():
+            try:
+                values[task] = function(task)
+            except tf.errors.OpError as error:
+                _log.info("%s does not answer: %s", task, str(error).splitlines()[0])
+
+    threads = [threading.Thread(target=call, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(values)
+
+
 def fetch(tensor: Any) -> Any:
     """Return the value of a tensor, which may be in another task.
 
@@ -62,6 +101,3 @@ def resolver_of(strategy: Any) -> Any:
 
     resolver = cluster_resolver(strategy)
     return resolver if resolver is not None and resolver.cluster_spec().as_dict() else None
-
-
-_functions: dict[str, Any] = {}

@@ -1,17 +1,26 @@
-"""Check whether a process answers at an address, without TensorFlow and without a session on its servers."""
+"""Check whether a process answers at an address, and answer such checks where no TensorFlow server runs."""
 
+import collections
+import contextlib
 import errno
+import functools
+import logging
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator, Mapping
 
-from tfdist.cluster.addresses_and_free_ports import split_address
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, split_address
+from tfdist.coordination.background_threads import running_beside
 
 __all__ = [
     "HTTP2_SETTINGS",
     "SECONDS_BETWEEN_CHECKS",
     "SILENCE_LIMIT",
+    "Silence",
     "SilenceClock",
+    "answering_health_checks",
     "answers",
     "connected",
     "reason_of",
@@ -28,6 +37,9 @@ HTTP2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # an empty SETTINGS fr
 # connections for it.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
+_MOST_OPEN = 16
+_SECONDS_BETWEEN_LOOKS = 0.5
+_log = logging.getLogger("tfdist")
 
 
 class SilenceClock:
@@ -87,3 +99,68 @@ def _first_bytes(address: str) -> bytes:
             return probe.recv(9)
         except TimeoutError:
             raise TimeoutError("accepts connections and does not answer") from None
+
+
+class Silence:
+    """How long neighbours' TensorFlow servers have not answered; a server answers while its task computes."""
+
+    def __init__(self, addresses: Mapping[str, str], timeout: float | None) -> None:
+        """Store which servers to ask.
+
+        Args:
+            addresses: The neighbours' addresses in the cluster, by their names.
+            timeout: Seconds that an exchange may stand still even if the servers answer; None for no limit.
+        """
+        self._addresses, self._timeout = addresses, timeout
+        self._clocks = {name: SilenceClock() for name in addresses}
+
+    def why_lost(self, seconds: float) -> str:
+        """Return why an exchange that has stood still for some seconds will not continue; empty if it may."""
+        if self._timeout is not None and seconds >= self._timeout:
+            return f"nothing came for {seconds:.0f} s, and communication.timeout is {self._timeout:g} s"
+        for name, address in self._addresses.items():
+            silent_for = self._clocks[name].after(answers(address), most=seconds)
+            if silent_for >= SILENCE_LIMIT:
+                return f"{name} has been silent for {silent_for:.0f} s"
+        return ""
+
+
+@contextlib.contextmanager
+def answering_health_checks(address: str) -> Iterator[None]:
+    """Answer health checks at an address as a gRPC server does, while the block runs.
+
+    Nothing else depends on it: if the port is taken, this task is only not watched.
+    """
+    try:
+        listener = listen_on_all_interfaces(address)
+    except OSError as error:
+        _log.info("no health checks are answered at %s: %s", address, error.strerror)
+        yield
+        return
+    listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+    with listener, running_beside(functools.partial(_answer, listener)):
+        yield
+
+
+def _answer(listener: socket.socket, is_over: threading.Event) -> None:
+    """Send each caller what a server says first. It reads nothing, so nobody can hold it up."""
+    # A connection that is closed before its caller has read the answer may be reset, and the answer lost.
+    connections: collections.deque[socket.socket] = collections.deque()
+    while not is_over.is_set():
+        try:
+            connection = listener.accept()[0]
+        except TimeoutError:
+            continue
+        except OSError as error:  # too many open files, or the caller has gone already
+            _log.info("a health check was not answered: %s", error.strerror)
+            is_over.wait(_SECONDS_BETWEEN_LOOKS)
+            continue
+        connections.append(connection)
+        with contextlib.suppress(OSError):  # the caller is gone already
+            connection.setblocking(False)
+            connection.sendall(HTTP2_SETTINGS)
+            connection.shutdown(socket.SHUT_WR)
+        if len(connections) > _MOST_OPEN:
+            connections.popleft().close()
+    for connection in connections:
+        connection.close()

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Collection
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.break_connections import break_connections, peers_at
+from tfdist.coordination.background_threads import TaskThreads
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
-from tfdist.coordination.thread_per_task import TaskThreads
+from tfdist.coordination.own_sockets import break_connections, peers_at
 from tfdist.errors import TaskLost, TfdistError
 from tfdist.launcher.chief_reports import report_silent
 

@@ -19,9 +19,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.break_connections import peers_at
-from tfdist.coordination.own_sockets import ESTABLISHED, LISTENING, Socket, own_sockets
-from tfdist.coordination.thread_beside_block import running_beside
+from tfdist.coordination.background_threads import running_beside
+from tfdist.coordination.own_sockets import ESTABLISHED, LISTENING, Socket, own_sockets, peers_at
 from tfdist.errors import ConfigError
 
 __all__ = ["ONLY_PEERS", "admitting_only_peers"]

@@ -1,15 +1,32 @@
-"""Find the TCP sockets of this process, also those that TensorFlow has made, in the tables of the kernel."""
+"""Find the TCP sockets of this process, also TensorFlow's, and break its connections to silent tasks.
+
+TensorFlow's calls have no deadline. A call to a task whose machine is stopped or cut off neither returns nor
+fails for as long as its TCP connection lives, which takes a quarter of an hour on Linux. Without the
+connection it fails at once, as if the task had been killed. gRPC gives a new connection to such a machine up
+after 20 s only, so those are shut down too.
+"""
 
 import contextlib
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["BEING_MADE", "ESTABLISHED", "LISTENING", "Socket", "own_sockets", "plain_address"]
+from tfdist.cluster.addresses_and_free_ports import split_address
+
+__all__ = [
+    "BEING_MADE",
+    "ESTABLISHED",
+    "LISTENING",
+    "Socket",
+    "break_connections",
+    "own_sockets",
+    "peers_at",
+    "plain_address",
+]
 
 ESTABLISHED, BEING_MADE, LISTENING = "01", "02", "0A"  # states in these tables
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
@@ -57,3 +74,27 @@ def _host(text: str) -> str:
     """Return the address that the kernel writes as 32-bit numbers of this machine's byte order."""
     numbers = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     return plain_address(str(ipaddress.ip_address(struct.pack(f"={len(numbers)}I", *numbers))))
+
+
+def peers_at(address: str) -> set[tuple[str, int]]:
+    """Return the hosts and ports that an address stands for now; a name may stand for another host later."""
+    try:
+        found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
+    except OSError:  # a name that is unknown now
+        return set()
+    return {(plain_address(str(place[4][0])), int(place[4][1])) for place in found}
+
+
+def break_connections(peers: Collection[tuple[str, int]]) -> int:
+    """Shut down all TCP connections of this process to these peers, also those being made; return how many.
+
+    On another system than Linux it finds none.
+    """
+    count = 0
+    for _, connection in own_sockets(
+        lambda found: found.state in (ESTABLISHED, BEING_MADE) and found.peer in peers
+    ):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
+            count += 1
+    return count

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 
 from tfdist._utils.stop_signal_names import stop_signals
-from tfdist.coordination.thread_beside_block import running_beside
+from tfdist.coordination.background_threads import running_beside
 from tfdist.errors import Preempted
 
 __all__ = ["Notice", "handling_stop_signals", "own_handler_restored"]

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster.config import Task
-from tfdist.coordination.calls_between_tasks import call, register
+from tfdist.coordination.calls_between_tasks import call, call_each, register
 from tfdist.coordination.health import answers
 from tfdist.coordination.stall_limit import Activity, StallLimit, StallTimeout
 from tfdist.coordination.stall_watch import end_stalled_process, stalled
-from tfdist.coordination.thread_per_task import call_each
 from tfdist.launcher.chief_reports import report_silent
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import TaskStalled

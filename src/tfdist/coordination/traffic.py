@@ -15,8 +15,7 @@ import tensorflow as tf
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
-from tfdist.coordination.calls_between_tasks import call, register, resolver_of
-from tfdist.coordination.thread_per_task import call_each
+from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
 
 __all__ = ["Traffic", "reporting_traffic"]
 

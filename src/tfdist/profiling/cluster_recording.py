@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.profiler_span import EXCHANGE, span
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call, register, resolver_of
-from tfdist.coordination.thread_per_task import call_each
+from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
 from tfdist.errors import ConfigError
 from tfdist.profiling.clock_alignment import Before
 from tfdist.profiling.recorder import Recorded, Recorder, pack, unpack

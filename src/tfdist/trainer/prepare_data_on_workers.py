@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call, register
-from tfdist.coordination.thread_per_task import call_each
+from tfdist.coordination.calls_between_tasks import call, call_each, register
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import DataError, TfdistError
 

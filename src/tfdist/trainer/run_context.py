@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic

@@ -30,11 +30,10 @@ import tensorflow as tf
 
 from tfdist._utils.files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.answer_health_checks import answering_health_checks
-from tfdist.coordination.chief_end import keep_servers_at_exit
+from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
+from tfdist.coordination.health import answering_health_checks
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.preemption import Notice, handling_stop_signals
-from tfdist.coordination.server_termination import ServerTermination
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data

@@ -16,9 +16,8 @@ import tensorflow as tf
 from tfdist._utils.keras_private import layers_of
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
-from tfdist.coordination.chief_end import keep_servers_at_exit
+from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.preemption import Notice, handling_stop_signals
-from tfdist.coordination.server_termination import ServerTermination
 from tfdist.errors import ConfigError, Preempted
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_facts import Facts, Place, find_together, raise_together, refuse_other

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
-from tfdist.coordination.call_states import NAMES, CallState, out_of_step
-from tfdist.coordination.call_watch import CallWatch
 from tfdist.coordination.calls_between_tasks import resolver_of
+from tfdist.coordination.compare_fit_calls import NAMES, CallState, out_of_step
+from tfdist.coordination.watch_fit_calls import CallWatch
 from tfdist.errors import ConfigError
 from tfdist.training.stop_together import sum_over_workers
 

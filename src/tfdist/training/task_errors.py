@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import resolver_of
-from tfdist.coordination.chief_end import keep_servers_at_exit
+from tfdist.coordination.end_announcements import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost

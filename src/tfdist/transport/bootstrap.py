@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health import Silence
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.coordination.silent_ring_neighbour import Silence
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
 from tfdist.transport.ring import Ring

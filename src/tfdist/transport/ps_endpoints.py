@@ -18,9 +18,8 @@ import numpy as np
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import reason_of
+from tfdist.coordination.health import Silence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.coordination.silent_ring_neighbour import Silence
 from tfdist.errors import ConfigError
 from tfdist.transport.authentication import Connection, Proofs
 from tfdist.transport.channel import Channel, GivenUp, WhyLost

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from curves import curve
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
 from tfdist.trainer.factory import compiled_model, steps_per_call

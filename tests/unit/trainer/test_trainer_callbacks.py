@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.preemption import Notice
-from tfdist.coordination.server_termination import ServerTermination
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.trainer.callbacks import named_callbacks

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination import silent_ring_neighbour
-from tfdist.coordination.silent_ring_neighbour import Silence
+from tfdist.coordination import health
+from tfdist.coordination.health import Silence
 from tfdist.errors import ConfigError
 from tfdist.transport import bootstrap as joining
 from tfdist.transport.authentication import find_secret
@@ -172,7 +172,7 @@ def test_a_secret_comes_from_a_variable_or_a_file(tmp_path):
 def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatch):
     answer = {"one": True, "other": None}
     clock = [100.0]
-    monkeypatch.setattr(silent_ring_neighbour, "answers", answer.get)
+    monkeypatch.setattr(health, "answers", answer.get)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     asked = Silence({"worker:0": "one", "worker:1": "other"}, None)
 

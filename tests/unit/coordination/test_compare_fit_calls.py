@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tfdist.coordination.call_states import (
+from tfdist.coordination.compare_fit_calls import (
     CallState,
     are_out_of_step,
     first_waiting,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tfdist.coordination.call_states import (
+from tfdist.coordination.compare_fit_calls import (
     CallState,
     are_out_of_step,
     first_waiting,

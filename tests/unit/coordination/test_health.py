@@ -4,8 +4,7 @@ import contextlib
 import socket
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.answer_health_checks import answering_health_checks
-from tfdist.coordination.health import answers
+from tfdist.coordination.health import answering_health_checks, answers
 
 
 def address():
