@@ -16,7 +16,7 @@ from typing import Any
 
 from results import machine, put, spread, table
 
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 from tfdist.strategies.cpu_malloc import keep_memory
 
 MODELS = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}
@@ -77,7 +77,7 @@ def main() -> None:
     flags = parser.parse_args()
     os.sched_setaffinity(0, {flags.core})
     os.environ.update({"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"})
-    onednn.ask_for()
+    enable_onednn()
     keep_memory()
     rows = [[f"`{name}`", *measured(name, shape)] for name, shape in MODELS.items()]
     put(

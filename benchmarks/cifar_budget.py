@@ -23,7 +23,7 @@ from results import machine, put, spread, table
 from watching import Run, watched
 
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "cifar10-fast.yaml"
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[7, 24])
     parser.add_argument("--runs", type=int, default=1)
     flags: Any = parser.parse_args()
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     found: dict[str, list[Run]] = {}
     ways: dict[str, Callable[[int], Run]] = {
         f"tfdist, {epochs} epochs": functools.partial(ours, epochs) for epochs in flags.epochs

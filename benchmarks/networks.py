@@ -35,7 +35,7 @@ from results import machine, put, table
 from rounds import others, undisturbed
 
 import tfdist
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 from tfdist.launcher.resources import own_cores
 
 PEERS = Path(__file__).parent / "peers"
@@ -257,7 +257,7 @@ def main() -> None:
     if reason := why_no_network():
         sys.exit(f"benchmarks/networks.py: {reason}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the namespaces would stay
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     software = software_in(flags.peers, {WAYS[name].loop for name in flags.ways})
     tasks = max(flags.workers, 4 if any(WAYS[name].strategy for name in flags.ways) else 0)
     with tempfile.TemporaryDirectory(prefix="networks-") as folder, network(Path(folder), tasks) as made:

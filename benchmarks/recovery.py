@@ -25,7 +25,7 @@ import numpy as np
 from results import machine, put, spread, table
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
@@ -62,7 +62,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     rows = []
     with tempfile.TemporaryDirectory(prefix="recovery-") as name:
         folder = Path(name)

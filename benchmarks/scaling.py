@@ -27,7 +27,7 @@ from results import machine, put, spread, table
 from rounds import others, told, undisturbed
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 from tfdist.launcher.launch import launch
 
 PEERS = Path(__file__).parent / "peers"
@@ -143,7 +143,7 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, help="keep the peers' environments here, for the next time")
     flags: Any = parser.parse_args()
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     with tempfile.TemporaryDirectory(prefix="scaling-peers-") as made:
         place = flags.peers or Path(made)
         torch = torch_in(place / "torch")

@@ -25,7 +25,7 @@ from results import machine, put, spread, table
 from rounds import others, told, undisturbed
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 from tfdist.launcher.launch import launch
 
 PEERS = Path(__file__).parent / "peers"
@@ -142,7 +142,7 @@ def main() -> None:
         "--others", type=float, default=MOST_OUTSIDE, help="share of a core's time for others"
     )
     flags: Any = parser.parse_args()
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     for model in flags.models:
         ways = [WAYS[each] for each in flags.ways if not WAYS[each].is_stock or model == "cifar10_cnn"]
         measures = [partial(run, way, model, flags.batch, flags.steps) for way in ways]

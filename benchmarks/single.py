@@ -26,7 +26,7 @@ from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"
@@ -87,7 +87,7 @@ def main() -> None:
         "--works", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
     flags = parser.parse_args()
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     with tempfile.TemporaryDirectory(prefix="single-") as name:
         torch = torch_in((flags.peers or Path(name)) / "torch")
         for work in WORKS:

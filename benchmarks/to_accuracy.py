@@ -26,7 +26,7 @@ from watching import ONE_THREAD, Run, watched
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 PEER = Path(__file__).parent / "peers" / "to_accuracy.py"
 WORKERS = 2
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, default=0.99)
     parser.add_argument("--others", type=float, default=MOST_OUTSIDE, help="share of the cores for others")
     flags: Any = parser.parse_args()
-    onednn.ask_for()  # for all sides: else the ratios would be those of oneDNN
+    enable_onednn()  # for all sides: else the ratios would be those of oneDNN
     pairs = [pair(seed, flags) for seed in range(flags.seeds)]
     head = (
         f"Median and range of {flags.seeds} seeds, in turns; MNIST, `mnist_cnn`, {RECIPE['batch']} examples a"

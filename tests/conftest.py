@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from commands import load_tensorflow_once
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 _SCHEDULERS = (
     "TF_CONFIG",
@@ -38,7 +38,7 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # As the commands do: what they compute is compared with what is computed here.
-onednn.ask_for()
+enable_onednn()
 
 
 _SHARE_FIXTURES = {"test_network.py", "test_predict.py", "test_remote.py"}

@@ -21,7 +21,7 @@ SOURCES = sorted(PACKAGE.glob("**/*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # They unpickle what the notebook or the driver of Ray and its own tasks have written: in a folder that nobody else
 # may open, or sent by Ray, which pickles all that it sends.
-MAY_PICKLE = {"launcher/notebook.py", "launcher/notebook_task.py", "engines/launch_on_ray.py"}
+MAY_PICKLE = {"launcher/notebook.py", "engines/launch_on_ray.py"}
 FORBIDDEN_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
 
 

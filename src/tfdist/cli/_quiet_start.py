@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.resources import own_gpus
+from tfdist.launcher.task_logs import NotesForLogs
 
 __all__ = ["load_tensorflow_quietly"]
 

@@ -18,7 +18,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import enable_onednn
 
 __all__ = ["GIVEN_ENVIRONMENT", "define_log_format", "run"]
 
@@ -66,7 +66,7 @@ def _call(main: Callable[..., int | None], takes_command: bool, loads: str | Non
     # The level of TensorFlow's C++ code: only errors, unless the user sets the variable.
     is_verbose = flags.FLAGS.verbosity > 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if is_verbose else "2")
-    onednn.ask_for()
+    enable_onednn()
     arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
     if takes_command:
         arguments["command"] = rest[1:]

@@ -12,7 +12,7 @@ from tfdist.cli._jobs import submission_of
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.logs_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown
-from tfdist.launcher.console import without_control_sequences
+from tfdist.launcher.task_logs import without_control_sequences
 
 __all__ = ["main"]
 

@@ -12,10 +12,13 @@ from tfdist._utils.files import local_path
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_running_tasks
 from tfdist.errors import ConfigError
-from tfdist.launcher.join_private_network import join_private_network
+from tfdist.launcher.supervisor.private_network import join_private_network
 
 __all__ = ["main"]
 
+_REMEDY = (
+    "Run it as the user who has started the run, or set launch.network_isolation: never, or use --profile"
+)
 _MOST_SECONDS = 600.0  # the profiler keeps all it has seen in memory
 
 
@@ -31,12 +34,20 @@ def main(command: Sequence[str], seconds: float = 2.0) -> None:
     folder = local_path(command[0], "command line")
     tasks = find_running_tasks(folder)
     if tasks.is_private:
-        join_private_network(next(iter(tasks.pids.values())))
+        _join_private_network(next(iter(tasks.pids.values())))
     silent = check_answers(tasks)
     for task in silent:
         print(f"tfdist: WARNING: {task} does not answer at {tasks.addresses[task]}: the timeline lacks it")
     addresses = {task: address for task, address in tasks.addresses.items() if task not in silent}
     _record(folder, RunningTasks(addresses, tasks.is_private, tasks.pids), seconds)
+
+
+def _join_private_network(pid: int) -> None:
+    try:
+        join_private_network(pid)
+    except OSError as error:
+        problem = f"cannot enter the private network of process {pid}: {error.strerror}"
+        raise ConfigError("timeline", problem, remedy=_REMEDY) from None
 
 
 def _record(folder: Path, tasks: RunningTasks, seconds: float) -> None:

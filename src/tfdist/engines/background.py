@@ -23,8 +23,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.records import state_folder
 from tfdist.errors import ConfigError
-from tfdist.launcher.console import last_lines
-from tfdist.launcher.launch import task_log_path
+from tfdist.launcher.task_logs import last_lines, task_log_path
 
 __all__ = ["BackgroundEngine", "script", "submit"]
 

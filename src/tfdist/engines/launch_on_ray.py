@@ -15,7 +15,7 @@ from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR
-from tfdist.launcher.notebook_task import EVERY_TASK
+from tfdist.launcher.notebook import EVERY_TASK
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import Placement, RaySection
@@ -150,7 +150,7 @@ def _work_of(
             raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
     common = {"counts": counts, "alone": alone, "run_dir": folder, "section": RaySection()}
     if callable(what):
-        command = (PYTHON, "-m", "tfdist.launcher.notebook_task", *_files(_CALL, _RESULT), EVERY_TASK)
+        command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
         return {
             **common,
             "command": command,

@@ -26,9 +26,9 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray_actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.launch import signals_to, task_log_path
-from tfdist.launcher.new_checkpoints import NewCheckpoints
-from tfdist.launcher.supervisor.backoff import Backoff
+from tfdist.launcher.launch import signals_to
+from tfdist.launcher.supervisor.restart_policy import Backoff, NewCheckpoints
+from tfdist.launcher.task_logs import task_log_path
 from tfdist.trainer.sections.engine import Placement
 
 __all__ = ["RayCluster", "Work"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.launcher.progress_file import SAVED_STEP
+from tfdist.launcher.chief_reports import SAVED_STEP
 
 __all__ = ["batch_script"]
 

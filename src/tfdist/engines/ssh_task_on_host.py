@@ -29,7 +29,8 @@ from tfdist.errors import LOST
 from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.resources import share_cores
-from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
+from tfdist.launcher.start_supervisor import started_supervisor
+from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 
 __all__ = ["GRACE", "SECONDS_OF_SILENCE", "main"]
 
@@ -110,35 +111,34 @@ def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
 
 def _supervisor_plan(
     order: Order, variables: Mapping[str, str], scratch: Path, log: int, reporter: int
-) -> dict[str, Any]:
+) -> SupervisorPlan:
     """Return the plan of a supervisor of one task, which it does not start again by itself."""
     config = scratch / order.plan.config_name
     if order.plan.config is not None:
         write_private(config, order.plan.config.encode())
     meant = {PYTHON: sys.executable, CONFIG: str(config), RUN_DIR: order.run_dir}
-    task = {
-        "name": order.task,
-        "env": {as_latin1(name): as_latin1(value) for name, value in variables.items()},
-        "mark": f"{LAUNCH}={variables[LAUNCH]}",
-        "cores": [],
-        "log": log,
-        "progress": reporter if chief_reports.VARIABLE in variables else None,
-        "serves": False,
-        "alone": False,
-    }
-    return {
-        "command": [as_latin1(meant.get(word, word)) for word in order.plan.command],
-        "tasks": [task],
-        "lead": order.task,
-        "scratch": str(scratch),
-        "network_isolation": "never",
-        "grace": GRACE,
-        "linger": GRACE,
-        "restarts": 0,
-        "heartbeat_timeout": None,
-        "loads_once": False,
-        "lost": LOST,
-    }
+    task = TaskPlan(
+        name=order.task,
+        env={as_latin1(name): as_latin1(value) for name, value in variables.items()},
+        mark=f"{LAUNCH}={variables[LAUNCH]}",
+        cores=(),
+        log=log,
+        progress=reporter if chief_reports.VARIABLE in variables else None,
+        serves=False,
+        alone=False,
+    )
+    return SupervisorPlan(
+        command=[as_latin1(meant.get(word, word)) for word in order.plan.command],
+        tasks=[task],
+        lead=order.task,
+        scratch=str(scratch),
+        network_isolation="never",
+        grace=GRACE,
+        linger=GRACE,
+        restarts=0,
+        loads_once=False,
+        lost=LOST,
+    )
 
 
 def _relay(control: socket.socket, reports: int, received: bytes, task: str) -> int:

@@ -2,34 +2,50 @@
 
 Only the chief gets the variable TFDIST_PROGRESS, which names the pipe's descriptor and inode, such as
 `7:81442`. A child of the chief inherits the variable, but its descriptor 7 may be another file or closed.
+
+For engines whose user looks at a run from elsewhere, a file has the last report of progress. Beside it, the
+file SAVED_STEP has the step of the last checkpoint; a new one renews the engine's count of restarts.
 """
 
+import contextlib
 import json
 import math
 import os
 import select
 import stat
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
-from tfdist.launcher.progress_file import write_to_file
 
 __all__ = [
+    "PROGRESS_FILE",
+    "SAVED_STEP",
     "VARIABLE",
     "Joined",
     "Progress",
     "Report",
     "Silence",
     "address",
+    "inherited_progress_file",
     "read_reports",
     "report_event",
     "report_joined",
     "report_progress",
     "report_silent",
+    "write_saved_step",
 ]
 
 VARIABLE = "TFDIST_PROGRESS"
+PROGRESS_FILE = "TFDIST_PROGRESS_FILE"  # names the file; an engine sets it for the chief alone
+SAVED_STEP = "saved_step"
+_SECONDS_BETWEEN_WRITES = 2.0  # a file of a network's file system
+
+_lock = threading.Lock()
+_written_at = float("-inf")
 
 
 class Progress(NamedTuple):
@@ -78,7 +94,7 @@ def report_progress(
     """
     report = Progress(step, steps, examples_per_second, loss, accuracy)._asdict()
     _report(report)
-    write_to_file(report, is_last=step == steps)
+    _write_to_file(report, is_last=step == steps)
     figures = {"loss": loss, "accuracy": accuracy, "examples_per_second": examples_per_second}
     report_to_kubeflow(step, steps, figures)
 
@@ -157,3 +173,35 @@ def _is_valid(report: Report) -> bool:
     figures = (report.examples_per_second or 0, report.loss or 0, report.accuracy or 0)
     are_numbers = all(isinstance(number, int) and 0 <= number < 2**63 for number in counts)
     return are_numbers and all(isinstance(number, (int, float)) for number in figures)
+
+
+def inherited_progress_file() -> dict[str, str]:
+    """Return the variable with which the chief of a launch writes the file that this process was told of."""
+    return {PROGRESS_FILE: path} if (path := os.environ.get(PROGRESS_FILE)) else {}
+
+
+def _write_to_file(report: Mapping[str, Any], *, is_last: bool) -> None:
+    """Write a report, in place of the last one, unless that is young; do nothing if no file is named."""
+    global _written_at
+    path = os.environ.get(PROGRESS_FILE)
+    if not path:
+        return
+    with _lock:
+        if time.monotonic() - _written_at < _SECONDS_BETWEEN_WRITES and not is_last:
+            return
+        _written_at = time.monotonic()
+        _replace(Path(path), json.dumps(report))
+
+
+def write_saved_step(step: int) -> None:
+    """Write the step of the checkpoint that the chief has just saved; do nothing if no file is named."""
+    if path := os.environ.get(PROGRESS_FILE):
+        _replace(Path(path).with_name(SAVED_STEP), str(step))
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = Path(f"{path}.new")
+    # A full disk stops the training where it saves, with a message; here it only makes the report old.
+    with contextlib.suppress(OSError):
+        partial.write_text(f"{text}\n")
+        partial.replace(path)

@@ -7,29 +7,23 @@ tasks' log files and is read again when there is room. So a paused terminal dela
 import contextlib
 import io
 import os
-import re
 import select
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import msgspec
 
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
-from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, stamped
+from tfdist.launcher.task_logs import LogTail, NotesForLogs
 
-__all__ = ["LogTail", "Screen", "ScreenOptions", "last_lines", "without_control_sequences"]
+__all__ = ["Screen", "ScreenOptions"]
 
-_CHUNK = 64 * 1024
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS, _SECONDS_BETWEEN_MEASUREMENTS = 1.0, 0.2, 2.0
-# Colours and cursor movements of one task would spoil the lines of the others. The log file keeps them.
-# \x80 to \x9f are control characters too (C1): \x9b begins a sequence as \x1b[ does.
-_CONTROL_SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
@@ -43,57 +37,6 @@ class ScreenOptions(NamedTuple):
 
     json: bool = False
     verbosity: int = 0
-
-
-class LogTail:
-    """A reader of whole lines that are added to a log file."""
-
-    def __init__(self, name: str, path: Path, start: int) -> None:
-        self.name = name
-        self._file = open(path, "rb")  # noqa: SIM115  # closed by close()
-        self._file.seek(start)
-        self._rest = b""
-
-    def read(self, *, to_the_end: bool = False) -> str:
-        """Return new lines, about 64 KiB at most; `to_the_end` includes a last line without a line end."""
-        while data := self._file.read(_CHUNK):
-            lines, end, self._rest = (self._rest + data).rpartition(b"\n")
-            if len(self._rest) > _CHUNK:  # a very long line is shown in parts
-                lines, end, self._rest = lines + end + self._rest, b"\n", b""
-            if end:
-                return _printable_text(lines + end)
-        if to_the_end and self._rest:
-            lines, self._rest = self._rest + b"\n", b""
-            return _printable_text(lines)
-        return ""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def last_lines(path: Path, start: int, count: int) -> list[str]:
-    """Return the last lines that were added to a log file after a position; none if it was removed."""
-    try:
-        with open(path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(start, end - _CHUNK))
-            lines = _printable_text(file.read()).rstrip().split("\n")
-    except FileNotFoundError:
-        return []
-    return [line[:500] for line in lines[-count:]]
-
-
-def _printable_text(data: bytes) -> str:
-    text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
-    if "\r" in text:  # of a line that was overwritten, show the last version
-        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return without_control_sequences(text)
-
-
-def without_control_sequences(text: str) -> str:
-    """Return a text without what a terminal would take for commands."""
-    return _CONTROL_SEQUENCES.sub("", text)
 
 
 class Screen:

@@ -1,8 +1,6 @@
 """Start the tasks of a cluster on this machine, and return how they ended."""
 
 import contextlib
-import fcntl
-import logging
 import os
 import signal
 import sys
@@ -11,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from tfdist._utils.files import storage_errors
 from tfdist._utils.stop_signal_names import stop_signals
@@ -19,28 +17,28 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
-from tfdist.launcher import chief_reports, progress_file
+from tfdist.launcher import chief_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
-from tfdist.launcher.launch_monitor import LaunchMonitor, TaskLog
+from tfdist.launcher.launch_monitor import LaunchMonitor
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.progress_text import short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.launcher.record_events import EventFile
-from tfdist.launcher.resources import Cores, describe_shares, own_cores, share_cores
+from tfdist.launcher.resources import describe_shares, own_cores, share_cores
 from tfdist.launcher.run_events import FILE
-from tfdist.launcher.start_supervisor import as_latin1, started_supervisor
+from tfdist.launcher.start_supervisor import started_supervisor
+from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
+from tfdist.launcher.task_logs import opened_logs
 
-__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to", "task_log_path"]
+__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to"]
 
 NetworkIsolation = Literal["auto", "always", "never"]
 SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
 
 # The variable that marks what a task has started, also if that has begun its own session.
 _TASK = "TFDIST_TASK"
-
-_log = logging.getLogger("tfdist")
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # and those that stop a task
 
@@ -113,7 +111,7 @@ def launch(
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
     mark = os.urandom(8).hex()
     with contextlib.ExitStack() as stack:
-        logs = stack.enter_context(_opened_logs(cluster, run_dir))
+        logs = stack.enter_context(opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
             events = stack.enter_context(contextlib.closing(EventFile(run_dir / FILE)))
         reports, reporter = stack.enter_context(_pipe())
@@ -128,30 +126,48 @@ def launch(
             environment = task_environment(
                 cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=threads is not None
             )
-            environment |= {**for_all, _TASK: f"{mark}/{task}", **(for_lead if task == cluster.lead else {})}
-            task_plan = _task_plan(cluster.with_task(*task), environment, share, logs[task], reporter)
-            tasks.append({**task_plan, "alone": task.type in alone})
-        plan: dict[str, Any] = {
-            "network_isolation": network_isolation,
-            "restarts": restarts,
-            "heartbeat_timeout": heartbeat_timeout,
-            "command": [as_latin1(word) for word in command],
-            "tasks": tasks,
-            "lead": str(cluster.lead),
-            "scratch": scratch,
-            "grace": grace,
-            "linger": grace if linger is None else linger,
-            "loads_once": loads_once,
-            "lost": LOST,
-        }
+            is_lead = task == cluster.lead
+            environment |= {**for_all, _TASK: f"{mark}/{task}", **(for_lead if is_lead else {})}
+            tasks.append(
+                TaskPlan(
+                    name=str(task),
+                    env={as_latin1(name): as_latin1(value) for name, value in environment.items()},
+                    mark=f"{_TASK}={environment[_TASK]}",
+                    cores=share.pinned,
+                    log=logs[task].fd,
+                    progress=reporter if is_lead else None,
+                    serves=cluster.with_task(*task).serves,
+                    alone=task.type in alone,
+                )
+            )
+        plan = SupervisorPlan(
+            command=[as_latin1(word) for word in command],
+            tasks=tasks,
+            lead=str(cluster.lead),
+            scratch=scratch,
+            network_isolation=network_isolation,
+            grace=grace,
+            linger=grace if linger is None else linger,
+            restarts=restarts,
+            loads_once=loads_once,
+            lost=LOST,
+        )
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
         out, screen = stream or sys.stdout, screen or ScreenOptions()
-        monitor = LaunchMonitor(cluster, logs, supervisor, reports, out, plan, mark, events, screen, metrics)
+        options = {
+            "threads": threads,
+            "pin": pin,
+            "network_isolation": network_isolation,
+            "restarts": restarts,
+            "heartbeat_timeout": heartbeat_timeout,
+            "alone": list(alone),
+        }
+        monitor = LaunchMonitor(
+            cluster, logs, supervisor, reports, out, plan, heartbeat_timeout, mark, events, screen, metrics
+        )
         stack.enter_context(monitor)
         where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
-        common = {key: plan[key] for key in ("network_isolation", "restarts", "heartbeat_timeout")}
-        options = {"threads": threads, "pin": pin, **common, "alone": list(alone)}
         monitor.begin([os.fsdecode(word) for word in command], where, options)
         monitor.say(f"{where}; logs: {short_path(run_dir / 'logs')}")
         if network_isolation == "never" and not elsewhere:
@@ -162,23 +178,11 @@ def launch(
 
 def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:
     """Return the variables by which the chief reports: to the launcher, an engine's file and the events."""
-    told = {chief_reports.VARIABLE: chief_reports.address(reporter), **progress_file.variables()}
-    return told if events is None else {**told, EVENTS: str(events.absolute())}
-
-
-def _task_plan(
-    cluster: ClusterConfig, environment: Mapping[str, str], share: Cores, log: TaskLog, reporter: int
-) -> dict[str, Any]:
-    """Return what the supervisor must know about a task."""
-    return {
-        "name": str(cluster.task),
-        "env": {as_latin1(name): as_latin1(value) for name, value in environment.items()},
-        "mark": f"{_TASK}={environment[_TASK]}",
-        "cores": share.pinned,
-        "log": log.fd,
-        "progress": reporter if chief_reports.VARIABLE in environment else None,
-        "serves": cluster.serves,
+    told = {
+        chief_reports.VARIABLE: chief_reports.address(reporter),
+        **chief_reports.inherited_progress_file(),
     }
+    return told if events is None else {**told, EVENTS: str(events.absolute())}
 
 
 def _check(
@@ -214,43 +218,6 @@ def _check_hosts(cluster: ClusterConfig) -> None:
                 received=f"{task} at {cluster.address(task)}",
                 remedy="Start each task on its own machine",
             )
-
-
-@contextlib.contextmanager
-def _opened_logs(cluster: ClusterConfig, run_dir: Path) -> Iterator[dict[Task, TaskLog]]:
-    with contextlib.ExitStack() as stack:
-        logs = {}
-        for task in cluster.tasks():
-            path = task_log_path(run_dir, task)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                # Append: a run that continues an earlier one keeps the earlier log.
-                file = stack.enter_context(open(path, "ab", 0))
-            except OSError as error:
-                problem = f"cannot write {path}: {error.strerror}"
-                raise ConfigError("run_dir", problem, remedy="Choose one that you may write to") from None
-            _lock(file.fileno(), path)
-            logs[task] = TaskLog(path, file.fileno(), file.seek(0, os.SEEK_END))
-        yield logs
-
-
-def task_log_path(run_dir: Path, task: Task | str) -> Path:
-    """Return the file with the output of a task, such as `worker:1`."""
-    return run_dir / "logs" / f"{str(task).replace(':', '-')}.log"
-
-
-def _lock(log: int, path: Path) -> None:
-    """Lock the folder against other launches for as long as this launch or any of its processes lives."""
-    try:
-        # The tasks inherit the descriptor, and the lock with it.
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        problem = f"another launch is writing {path}"
-        raise ConfigError("run_dir", problem, remedy="Choose another one, or end that launch") from None
-    except OSError as error:  # a file system without locks
-        _log.warning(
-            "cannot lock %s (%s): two launches there would not notice each other", path, error.strerror
-        )
 
 
 @contextlib.contextmanager

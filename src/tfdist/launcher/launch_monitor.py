@@ -15,15 +15,12 @@ from typing import Any, NamedTuple, TextIO
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import Joined, Progress, Silence
-from tfdist.launcher.command_without_secrets import without_secrets
-from tfdist.launcher.console import LogTail, Screen, ScreenOptions, last_lines
+from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.environment import LAUNCH
-from tfdist.launcher.new_checkpoints import NewCheckpoints
-from tfdist.launcher.notes_for_logs import NotesForLogs
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress_text import count, short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
-from tfdist.launcher.record_events import EventFile
+from tfdist.launcher.record_events import EventFile, without_secrets
 from tfdist.launcher.run_events import (
     AnyEvent,
     CheckpointSaved,
@@ -37,23 +34,18 @@ from tfdist.launcher.run_events import (
     read_line,
     stamped,
 )
+from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
+from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
+from tfdist.launcher.task_logs import LogTail, NotesForLogs, TaskLog, last_lines
 
-__all__ = ["LaunchMonitor", "TaskLog"]
+__all__ = ["LaunchMonitor"]
 
 _TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
 _POLL_MS = 100
 _SECONDS_BETWEEN_CHECKS = 1.0
-
-
-class TaskLog(NamedTuple):
-    """A task's open log file, and the position at which this launch begins in it."""
-
-    path: Path
-    fd: int
-    start: int
 
 
 class StartedProcess(NamedTuple):
@@ -73,7 +65,8 @@ class LaunchMonitor:
         supervisor: tuple[socket.socket, int],
         reports: int,
         stream: TextIO,
-        plan: Mapping[str, Any],
+        plan: SupervisorPlan,
+        heartbeat_timeout: float | None,
         mark: str,
         events: EventFile,
         options: ScreenOptions,
@@ -81,11 +74,11 @@ class LaunchMonitor:
     ) -> None:
         self._cluster, self._logs, self._reports = cluster, logs, reports
         self._control, self._supervisor = supervisor
-        self._seconds_to_end = plan["grace"] + _SECONDS_AFTER_GRACE
+        self._seconds_to_end = plan.grace + _SECONDS_AFTER_GRACE
         self._end_by = float("inf")
-        self._grace = f"SIGTERM, and SIGKILL after {plan['grace']:g} s"
-        self._linger, self._restarts = f"{plan['linger']:g} s", plan["restarts"]
-        self._heartbeat_timeout: float | None = plan["heartbeat_timeout"]
+        self._grace = f"SIGTERM, and SIGKILL after {plan.grace:g} s"
+        self._linger, self._restarts = f"{plan.linger:g} s", plan.restarts
+        self._heartbeat_timeout = heartbeat_timeout
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
         self._verbosity = options.verbosity

@@ -1,5 +1,9 @@
-"""Run a function of a notebook as every task of a cluster on this machine."""
+"""Run a function of a notebook as every task of a cluster on this machine.
 
+As a program, it is one of these tasks, and calls a function that a notebook, or Ray's driver, has sent.
+"""
+
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -11,10 +15,12 @@ from tfdist._utils.files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch import NetworkIsolation, launch
+from tfdist.launcher.supervisor.fork_server import fork_tasks
 
-__all__ = ["notebook_launcher"]
+__all__ = ["EVERY_TASK", "main", "notebook_launcher"]
 
 _Result = TypeVar("_Result")
+EVERY_TASK = "every_task"
 
 
 def notebook_launcher(
@@ -68,7 +74,7 @@ def notebook_launcher(
         call.write_bytes(pickled)
         launch(
             cluster,
-            [sys.executable, "-m", "tfdist.launcher.notebook_task", str(call), str(result)],
+            [sys.executable, "-m", "tfdist.launcher.notebook", str(call), str(result)],
             run_dir=folder,
             threads=threads,
             restarts=restarts,
@@ -87,3 +93,27 @@ def _cloudpickle() -> ModuleType:
         problem = "needs cloudpickle, which is not installed"
         raise ConfigError("notebook_launcher", problem, remedy="pip install 'tfdist[notebook]'") from None
     return cloudpickle  # type: ignore[no-any-return]
+
+
+def main(call: str, result: str, who: str = "chief") -> None:
+    """Call the function in one file, and write the result to the other: the chief's, or each task's own."""
+    import cloudpickle
+
+    function, args = cloudpickle.loads(Path(call).read_bytes())
+    returned = function(*args)
+    if who == EVERY_TASK or ClusterConfig.from_environment().is_chief:
+        Path(result).write_bytes(cloudpickle.dumps(_without_model(returned)))
+
+
+def _without_model(returned: Any) -> Any:
+    """Return a result; remove a Keras History's model, which belongs to the task's strategy."""
+    if hasattr(returned, "set_model"):
+        returned.set_model(None)
+    return returned
+
+
+if __name__ == "__main__":
+    # Only errors of TensorFlow's C++ belong into a cell's output.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    fork_tasks("tfdist.training.fit")
+    main(*sys.argv[1:])

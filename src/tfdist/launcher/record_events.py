@@ -7,9 +7,10 @@ the launcher gets those events too, and shows them.
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,12 +26,21 @@ __all__ = [
     "listening",
     "record",
     "record_progress",
+    "without_secrets",
 ]
 
 VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its events
 # Of one kind that may come often: a run of a month has some ten thousand of them, and one of a minute has 60.
 _SECONDS_BETWEEN, _PART_BETWEEN = 1.0, 1e-3
 _OFTEN = (Progressed, TaskSpeed)
+_HIDDEN = "***"
+# The end of the name of an option or a variable: --hf_token, WANDB_API_KEY, --db.password.
+_ENDS = (
+    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|private|secret|auth)[-_]?key)"
+)
+_NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
+_ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
+_USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a password or as one
 
 
 class EventFile:
@@ -134,3 +144,17 @@ def record_progress(report: chief_reports.Progress) -> None:
     """Report progress to the launcher, engine or Kubeflow, and record it."""
     chief_reports.report_progress(**report._asdict())
     record(as_event(report))
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """Return the words of a command with *** in place of what their names or their form say is a secret."""
+    shown: list[str] = []
+    is_value = False
+    for word in words:
+        if is_value and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        else:
+            visible = _ASSIGNED.sub(rf"\g<name>{_HIDDEN}", word) if _ASSIGNED.fullmatch(word) else word
+            shown.append(_USER.sub(rf"\g<scheme>{_HIDDEN}@", visible))
+        is_value = _NAME.fullmatch(word) is not None
+    return shown

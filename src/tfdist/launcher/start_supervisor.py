@@ -1,18 +1,18 @@
 """Start the supervisor of a launch, which is a process of its own."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-__all__ = ["as_latin1", "started_supervisor"]
+from tfdist.launcher.supervisor.plan import SupervisorPlan
+
+__all__ = ["started_supervisor"]
 
 _SECONDS_TO_END = 60.0  # when all tasks have been told to end at once
 
@@ -27,7 +27,7 @@ main(int(sys.argv[2]), int(sys.argv[3]))
 
 @contextlib.contextmanager
 def started_supervisor(
-    plan: Mapping[str, Any], descriptors: Sequence[int]
+    plan: SupervisorPlan, descriptors: Sequence[int]
 ) -> Iterator[tuple[socket.socket, int]]:
     """Start the supervisor with a plan, and yield the socket to it and its pid.
 
@@ -47,7 +47,7 @@ def started_supervisor(
             )
         try:
             with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
-                control.sendall(json.dumps(plan).encode() + b"\n")
+                control.sendall(plan.to_json())
             yield control, process.pid
         finally:
             control.close()
@@ -63,8 +63,3 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
             process.kill()  # the kernel kills the tasks then
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
-
-
-def as_latin1(word: str | os.PathLike[str]) -> str:
-    """Return a text in which each character represents one byte, as the supervisor expects it."""
-    return os.fsencode(word).decode("latin-1")

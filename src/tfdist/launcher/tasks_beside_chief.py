@@ -8,8 +8,8 @@ from pathlib import Path
 from tfdist._utils.files import storage_errors
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import SECRET, task_environment
-from tfdist.launcher.launch import task_log_path
 from tfdist.launcher.resources import share_cores
+from tfdist.launcher.task_logs import task_log_path
 
 __all__ = ["start_servers"]
 

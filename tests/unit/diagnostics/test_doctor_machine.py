@@ -15,7 +15,7 @@ from tfdist.diagnostics.doctor.finding import Finding
 from tfdist.diagnostics.doctor.limits import core_limit, memory_left
 from tfdist.diagnostics.doctor.machine import check_machine
 from tfdist.diagnostics.doctor.software import check_software
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import onednn_variables
 
 CHECK = """
 import sys
@@ -111,7 +111,7 @@ def test_few_open_files_are_found():
 def test_onednn_that_is_off_is_found(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("flags\t: avx2 fma\n")
-    if not onednn.variables(tmp_path / "proc/cpuinfo"):
+    if not onednn_variables(tmp_path / "proc/cpuinfo"):
         pytest.skip("tfdist does not ask for oneDNN with this TensorFlow, or on this processor")
     states = {
         value: next(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.launcher import progress_file
+from tfdist.launcher import chief_reports
 from tfdist.launcher.chief_reports import (
     VARIABLE,
     Joined,
@@ -53,14 +53,14 @@ def test_a_report_arrives(pipe):
 
 def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
-    monkeypatch.setenv(progress_file.VARIABLE, str(path))
-    monkeypatch.setattr(progress_file, "_written_at", float("-inf"))
+    monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(path))
+    monkeypatch.setattr(chief_reports, "_written_at", float("-inf"))
     report_progress(1, 10, loss=0.5)
     report_progress(2, 10)  # at once after the first: left out
     assert list(read_reports(path.read_bytes())) == [Progress(1, 10, None, 0.5)]
     report_progress(10, 10)  # but never the last one
     assert list(read_reports(path.read_bytes())) == [Progress(10, 10)]
-    monkeypatch.setenv(progress_file.VARIABLE, str(tmp_path / "no folder" / "progress.json"))
+    monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
     report_progress(10, 10)  # is no error of the training
     assert [file.name for file in tmp_path.iterdir()] == ["progress.json"]
 

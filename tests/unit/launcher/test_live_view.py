@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from run_started import run_started
 from tfdist.launcher import live_view
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.live_view import LiveView, ProcessUsage
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -24,6 +25,7 @@ from tfdist.launcher.run_events import (
 
 TASKS = ["chief:0", "worker:0", "worker:1", "ps:0"]
 STARTED = run_started()
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
 
 
 def running(*, coloured=False):
@@ -187,3 +189,24 @@ def test_a_slow_task_is_yellow_and_a_lost_one_red():
     assert "\x1b[33mworker:1" in painted
     assert "\x1b[31mps:0" in painted
     assert "worker:0" in painted
+
+
+def test_a_look_right_after_another_tells_no_share_of_a_core(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(live_view.time, "monotonic", lambda: now)
+    usage = ProcessUsage()
+    first = usage.of(os.getpid())
+    now += 0.001
+    second = usage.of(os.getpid())
+    assert (first.cores, second.cores) == (None, None)
+    assert first.memory > 0
+    now += 10.0  # of which this process has used a moment
+    assert 0.0 <= usage.of(os.getpid()).cores < 1.0
+
+
+def test_a_process_that_has_ended_uses_nothing():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ProcessUsage().of(child) is None

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.launch import launch
 
 NAME = "TF_ENABLE_ONEDNN_OPTS"
 LINUX = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="is for Linux on x86 processors"
 )
-HERE = pytest.mark.skipif(not onednn.variables(), reason="this processor or TensorFlow is too old for it")
+HERE = pytest.mark.skipif(not onednn_variables(), reason="this processor or TensorFlow is too old for it")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_processor_must_have_both(tmp_path, tensorflow, flags, found):
     tensorflow("tensorflow", "2.15.0.post1")
     says = tmp_path / "cpuinfo"
     says.write_text(f"processor\t: 0\nmodel name\t: avx2 fma\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    assert onednn.variables(says) == found
+    assert onednn_variables(says) == found
 
 
 @LINUX
@@ -68,13 +68,13 @@ def test_a_processor_must_have_both(tmp_path, tensorflow, flags, found):
 def test_a_tensorflow_that_fails_with_it_is_left_alone(tmp_path, tensorflow, name, version, is_asked_for):
     tensorflow(name, version)
     (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 fma\n")
-    assert bool(onednn.variables(tmp_path / "cpuinfo")) == is_asked_for
+    assert bool(onednn_variables(tmp_path / "cpuinfo")) == is_asked_for
 
 
 def test_a_system_that_says_nothing_is_left_alone(tmp_path):
-    assert onednn.variables(tmp_path / "none") == {}
+    assert onednn_variables(tmp_path / "none") == {}
     (tmp_path / "empty").write_text("")
-    assert onednn.variables(tmp_path / "empty") == {}
+    assert onednn_variables(tmp_path / "empty") == {}
 
 
 @HERE

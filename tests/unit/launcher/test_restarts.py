@@ -15,10 +15,9 @@ from launched import SECONDS, alive, driver, holds, nothing_left, run, started, 
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.launcher.new_checkpoints import NewCheckpoints
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
-from tfdist.launcher.supervisor.backoff import Backoff
+from tfdist.launcher.supervisor.restart_policy import Backoff, NewCheckpoints
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

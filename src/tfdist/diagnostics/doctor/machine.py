@@ -11,7 +11,7 @@ from tfdist._utils.files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.doctor.limits import core_limit, memory_left
 from tfdist.diagnostics.environment import bytes_available
-from tfdist.launcher import onednn
+from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.resources import own_cores, own_gpus
 
 __all__ = ["check_machine", "existing_parent"]
@@ -126,7 +126,7 @@ def _disk(check: str, folder: Path, remedy: str) -> Finding:
 
 
 def _onednn(environ: Mapping[str, str], root: Path) -> Finding:
-    helps = bool(onednn.variables(root / "proc/cpuinfo"))
+    helps = bool(onednn_variables(root / "proc/cpuinfo"))
     value = environ.get(_ONEDNN)
     if helps and value == "0":
         found = f"{_ONEDNN}=0 switches it off, though this processor trains faster with it"

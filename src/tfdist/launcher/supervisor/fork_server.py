@@ -20,8 +20,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .plan import TaskPlan, as_bytes
 from .query_and_bind_processes import is_stopped
-from .start_child import STOP_SIGNALS, as_bytes, become, start
+from .start_child import STOP_SIGNALS, become, start
 
 __all__ = ["ForkServer", "fork_tasks"]
 
@@ -43,9 +44,9 @@ class ForkServer:
         is_loading: Whether the process may become ready.
     """
 
-    def __init__(self, tasks: Sequence[Mapping[str, Any]], command: Sequence[str], output: int) -> None:
-        self._common = dict(set.intersection(*(set(task["env"].items()) for task in tasks)))
-        self._progress = {task["progress"] for task in tasks} - {None}
+    def __init__(self, tasks: Sequence[TaskPlan], command: Sequence[str], output: int) -> None:
+        self._common = dict(set.intersection(*(set(task.env.items()) for task in tasks)))
+        self._progress = {task.progress for task in tasks if task.progress is not None}
         self.control, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         size = max(len(_environment_block(self._own_variables(task))) for task in tasks)
         with its_end:
@@ -75,14 +76,14 @@ class ForkServer:
             self._is_ready = bool(self.control.recv(1))
         return self._is_ready
 
-    def start(self, task: Mapping[str, Any], output: int) -> tuple[int, str] | None:
+    def start(self, task: TaskPlan, output: int) -> tuple[int, str] | None:
         """Start a task; return its pid and an error text, or None if there is no usable fork server."""
         if self._is_ready and is_stopped(self.pid):
             self.close()
         if not self._is_ready:
             return None
-        closes = list(self._progress - {task["progress"]})
-        order = json.dumps({"env": self._own_variables(task), "cores": task["cores"], "closes": closes})
+        closes = list(self._progress - {task.progress})
+        order = json.dumps({"env": self._own_variables(task), "cores": task.cores, "closes": closes})
         reader, writer = os.pipe()
         with open(reader, "rb", 0) as stream:
             try:
@@ -105,8 +106,8 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    def _own_variables(self, task: Mapping[str, Any]) -> dict[str, str]:
-        return {name: value for name, value in task["env"].items() if name not in self._common}
+    def _own_variables(self, task: TaskPlan) -> dict[str, str]:
+        return {name: value for name, value in task.env.items() if name not in self._common}
 
 
 def fork_tasks(module: str) -> None:

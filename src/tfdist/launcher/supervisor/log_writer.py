@@ -12,8 +12,10 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from .plan import TaskPlan
 
 __all__ = ["LogWriter"]
 
@@ -33,13 +35,13 @@ class LogWriter:
         news: The reading end of a pipe with events for the launcher, one JSON object per line.
     """
 
-    def __init__(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, tasks: Sequence[TaskPlan]) -> None:
         self._logs: dict[int, _Log] = {}  # by the reading end of the pipe
         self._writers: dict[str, int] = {}
         for task in tasks:
-            reader, self._writers[task["name"]] = os.pipe()
+            reader, self._writers[task.name] = os.pipe()
             os.set_blocking(reader, False)
-            self._logs[reader] = _Log(task["name"], task["log"])
+            self._logs[reader] = _Log(task.name, task.log)
         self.news, self._reporter = os.pipe()
         for end in (self.news, self._reporter):
             os.set_blocking(end, False)

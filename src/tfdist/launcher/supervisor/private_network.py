@@ -1,4 +1,4 @@
-"""Move a process to a private network, which no other process can reach."""
+"""Move a process to a private network, a new one that no other process can reach, or that of a launch."""
 
 import ctypes
 import fcntl
@@ -8,9 +8,9 @@ import struct
 import sys
 from pathlib import Path
 
-from .call_libc import call_libc
+from .query_and_bind_processes import call_libc
 
-__all__ = ["enter_private_network", "why_no_private_network"]
+__all__ = ["enter_private_network", "join_private_network", "why_no_private_network"]
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
@@ -47,9 +47,9 @@ def enter_private_network() -> None:
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
-        _unshare(_CLONE_NEWNET)
+        call_libc("unshare", ctypes.c_int(_CLONE_NEWNET))
     else:
-        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        call_libc("unshare", ctypes.c_int(_CLONE_NEWUSER | _CLONE_NEWNET))
         # A user without privileges may map its group only after giving up setgroups().
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -62,5 +62,17 @@ def enter_private_network() -> None:
         socket.create_connection(server.getsockname(), timeout=1).close()
 
 
-def _unshare(flags: int) -> None:
-    call_libc("unshare", ctypes.c_int(flags))
+def join_private_network(pid: int) -> None:
+    """Move this process to the network of another one; it must have no thread yet besides the main one.
+
+    The network of an ordinary user belongs to a user namespace, which that user may enter.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
+    for kind in ("user", "net"):
+        there = Path("/proc", str(pid), "ns", kind)
+        if there.stat().st_ino == Path("/proc/self/ns", kind).stat().st_ino:
+            continue
+        with there.open("rb") as namespace:
+            call_libc("setns", ctypes.c_int(namespace.fileno()), ctypes.c_int(0))

@@ -5,11 +5,19 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from .call_libc import call_libc
-
-__all__ = ["adopt_orphans", "children_of", "die_with_parent", "in_session", "is_stopped", "with_variable"]
+__all__ = [
+    "adopt_orphans",
+    "call_libc",
+    "children_of",
+    "die_with_parent",
+    "in_session",
+    "is_stopped",
+    "with_variable",
+]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -31,12 +39,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 def children_of(parent: int) -> list[int]:
     """Return the children of a process, including zombies."""
-    pids = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # names are wanted, not paths
-        with contextlib.suppress(OSError):  # ended meanwhile
-            if int(_stat(pid)[1]) == parent:
-                pids.append(int(pid))
-    return pids
+    return _processes(lambda pid: int(_stat(pid)[1]) == parent)
 
 
 def is_stopped(pid: int) -> bool:
@@ -48,28 +51,32 @@ def is_stopped(pid: int) -> bool:
 
 def in_session(leader: int) -> list[int]:
     """Return the processes of a session, without zombies."""
-    pids = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # names are wanted, not paths
-        with contextlib.suppress(OSError):  # ended meanwhile
-            state, _, _, session, *_ = _stat(pid)
-            if state != "Z" and int(session) == leader:
-                pids.append(int(pid))
-    return pids
+
+    def is_in_it(pid: int) -> bool:
+        state, _, _, session, *_ = _stat(pid)
+        return state != "Z" and int(session) == leader
+
+    return _processes(is_in_it)
 
 
 def with_variable(assignment: str) -> list[int]:
     """Return the processes that were started with a variable, as far as we may see, without zombies."""
     if sys.platform != "linux":
         return []
+    wanted = assignment.encode()
+    return _processes(lambda pid: wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"))
+
+
+def _processes(is_wanted: Callable[[int], bool]) -> list[int]:
     pids = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # names are wanted, not paths
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):  # noqa: PTH208  # names are wanted
         with contextlib.suppress(OSError):  # ended meanwhile, or of another user
-            if assignment.encode() in Path("/proc", pid, "environ").read_bytes().split(b"\0"):
-                pids.append(int(pid))
+            if is_wanted(pid):
+                pids.append(pid)
     return pids
 
 
-def _stat(pid: int | str) -> list[str]:
+def _stat(pid: int) -> list[str]:
     """Return what the kernel says about a process: state, parent, group, session, and more."""
     # pid (name) state ppid …, where the name may contain blanks and brackets
     return Path("/proc", str(pid), "stat").read_text("ascii", "replace").rpartition(")")[2].split()
@@ -77,3 +84,10 @@ def _stat(pid: int | str) -> list[str]:
 
 def _prctl(option: int, value: int) -> None:
     call_libc("prctl", ctypes.c_int(option), *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0)))
+
+
+def call_libc(function: str, *arguments: Any) -> None:
+    """Call a function of the C library that Python lacks; raise OSError where it does not return 0."""
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), function)

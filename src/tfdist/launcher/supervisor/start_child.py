@@ -4,9 +4,10 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
+from .plan import as_bytes
 from .query_and_bind_processes import die_with_parent
 
-__all__ = ["STOP_SIGNALS", "as_bytes", "become", "start"]
+__all__ = ["STOP_SIGNALS", "become", "start"]
 
 # The signals that may tell a task to end; Slurm sends them to all processes of a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -61,8 +62,3 @@ def become(cores: Sequence[int], supervisor: int, output: int) -> None:
     os.close(null)
     os.dup2(output, 1)
     os.dup2(output, 2)
-
-
-def as_bytes(text: str) -> bytes:
-    """Return the bytes of a text with one character per byte: file names may have any encoding."""
-    return text.encode("latin-1")

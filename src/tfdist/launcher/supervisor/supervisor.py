@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .backoff import Backoff
 from .fork_server import ForkServer
 from .log_writer import LogWriter
+from .plan import SupervisorPlan, TaskPlan
 from .private_network import enter_private_network, why_no_private_network
 from .query_and_bind_processes import adopt_orphans, children_of, die_with_parent, in_session, with_variable
+from .restart_policy import Backoff
 from .start_child import STOP_SIGNALS, start
 
 __all__ = ["Supervisor", "main"]
@@ -36,12 +37,12 @@ class Supervisor:
     Otherwise the round ends, and the next one starts all tasks.
     """
 
-    def __init__(self, control: socket.socket, plan: dict[str, Any], heard: bytes, launcher: int) -> None:
+    def __init__(self, control: socket.socket, plan: SupervisorPlan, heard: bytes, launcher: int) -> None:
         self._control = control
         self._launcher = launcher
         self._plan = plan
-        self._tasks: dict[str, dict[str, Any]] = {task["name"]: task for task in plan["tasks"]}
-        self._allowed: int = plan["restarts"]  # without a new checkpoint in between
+        self._tasks = {task.name: task for task in plan.tasks}
+        self._allowed = plan.restarts  # without a new checkpoint in between
         self._restarts = self._allowed  # the remaining restarts
         self._backoff: defaultdict[str, Backoff] = defaultdict(Backoff)
         self._fork_server: ForkServer | None = None
@@ -60,7 +61,7 @@ class Supervisor:
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._wakeup_reader, select.POLLIN)
-        self._log_writer = LogWriter(plan["tasks"])
+        self._log_writer = LogWriter(plan.tasks)
         self._poll.register(self._log_writer.news, select.POLLIN)
 
     def run(self) -> None:
@@ -68,7 +69,7 @@ class Supervisor:
         remaining: list[int] = []
         should_run = self._settle_network()
         self._log_writer.start(self._control)
-        if should_run and self._plan["loads_once"] and sys.platform == "linux":
+        if should_run and self._plan.loads_once and sys.platform == "linux":
             self._open_fork_server()
         while should_run:
             self._begin_round()
@@ -78,7 +79,7 @@ class Supervisor:
             should_run = not remaining and self._wait_for_next_round()
         if self._fork_server is not None:
             self._fork_server.close()
-        shutil.rmtree(self._plan["scratch"], ignore_errors=True)  # also if the launcher was killed
+        shutil.rmtree(self._plan.scratch, ignore_errors=True)  # also if the launcher was killed
         self._log_writer.finish()
         self._forward_news()
         self._send_event(ended=remaining, orphans=self._orphans)
@@ -163,19 +164,19 @@ class Supervisor:
 
     def _settle_network(self) -> bool:
         """Enter a private network if the plan asks for one; return whether the tasks may start."""
-        if self._plan["network_isolation"] == "never":
+        if self._plan.network_isolation == "never":
             return True
         reason = why_no_private_network()
         if not reason:
             enter_private_network()
-        required = self._plan["network_isolation"] == "always"
+        required = self._plan.network_isolation == "always"
         self._send_event(network=reason, required=required)
         return not reason or not required
 
     def _open_fork_server(self) -> None:
         # Output of the loading, which each task would print, goes to the lead's log.
-        output = self._log_writer.pipe_of(self._plan["lead"])
-        self._fork_server = ForkServer(self._plan["tasks"], self._plan["command"], output)
+        output = self._log_writer.pipe_of(self._plan.lead)
+        self._fork_server = ForkServer(self._plan.tasks, self._plan.command, output)
         self._poll.register(self._fork_server.control, select.POLLIN)
 
     def _read_fork_server(self, fork_server: ForkServer) -> None:
@@ -203,7 +204,7 @@ class Supervisor:
         for name in names:
             pid, error = self._start_one(self._tasks[name], self._log_writer.pipe_of(name))
             if error:
-                self._send_event(unstartable=name, error=error, program=self._plan["command"][0])
+                self._send_event(unstartable=name, error=error, program=self._plan.command[0])
                 self._kill()
                 return False
             self._running[pid] = name
@@ -213,11 +214,11 @@ class Supervisor:
             self._fork_server.close()  # to free its memory
         return True
 
-    def _start_one(self, task: dict[str, Any], output: int) -> tuple[int, str]:
+    def _start_one(self, task: TaskPlan, output: int) -> tuple[int, str]:
         if self._fork_server is not None and (started := self._fork_server.start(task, output)):
             return started
-        keeps = [] if task["progress"] is None else [task["progress"]]
-        return start(task["env"], task["cores"], self._plan["command"], output, keeps)
+        keeps = [] if task.progress is None else [task.progress]
+        return start(task.env, task.cores, self._plan.command, output, keeps)
 
     def _reap(self) -> None:
         """Collect the exit statuses of ended children, including adopted ones, and react to them."""
@@ -234,20 +235,20 @@ class Supervisor:
                     self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
         # Of tasks that end at the same time, one that a signal ended failed first; a lost one may name
         # another.
-        for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan["lost"])):
+        for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
             self._send_event(exited=name, pid=pid, code=code, **self._follow(name, code))
             if name in self._restart_at:
                 self._kill_leftovers(name, pid)
 
     def _follow(self, name: str, code: int) -> dict[str, Any]:
         """React to the end of a task; return what to report about it."""
-        is_lost = code < 0 or code == self._plan["lost"]
+        is_lost = code < 0 or code == self._plan.lost
         if self._asked or self._next_round < _NEVER:
             return {"asked": self._asked, "again": self._next_round < _NEVER}
         if code == 0:
-            if name == self._plan["lead"]:
+            if name == self._plan.lead:
                 self._start_linger()
-        elif is_lost and self._is_lead_done and self._tasks[name]["serves"]:
+        elif is_lost and self._is_lead_done and self._tasks[name].serves:
             return {"asked": True, "again": False}  # its chief was already done
         elif is_lost and self._restarts:
             return {"asked": False, "again": True, **self._start_again(name)}
@@ -258,7 +259,7 @@ class Supervisor:
     def _start_again(self, name: str) -> dict[str, Any]:
         """Set the time at which a lost task, or all tasks, start again; return which, and the pause."""
         self._restarts -= 1
-        alone, now = self._tasks[name]["alone"], time.monotonic()
+        alone, now = self._tasks[name].alone, time.monotonic()
         restarted = name if alone else _ALL_TASKS
         pause = self._backoff[restarted].pause_after(now - self._began[restarted])
         if alone:
@@ -271,12 +272,12 @@ class Supervisor:
     def _start_linger(self) -> None:
         """Set the time by which the other tasks must end after the lead."""
         self._is_lead_done = True
-        self._end_at = min(self._end_at, time.monotonic() + self._plan["linger"])
+        self._end_at = min(self._end_at, time.monotonic() + self._plan.linger)
         self._restart_at = {
-            name: when for name, when in self._restart_at.items() if not self._tasks[name]["serves"]
+            name: when for name, when in self._restart_at.items() if not self._tasks[name].serves
         }
         # A server that was just started again may not have met its chief, and would wait for it.
-        self._terminate(name for name in self._restarted if self._tasks[name]["serves"])
+        self._terminate(name for name in self._restarted if self._tasks[name].serves)
 
     def _end(self) -> None:
         """End all tasks, with SIGTERM first, and start none again."""
@@ -290,7 +291,7 @@ class Supervisor:
         if self._asked:
             return
         self._asked = True
-        self._kill_at = min(self._kill_at, time.monotonic() + self._plan["grace"])
+        self._kill_at = min(self._kill_at, time.monotonic() + self._plan.grace)
         if self._running:
             self._send_event(asked=list(self._running.values()), done=self._is_lead_done)
             self._terminate(self._tasks)
@@ -317,7 +318,7 @@ class Supervisor:
         """Kill what a lost task has left: it may occupy the memory or the port that the next one needs."""
         if sys.platform == "linux":
             # The session has what was forked and has begun no session; the variable marks what was started.
-            mark = self._tasks[name]["mark"]
+            mark = self._tasks[name].mark
             self._kill_all(lambda: [*in_session(pid), *with_variable(mark)])
         else:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -340,11 +341,7 @@ class Supervisor:
         return [pid for pid in pids if pid not in self._helpers()]
 
     def _helpers(self) -> set[int]:
-        return (
-            {self._log_writer.pid}
-            if self._fork_server is None
-            else {self._log_writer.pid, self._fork_server.pid}
-        )
+        return {helper.pid for helper in (self._log_writer, self._fork_server) if helper is not None}
 
     def _kill_all(self, find: Callable[[], list[int]]) -> list[int]:
         """Kill processes until `find` returns none; return those that do not end."""
@@ -370,9 +367,9 @@ def main(control_fd: int, launcher: int) -> None:
                 return  # the launcher died before it had sent the plan
             received += data
         line, _, received = received.partition(b"\n")
-        plan = json.loads(line)
-        for task in plan["tasks"]:
-            for fd in (task["log"], task["progress"]):
+        plan = SupervisorPlan.from_json(line)
+        for task in plan.tasks:
+            for fd in (task.log, task.progress):
                 if fd is not None:
                     os.set_inheritable(fd, False)
         adopt_orphans()

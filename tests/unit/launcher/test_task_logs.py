@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.launcher import notes_for_logs
-from tfdist.launcher.notes_for_logs import NotesForLogs
+from tfdist.launcher import task_logs
+from tfdist.launcher.task_logs import NotesForLogs
 
 INFO = "I0000 00:00:1795267459.73 299 port.cc:153] oneDNN custom operations are on.\n"
 NO_GPU = "E0000 00:00:1.2 3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error\n"
@@ -14,7 +14,7 @@ OWN = "epoch 1 is done\n"
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(notes_for_logs, "own_gpus", list)
+    monkeypatch.setattr(task_logs, "own_gpus", list)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_is_for_nobody_is_left_out(is_live, shown):
 
 
 def test_an_error_of_cuda_is_shown_where_there_is_a_gpu(monkeypatch):
-    monkeypatch.setattr(notes_for_logs, "own_gpus", lambda: ["0"])
+    monkeypatch.setattr(task_logs, "own_gpus", lambda: ["0"])
     assert NotesForLogs(is_live=True, verbosity=0).without(NO_GPU, "worker:0") == NO_GPU
 
 

@@ -45,7 +45,7 @@ time.sleep(600)
 # Joins the network of the first task whose process a run has recorded, and asks a port there.
 JOIN = """
 import json, socket, sys
-from tfdist.launcher.join_private_network import join_private_network
+from tfdist.launcher.supervisor.private_network import join_private_network
 events = [json.loads(line) for line in open(sys.argv[1] + "/events.jsonl")]
 join_private_network(next(event["pid"] for event in events if event["event"] == "task_started"))
 socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=5).close()
@@ -63,9 +63,9 @@ def reachable(port):
     return True
 
 
-def joined(run_dir, port, *, prefix=(), python=sys.executable, **options):
+def joined(run_dir, port, *, code=JOIN, prefix=(), python=sys.executable, **options):
     """Return what another process prints that joins the private network of a run."""
-    command = [*prefix, python, "-c", JOIN, str(run_dir), str(port)]
+    command = [*prefix, python, "-c", code, str(run_dir), str(port)]
     done = subprocess.run(command, capture_output=True, timeout=SECONDS, text=True, check=False, **options)
     return done.stdout + done.stderr
 
@@ -203,7 +203,11 @@ def test_who_may_not_join_a_private_network_is_told_what_helps(tmp_path):
         pytest.skip("needs setpriv")
     with started(driver(SERVE, tmp_path)) as process:
         port = ports_of(tmp_path)[0]
-        told = joined(tmp_path, port, prefix=["setpriv", "--bounding-set=-sys_admin"])  # as in a container
+        # As `tfdist timeline` does it in a container.
+        code = JOIN.replace("launcher.supervisor.private_network", "cli.timeline").replace(
+            "join_private", "_join_private"
+        )
+        told = joined(tmp_path, port, code=code, prefix=["setpriv", "--bounding-set=-sys_admin"])
         process.terminate()
         process.communicate(timeout=SECONDS)
     assert "ConfigError: timeline: cannot enter the private network of process" in told
