@@ -108,9 +108,13 @@ def _runs_tfdist(words: list[str]) -> list[str] | None:
 def _check_flags(monkeypatch: pytest.MonkeyPatch, verb: str, words: list[str]) -> None:
     """Parse a command's words with the flags that it defines, and do nothing else."""
 
-    def parse(main: object, *, takes_command: bool = False, takes_words: bool = False, **_: object) -> None:
+    def parse(main, *, flags_from=None, takes_command=False, takes_words=False, **_):
         flags.FLAGS.set_gnu_getopt(takes_words)
-        _run_command._parsed(sys.argv, takes_command=takes_command or takes_words)
+        own = [
+            *_run_command._define_flags(main),
+            *(_run_command._define_flags(flags_from) if flags_from else ()),
+        ]
+        _run_command._parsed(sys.argv, own, takes_command=takes_command or takes_words)
 
     monkeypatch.setattr(_run_command, "run", parse)
     monkeypatch.setattr(sys, "argv", [f"tfdist {verb}", *words])

@@ -6,9 +6,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tfdist._utils.files import local_path
+from tfdist.cli._run_command import Changes, ConfigFile, Flag
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.engine import Engine, engine_names, find_engine
@@ -19,36 +20,40 @@ from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
-__all__ = ["define_flags", "made_by", "options_of", "requested", "submission_of"]
+__all__ = ["made_by", "options_of", "requested", "submission_of"]
 
 
 def requested(
-    words: Sequence[str], *, sbatch: Sequence[str] = (), option: Sequence[str] = (), **flags: Any
-) -> tuple[Engine, Job, Mapping[str, str]]:
-    """Return the engine, the job and the engine's options that the flags of `define_flags` describe."""
-    name, job = _job_of(words, **flags)
-    return find_engine(name), job, options_of([*sbatch, *option])
-
-
-def _job_of(
     words: Sequence[str],
-    config: str | None = None,
-    set: Sequence[str] = (),
-    workers: int | None = None,
-    ps: int = 0,
-    run_dir: str | None = None,
-    alone: Sequence[str] = (),
-) -> tuple[str, Job]:
-    """Return the name of the engine, and the job.
+    config: ConfigFile = None,
+    set: Changes = (),
+    workers: Annotated[int | None, Flag("For a script: how many workers; 2 by default.", least=0)] = None,
+    ps: Annotated[int, Flag("For a script: how many parameter servers.", least=0)] = 0,
+    alone: Annotated[
+        Sequence[str],
+        Flag(
+            "For a script: a role whose tasks are started again alone, such as worker with asynchronous"
+            " parameter servers; can be repeated."
+        ),
+    ] = (),
+    run_dir: Annotated[
+        str | None, Flag("The folder in which each run gets a folder; runs by default.")
+    ] = None,
+    sbatch: Annotated[
+        Sequence[str],
+        Flag(
+            "For slurm: an option of sbatch, e.g. partition=gpu, or for one role worker:partition=gpu;"
+            " can be repeated."
+        ),
+    ] = (),
+    option: Annotated[
+        Sequence[str],
+        Flag("An option of the engine, NAME=VALUE, such as image=registry/train:1; can be repeated."),
+    ] = (),
+) -> tuple[Engine, Job, Mapping[str, str]]:
+    """Return the engine, the job and the engine's options that words and flags describe.
 
-    Args:
-        words: The words after the flags: the engine, and the command of a script.
-        config: The config file, or None for a script.
-        set: Values that replace those of the file.
-        workers: The number of a script's workers.
-        ps: The number of a script's parameter servers.
-        run_dir: The folder of all runs.
-        alone: The roles of a script's tasks that are started again alone.
+    The words are those after the flags: the engine, and the command of a script.
     """
     if not words:
         remedy = f"Name one: {', '.join(engine_names())}"
@@ -65,7 +70,7 @@ def _job_of(
         for role in alone:
             if role not in counts:
                 raise ConfigError("--alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
-        return engine, Job(
+        job = Job(
             name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
             command=tuple(command),
             counts=counts,
@@ -73,11 +78,13 @@ def _job_of(
             made_by=made_by(),
             alone=tuple(alone),
         )
-    if workers is not None or ps or alone:
+    elif workers is not None or ps or alone:
         problem = "are for a script, but --config is given"
         remedy = "Change its sections `cluster` and `strategy`"
         raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
-    return engine, _job_of_config(config, set, folder)
+    else:
+        job = _job_of_config(config, set, folder)
+    return find_engine(engine), job, options_of([*sbatch, *option])
 
 
 def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
@@ -134,32 +141,6 @@ def options_of(texts: Sequence[str]) -> Mapping[str, str]:
             raise ConfigError("--sbatch, --option", expected=expected, received=shown(text))
         options[name.removeprefix("--")] = value
     return options
-
-
-def define_flags(flags: Any) -> None:
-    """Define the flags that `tfdist render` and `tfdist submit` share."""
-    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
-    flags.DEFINE_integer("workers", None, "For a script: how many workers; 2 by default.", lower_bound=0)
-    flags.DEFINE_integer("ps", 0, "For a script: how many parameter servers.", lower_bound=0)
-    flags.DEFINE_multi_string(
-        "alone",
-        [],
-        "For a script: a role whose tasks are started again alone, such as worker with asynchronous parameter"
-        " servers; can be repeated.",
-    )
-    flags.DEFINE_string("run_dir", None, "The folder in which each run gets a folder; runs by default.")
-    flags.DEFINE_multi_string(
-        "sbatch",
-        [],
-        "For slurm: an option of sbatch, e.g. partition=gpu, or for one role worker:partition=gpu;"
-        " can be repeated.",
-    )
-    flags.DEFINE_multi_string(
-        "option",
-        [],
-        "An option of the engine, NAME=VALUE, such as image=registry/train:1; can be repeated.",
-    )
 
 
 def _counted(tasks: Sequence[Any]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Load TensorFlow without the notes of its start, which no variable silences since TensorFlow 2.20."""
+"""Load TensorFlow, and prepare data by it, without its notes, which no variable silences since 2.20."""
 
 import contextlib
 import os
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from tfdist.launcher.resources import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
+from tfdist.trainer.config import Settings
 
-__all__ = ["load_tensorflow_quietly"]
+__all__ = ["load_tensorflow_quietly", "prepare_data"]
 
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
 
@@ -61,3 +62,13 @@ def _filter(readable: int, writable: int) -> None:
             out.write(NotesForLogs(is_live=False, verbosity=0).without(text, "").encode())
     finally:
         os._exit(0)
+
+
+def prepare_data(settings: Settings) -> None:
+    """Prepare the data, unless that was done before: in a private network, tasks cannot download."""
+    from tfdist.datasets.open_data import DataRequest
+
+    request = DataRequest(**settings.config.data.wanted())
+    if request.needs_tensorflow:
+        load_tensorflow_quietly()
+    request.open()

@@ -1,18 +1,21 @@
 """Run a command: pass its flags to its main as plain arguments, and turn errors into exit statuses.
 
-Only the commands use absl. A command defines its flags and calls `run` inside its
-`if __name__ == "__main__"` guard, so that importing two commands never defines a flag twice:
+Only the commands use absl. A parameter of `main` is a flag if its annotation has a `Flag`; its type and its
+default are those of the flag. `run` defines the flags, so two commands that are imported define none twice:
+
+    def main(config: Annotated[str | None, Flag("The file to read.")]) -> None: ...
 
     if __name__ == "__main__":
-        flags.DEFINE_string("config", None, "The file to read.")
         run(main)
 """
 
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from absl import flags
 from absl import logging as absl_logging
@@ -20,45 +23,91 @@ from absl import logging as absl_logging
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.environment import enable_onednn
 
-__all__ = ["GIVEN_ENVIRONMENT", "define_log_format", "run"]
+__all__ = ["GIVEN_ENVIRONMENT", "Changes", "ConfigFile", "Flag", "LogFormat", "Verbosity", "run"]
 
 GIVEN_ENVIRONMENT = dict(os.environ)  # before a command sets variables of its own
+_DEFINE: dict[type, Callable[..., object]] = {
+    bool: flags.DEFINE_bool,
+    float: flags.DEFINE_float,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+}
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
+
+
+class Flag(NamedTuple):
+    """The flag of a parameter: what `--help` says, the least value, and a name of one letter."""
+
+    help: str
+    least: float | None = None
+    short_name: str | None = None
+
+
+# The flags that several commands share.
+ConfigFile = Annotated[str | None, Flag("The YAML file that describes the run; see configs/.")]
+Changes = Annotated[Sequence[str], Flag("Set a value of the file, e.g. train.epochs=3; can be repeated.")]
+LogFormat = Annotated[
+    Literal["text", "json"], Flag("What to print: text, or json, an object a line (docs/events.md).")
+]
+Verbosity = Annotated[
+    int,
+    Flag("1 to show also what only the log files keep otherwise, such as TensorFlow's notes at its start."),
+]
 
 
 def run(
     main: Callable[..., int | None],
     *,
+    flags_from: Callable[..., object] | None = None,
     takes_command: bool = False,
     takes_words: bool = False,
     loads: str | None = None,
 ) -> None:
     """Parse the command line, call `main` with the command's flags as keyword arguments, and exit.
 
-    With `takes_command`, `main` also gets the words after the flags, as `command`. With `takes_words`, it
-    gets all words that are no flags, and flags may follow them. A launch loads the module
-    `loads` once for all its tasks.
+    `main` also takes the flags of `flags_from`. With `takes_command`, it also gets the words after them, as
+    `command`. With `takes_words`, it gets all words that are no flags, and flags may follow them. A launch
+    loads the module `loads` once for all its tasks.
 
     Exit statuses: the result of `main` (None is 0), 2 for a user's mistake, 138 if a restart may help, 130 on
     Ctrl-C, 1 otherwise. A user's mistake prints one line on standard error, and no traceback.
     """
     flags.FLAGS.set_gnu_getopt(takes_words)
-    sys.exit(_status(lambda: _call(main, takes_command or takes_words, loads)))
+    own = [*_define_flags(main), *(_define_flags(flags_from) if flags_from else ())]
+    sys.exit(_status(lambda: _call(main, own, takes_command or takes_words, loads)))
 
 
-def define_log_format() -> None:
-    """Define the flag of the commands that show what a launch does."""
-    text = "What to print: text, or json, an object a line (docs/events.md)."
-    flags.DEFINE_enum("log_format", "text", ["text", "json"], text)
-    flags.FLAGS[
-        "verbosity"
-    ].help = "1 to show also what only the log files keep otherwise, such as TensorFlow's notes at its start."
+def _define_flags(function: Callable[..., object]) -> list[str]:
+    """Define the flags that the annotations of a function's parameters describe; return their names."""
+    own = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, flag = parameter.annotation, None
+        if get_origin(kind) is Annotated:
+            kind, flag = get_args(kind)
+        if not isinstance(flag, Flag):
+            continue
+        own.append(name)
+        if name in flags.FLAGS:  # absl's own: verbosity
+            flags.FLAGS[name].help = flag.help
+            continue
+        default = None if parameter.default is parameter.empty else parameter.default
+        [kind] = {*get_args(kind)} - {NoneType} if NoneType in get_args(kind) else [kind]
+        if get_origin(kind) is Literal:
+            flags.DEFINE_enum(name, default, get_args(kind), flag.help)
+        elif get_origin(kind) is Sequence:
+            flags.DEFINE_multi_string(name, list(default or ()), flag.help)
+        else:
+            least = {"lower_bound": flag.least} if kind in (int, float) else {}
+            _DEFINE[kind](name, default, flag.help, short_name=flag.short_name, **least)
+    return own
 
 
-def _call(main: Callable[..., int | None], takes_command: bool, loads: str | None) -> int | None:
+def _call(
+    main: Callable[..., int | None], own: Sequence[str], takes_command: bool, loads: str | None
+) -> int | None:
     # Not absl's app.run: if it runs before the import of TensorFlow 2.12, Keras 2 believes that it is in
     # graph mode. tfdist needs only the flags and the log handler.
-    rest = _parsed(sys.argv, takes_command=takes_command)
+    rest = _parsed(sys.argv, own, takes_command=takes_command)
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.WARNING)  # the level of TensorFlow's Python code
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
@@ -67,7 +116,7 @@ def _call(main: Callable[..., int | None], takes_command: bool, loads: str | Non
     is_verbose = flags.FLAGS.verbosity > 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if is_verbose else "2")
     enable_onednn()
-    arguments: dict[str, Any] = {flag.name: flag.value for flag in _own_flags()}
+    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in own}
     if takes_command:
         arguments["command"] = rest[1:]
     if loads is not None:
@@ -96,11 +145,11 @@ def _status(call: Callable[[], int | None]) -> str | int | None:
     return status
 
 
-def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:
+def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list[str]:
     """Parse the flags; absl's own parser would exit with status 1, even for --help."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    if _HELP.intersection(own):
-        print(_help())
+    before_command = argv[: argv.index("--")] if "--" in argv else argv
+    if _HELP.intersection(before_command):
+        print(_help(own))
         sys.exit(0)
     try:
         rest = flags.FLAGS(argv)
@@ -113,16 +162,9 @@ def _parsed(argv: list[str], *, takes_command: bool) -> list[str]:
     return rest
 
 
-def _own_flags() -> list[flags.Flag[Any]]:
-    own: list[flags.Flag[Any]] = flags.FLAGS.get_flags_for_module(sys.modules["__main__"])
-    for module in ("tfdist.cli._jobs", __name__):  # which several commands share
-        own += flags.FLAGS.get_flags_for_module(module)
-    return own + ([flags.FLAGS["verbosity"]] if "log_format" in flags.FLAGS else [])
-
-
-def _help() -> str:
+def _help(own: Sequence[str]) -> str:
     lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
-    for flag in sorted(_own_flags(), key=lambda flag: str(flag.name)):
+    for flag in (flags.FLAGS[name] for name in sorted(own)):
         default = "" if flag.default in (None, [], False) else f" Default: {flag.default}."
         lines.append(f"  --{flag.name:<12} {flag.help}{default}")
     return "\n".join(lines)

@@ -10,11 +10,12 @@ what may make the config faster here, and says what to write into it. Nothing is
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import local_path, write_json
 from tfdist._utils.plotting import check_plotting
-from tfdist.cli._prepare_data import prepare_data
+from tfdist.cli._quiet_start import prepare_data
+from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterSection
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import Settings, read_config
@@ -28,18 +29,24 @@ _MOST_WORKERS = 64
 
 
 def main(
-    config: str | None,
-    set: Sequence[str] = (),
-    workers: str | None = None,
-    weak: bool = False,
-    tune: bool = False,
-    only: Sequence[str] = (),
-    steps: int = 100,
-    warmup: int = 20,
-    rounds: int = 3,
-    plot: str | None = None,
-    json: str | None = None,
-    record: str | None = None,
+    config: Annotated[str | None, Flag("The YAML file that is measured; see configs/.")],
+    set: Annotated[
+        Sequence[str], Flag("Set a value of the file, e.g. data.name=digits; can be repeated.")
+    ] = (),
+    workers: Annotated[
+        str | None, Flag("How many workers: 1..4, or 1,2,4. Else 1 to as many as the file has.")
+    ] = None,
+    weak: Annotated[bool, Flag("Keep the batch of each worker constant, not the global batch.")] = False,
+    tune: Annotated[bool, Flag("Measure which changes make the config faster on this machine.")] = False,
+    only: Annotated[
+        Sequence[str], Flag("With --tune: try only this, e.g. communication; can be repeated.")
+    ] = (),
+    steps: Annotated[int, Flag("How many steps each worker is measured for.", least=1)] = 100,
+    warmup: Annotated[int, Flag("How many warm-up steps come before.", least=1)] = 20,
+    rounds: Annotated[int, Flag("How often everything is run, in turns.", least=1)] = 3,
+    plot: Annotated[str | None, Flag("The PNG to draw the result in (needs matplotlib).")] = None,
+    json: Annotated[str | None, Flag("The file to write all measured values to.")] = None,
+    record: Annotated[str | None, Flag("Only train and write the times: for bench's own processes.")] = None,
 ) -> None:
     """Measure a config, or with `record` run as a task of one of its measurements."""
     if not config:
@@ -123,22 +130,4 @@ def _counts(text: str | None, bench: "Bench") -> list[int]:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file that is measured; see configs/.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. data.name=digits; can be repeated.")
-    flags.DEFINE_string(
-        "workers", None, "How many workers: 1..4, or 1,2,4. Else 1 to as many as the file has."
-    )
-    flags.DEFINE_bool("weak", False, "Keep the batch of each worker constant, not the global batch.")
-    flags.DEFINE_bool("tune", False, "Measure which changes make the config faster on this machine.")
-    flags.DEFINE_multi_string("only", [], "With --tune: try only this, e.g. communication; can be repeated.")
-    flags.DEFINE_integer("steps", 100, "How many steps each worker is measured for.", lower_bound=1)
-    flags.DEFINE_integer("warmup", 20, "How many warm-up steps come before.", lower_bound=1)
-    flags.DEFINE_integer("rounds", 3, "How often everything is run, in turns.", lower_bound=1)
-    flags.DEFINE_string("plot", None, "The PNG to draw the result in (needs matplotlib).")
-    flags.DEFINE_string("json", None, "The file to write all measured values to.")
-    flags.DEFINE_string("record", None, "Only train and write the times: for bench's own processes.")
     run(main, loads="tfdist.benchmark.worker")

@@ -6,17 +6,19 @@ tfdist configs ps2w [--output FOLDER]
 
 import shlex
 from collections.abc import Sequence
-
-from absl import flags
+from typing import Annotated
 
 from tfdist._utils.files import local_path
+from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs
 
 __all__ = ["main"]
 
 
-def main(command: Sequence[str], output: str) -> None:
+def main(
+    command: Sequence[str], output: Annotated[str, Flag("The folder to write to.", short_name="o")] = "."
+) -> None:
     """Print the names, or write the config that the command line names."""
     if len(command) > 1:
         raise ConfigError("command line", expected="one name", received=str(len(command)))
@@ -32,7 +34,4 @@ def main(command: Sequence[str], output: str) -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("output", ".", "The folder to write to.", short_name="o")
     run(main, takes_words=True)

@@ -8,13 +8,14 @@ is 2 if a check has failed. Nothing is trained, and nothing is left behind but p
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from absl import flags
 
 from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.cli._run_command import Changes, ConfigFile, Flag, run
 from tfdist.diagnostics.doctor.all_of_cluster import check_cluster
 from tfdist.diagnostics.doctor.cluster import describe, find_cluster
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
@@ -31,13 +32,17 @@ _FAILED = 2
 
 
 def main(
-    config: str | None,
-    set: Sequence[str] = (),
-    task: str | None = None,
-    run_dir: str | None = None,
-    wait: float = 30.0,
-    measure: bool = False,
-    json: bool = False,
+    config: ConfigFile,
+    set: Changes = (),
+    task: Annotated[str | None, Flag("Which task of the cluster this host runs, e.g. worker:0.")] = None,
+    run_dir: Annotated[str | None, Flag("The folder that a run would write to; runs by default.")] = None,
+    wait: Annotated[
+        float, Flag("Seconds to wait for `tfdist doctor` on the hosts of the other tasks.", least=0)
+    ] = 30.0,
+    measure: Annotated[
+        bool, Flag("Train some steps here, and measure the links between tasks that measure too.")
+    ] = False,
+    json: Annotated[bool, Flag("Print JSON.")] = False,
 ) -> int:
     """Print what the checks find: a line for each, or one JSON list."""
     if measure and not config:
@@ -87,17 +92,4 @@ def _shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
-    flags.DEFINE_string("task", None, "Which task of the cluster this host runs, e.g. worker:0.")
-    flags.DEFINE_string("run_dir", None, "The folder that a run would write to; runs by default.")
-    flags.DEFINE_float(
-        "wait", 30.0, "Seconds to wait for `tfdist doctor` on the hosts of the other tasks.", lower_bound=0
-    )
-    flags.DEFINE_bool(
-        "measure", False, "Train some steps here, and measure the links between tasks that measure too."
-    )
-    flags.DEFINE_bool("json", False, "Print JSON.")
     run(main)

@@ -6,16 +6,15 @@ It loads no TensorFlow, so it works where TensorFlow fails to load. It does not 
 """
 
 import json as json_format
+from typing import Annotated
 
-from absl import flags
-
-from tfdist.cli._run_command import GIVEN_ENVIRONMENT
+from tfdist.cli._run_command import GIVEN_ENVIRONMENT, Flag, run
 from tfdist.diagnostics.environment import describe_environment
 
 __all__ = ["main"]
 
 
-def main(*, json: bool) -> None:
+def main(*, json: Annotated[bool, Flag("Print JSON.")] = False) -> None:
     """Print one line for each fact, or one JSON object."""
     facts = describe_environment(GIVEN_ENVIRONMENT)
     if json:
@@ -27,7 +26,4 @@ def main(*, json: bool) -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_bool("json", False, "Print JSON.")
     run(main)

@@ -7,12 +7,14 @@ The model is built and traced on this machine, and the data are prepared. docs/e
 with real runs.
 """
 
-import json
+import json as json_format
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Annotated
 
 from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyName
@@ -24,8 +26,14 @@ __all__ = ["main"]
 _SPEEDS = (1, 10)  # Gbit/s
 
 
-def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
-    """Print the estimate of a config; as JSON with `json`."""
+def main(
+    config: Annotated[str | None, Flag("The YAML file whose tasks are estimated.")],
+    set: Annotated[
+        Sequence[str], Flag("Set a value of the file, e.g. cluster.worker=8; can be repeated.")
+    ] = (),
+    json: Annotated[bool, Flag("Print JSON, in bytes.")] = False,
+) -> None:
+    """Print the estimate of a config."""
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     settings = read_config(config, set)
@@ -36,7 +44,7 @@ def main(config: str | None, set: Sequence[str] = (), **formats: bool) -> None:
 
     sizes = measure_model(settings.config, replicas.examples)
     estimates = estimate_tasks(settings.config, cluster, sizes, replicas)
-    if formats.get("json"):
+    if json:
         _print_json(replicas.strategy, sizes, estimates)
     else:
         _print_tables(replicas.strategy, sizes, estimates)
@@ -51,7 +59,7 @@ def _print_json(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskE
         }
         for each in estimates
     }
-    print(json.dumps({"strategy": name, "libraries": sizes.libraries, "tasks": tasks}, indent=2))
+    print(json_format.dumps({"strategy": name, "libraries": sizes.libraries, "tasks": tasks}, indent=2))
 
 
 def _print_tables(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:
@@ -89,11 +97,4 @@ def _megabytes(count: int) -> str:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file whose tasks are estimated.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. cluster.worker=8; can be repeated.")
-    flags.DEFINE_bool("json", False, "Print JSON, in bytes.")
     run(main)

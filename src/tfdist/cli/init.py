@@ -10,9 +10,10 @@ that it takes. It replaces no file without --force.
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from tfdist._utils.files import local_path, write_whole
+from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.resources import own_cores, own_gpus
 from tfdist.trainer.new_project import (
@@ -36,7 +37,26 @@ __all__ = ["main"]
 _CHOICES = {"where": PLACES, "strategy": STRATEGIES, "data": DATA, "model": MODELS}
 
 
-def main(command: Sequence[str], force: bool = False, **flags: Any) -> None:
+class _Answers(NamedTuple):
+    """The answers to `QUESTIONS` that flags give."""
+
+    where: Annotated[str | None, Flag(f"Where it will run: {', '.join(PLACES)}.")] = None
+    hosts: Annotated[str | None, Flag("With ssh: the hosts, such as node1,me@node2.")] = None
+    image: Annotated[str | None, Flag("With kubernetes: the image of the tasks.")] = None
+    strategy: Annotated[str | None, Flag(f"How the tasks share the work: {', '.join(STRATEGIES)}.")] = None
+    workers: Annotated[int | None, Flag("How many workers, or devices of mirrored.")] = None
+    ps: Annotated[int | None, Flag("How many parameter servers.")] = None
+    data: Annotated[str | None, Flag("A data set, a folder of images, or script for data of your own.")] = (
+        None
+    )
+    model: Annotated[str | None, Flag(f"{', '.join(MODELS)}, or my_package.my_module:function.")] = None
+
+
+def main(
+    command: Sequence[str],
+    force: Annotated[bool, Flag("Replace files that exist.")] = False,
+    **flags: Any,
+) -> None:
     """Write the files of a project; `flags` are the answers to `QUESTIONS`, None for those not given."""
     if len(command) > 1:
         raise ConfigError("command line", expected="one folder", received=str(len(command)))
@@ -105,17 +125,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("where", None, f"Where it will run: {', '.join(PLACES)}.")
-    flags.DEFINE_string("hosts", None, "With ssh: the hosts, such as node1,me@node2.")
-    flags.DEFINE_string("image", None, "With kubernetes: the image of the tasks.")
-    flags.DEFINE_string("strategy", None, f"How the tasks share the work: {', '.join(STRATEGIES)}.")
-    flags.DEFINE_integer("workers", None, "How many workers, or devices of mirrored.")
-    flags.DEFINE_integer("ps", None, "How many parameter servers.")
-    flags.DEFINE_string("data", None, "A data set, a folder of images, or script for data of your own.")
-    flags.DEFINE_string("model", None, f"{', '.join(MODELS)}, or my_package.my_module:function.")
-    flags.DEFINE_bool("force", False, "Replace files that exist.")
-    run(main, takes_words=True)
+    run(main, flags_from=_Answers, takes_words=True)

@@ -13,10 +13,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
 from tfdist._utils.files import local_path, new_run_folder
 from tfdist.cli._end_of_run import page_written, print_results
+from tfdist.cli._run_command import Flag, LogFormat, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
@@ -37,18 +38,45 @@ _APART = (
 
 def main(
     command: Sequence[str],
-    workers: int | None = None,
-    ps: int = 0,
-    job: Sequence[str] = (),
-    run_dir: str | None = None,
-    restarts: int = 0,
-    alone: Sequence[str] = (),
-    threads: int | None = None,
-    pin: bool = False,
-    network_isolation: NetworkIsolation = "auto",
-    heartbeat_timeout: float | None = None,
-    log_format: str = "text",
-    verbosity: int = 0,
+    workers: Annotated[int | None, Flag("How many workers; 2 where no --job is given.")] = None,
+    ps: Annotated[int, Flag("How many parameter servers.")] = 0,
+    job: Annotated[
+        Sequence[str], Flag("A job of any name and how many tasks, trainer=3; can be repeated.")
+    ] = (),
+    run_dir: Annotated[
+        str | None, Flag("The folder for the logs. Without it, a new folder in runs/.")
+    ] = None,
+    restarts: Annotated[
+        int, Flag("How often tasks that are lost are started again; a new checkpoint renews it.", least=0)
+    ] = 0,
+    alone: Annotated[
+        Sequence[str],
+        Flag(
+            "A type of tasks that are started again alone, such as worker with asynchronous parameter"
+            " servers; can be repeated."
+        ),
+    ] = (),
+    threads: Annotated[
+        int | None, Flag("The threads of each task; without it, the tasks share the cores.", least=1)
+    ] = None,
+    pin: Annotated[bool, Flag("Bind each task that computes to cores of its own.")] = False,
+    network_isolation: Annotated[
+        NetworkIsolation,
+        Flag(
+            "Whether the tasks live in a private network: auto (if this system allows it),"
+            " always (or fail), or never."
+        ),
+    ] = "auto",
+    heartbeat_timeout: Annotated[
+        float | None,
+        Flag(
+            "Kill a task that has been stopped for so many seconds, so that it counts as lost;"
+            " without it, never.",
+            least=0.1,
+        ),
+    ] = None,
+    log_format: LogFormat = "text",
+    verbosity: Verbosity = 0,
 ) -> None:
     """Run a command as every task of a local cluster."""
     if not command:
@@ -103,43 +131,4 @@ def _counted(text: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import define_log_format, run
-
-    flags.DEFINE_integer("workers", None, "How many workers; 2 where no --job is given.")
-    flags.DEFINE_integer("ps", 0, "How many parameter servers.")
-    flags.DEFINE_multi_string("job", [], "A job of any name and how many tasks, trainer=3; can be repeated.")
-    flags.DEFINE_string("run_dir", None, "The folder for the logs. Without it, a new folder in runs/.")
-    flags.DEFINE_integer(
-        "restarts",
-        0,
-        "How often tasks that are lost are started again; a new checkpoint renews it.",
-        lower_bound=0,
-    )
-    flags.DEFINE_multi_string(
-        "alone",
-        [],
-        "A type of tasks that are started again alone, such as worker with asynchronous parameter servers;"
-        " can be repeated.",
-    )
-    flags.DEFINE_integer(
-        "threads", None, "The threads of each task; without it, the tasks share the cores.", lower_bound=1
-    )
-    flags.DEFINE_bool("pin", False, "Bind each task that computes to cores of its own.")
-    flags.DEFINE_enum(
-        "network_isolation",
-        "auto",
-        get_args(NetworkIsolation),
-        "Whether the tasks live in a private network: auto (if this system allows it),"
-        " always (or fail), or never.",
-    )
-    flags.DEFINE_float(
-        "heartbeat_timeout",
-        None,
-        "Kill a task that has been stopped for so many seconds, so that it counts as lost;"
-        " without it, never.",
-        lower_bound=0.1,
-    )
-    define_log_format()
     run(main, takes_command=True)

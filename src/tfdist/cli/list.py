@@ -5,6 +5,7 @@ tfdist list
 
 import sys
 
+from tfdist.cli._run_command import run
 from tfdist.engines.engine import find_engine
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import submissions
@@ -49,6 +50,4 @@ def _state(submission: Submission, silent: dict[tuple[str, str], TfdistError]) -
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
     run(main)

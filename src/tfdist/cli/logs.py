@@ -7,8 +7,10 @@ With --follow it continues until the job has ended.
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 from tfdist.cli._jobs import submission_of
+from tfdist.cli._run_command import Flag, run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.logs_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown
@@ -17,7 +19,11 @@ from tfdist.launcher.task_logs import without_control_sequences
 __all__ = ["main"]
 
 
-def main(command: Sequence[str], task: str | None = None, follow: bool = False) -> None:
+def main(
+    command: Sequence[str],
+    task: Annotated[str | None, Flag("Only this task, e.g. worker:1, or 3/worker:1 of an array.")] = None,
+    follow: Annotated[bool, Flag("Continue until the job has ended.")] = False,
+) -> None:
     """Print the logs of all tasks, each line after the name of its task, or of one task."""
     engine, submission = submission_of(command)
     tasks = submission.tasks if task is None else (_task_of(submission, task),)
@@ -41,10 +47,4 @@ def _task_of(submission: Submission, name: str) -> str:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("task", None, "Only this task, e.g. worker:1, or 3/worker:1 of an array.")
-    flags.DEFINE_bool("follow", False, "Continue until the job has ended.")
     run(main, takes_words=True)

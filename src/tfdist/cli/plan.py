@@ -8,18 +8,24 @@ TensorFlow is not loaded.
 
 import json
 import shlex
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, plan_text, read_config
 
 __all__ = ["main"]
 
-FORMATS = ("text", "json", "export")
 
-
-def main(config: str | None, task: str | None = None, format: str = "text") -> None:
+def main(
+    config: Annotated[str | None, Flag("The YAML file whose cluster is planned.")],
+    task: Annotated[str | None, Flag("Only this task, e.g. worker:1.")] = None,
+    format: Annotated[
+        Literal["text", "json", "export"],
+        Flag("One of text, json, export; export is for a shell's eval."),
+    ] = "text",
+) -> None:
     """Print the plan of the cluster in a config file, or of one of its tasks."""
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
@@ -58,13 +64,4 @@ def _entry(cluster: ClusterConfig, task: Task, settings: Settings) -> dict[str, 
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file whose cluster is planned.")
-    flags.DEFINE_string("task", None, "Only this task, e.g. worker:1.")
-    flags.DEFINE_enum(
-        "format", "text", FORMATS, f"One of {', '.join(FORMATS)}; export is for a shell's eval."
-    )
     run(main)

@@ -12,10 +12,11 @@ may be addresses such as gs://bucket/runs/ps2w.
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.files import local_path, path_or_address
 from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.export_folder import find_export
 
@@ -26,12 +27,17 @@ __all__ = ["main"]
 
 
 def main(
-    model: str | None,
-    input: str | None,
-    output: str = "-",
-    format: str | None = None,
-    grid: str | None = None,
-    batch_size: int = 256,
+    model: Annotated[str | None, Flag("A run's folder, an export in it, or a .keras or .tflite file there.")],
+    input: Annotated[str | None, Flag("An image, a folder of images, an .npz file, or a data set's name.")],
+    output: Annotated[str, Flag("The file to write; - is standard output.")] = "-",
+    format: Annotated[
+        Literal["jsonl", "csv"] | None,
+        Flag("The format; by default, what --output ends in, or JSON lines."),
+    ] = None,
+    grid: Annotated[
+        str | None, Flag("The PNG to draw up to 64 images and their answers in, wrong answers first.")
+    ] = None,
+    batch_size: Annotated[int, Flag("How many images the model predicts at once.", least=1)] = 256,
 ) -> None:
     """Write the answer for each image to standard output or a file, and print a summary."""
     if not model:
@@ -47,18 +53,9 @@ def main(
     form = format or ("csv" if output.endswith(".csv") else "jsonl")
     load_tensorflow_quietly()
 
-    from tfdist.export.write_answers import (
-        answer,  # loads TensorFlow, after the checks of the flags
-    )
+    from tfdist.export.write_answers import answer  # loads TensorFlow, after the checks of the flags
 
-    summary = answer(
-        exported,
-        input,
-        batch_size=batch_size,
-        output=target,
-        form=cast(Literal["jsonl", "csv"], form),
-        grid=grid_path,
-    )
+    summary = answer(exported, input, batch_size=batch_size, output=target, form=form, grid=grid_path)
     _print_summary(summary, [path for path in (target, grid_path) if path is not None])
 
 
@@ -108,18 +105,4 @@ def _print_summary(summary: "Summary", written: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("model", None, "A run's folder, an export in it, or a .keras or .tflite file there.")
-    flags.DEFINE_string("input", None, "An image, a folder of images, an .npz file, or a data set's name.")
-    flags.DEFINE_string("output", "-", "The file to write; - is standard output.")
-    flags.DEFINE_enum(
-        "format", None, ("jsonl", "csv"), "The format; by default, what --output ends in, or JSON lines."
-    )
-    flags.DEFINE_string(
-        "grid", None, "The PNG to draw up to 64 images and their answers in, wrong answers first."
-    )
-    flags.DEFINE_integer("batch_size", 256, "How many images the model predicts at once.", lower_bound=1)
     run(main)

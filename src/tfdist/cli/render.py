@@ -10,10 +10,11 @@ The first lines of the output say what made it, and how to submit it.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tfdist._utils.files import local_path, write_whole
 from tfdist.cli._jobs import made_by, options_of, requested
+from tfdist.cli._run_command import Flag, run
 from tfdist.engines.dockerfile import render_dockerfile
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown
@@ -23,7 +24,13 @@ from tfdist.trainer.sections.engine import DockerfileSection
 __all__ = ["main"]
 
 
-def main(command: Sequence[str], output: str | None = None, **flags: Any) -> None:
+def main(
+    command: Sequence[str],
+    output: Annotated[
+        str | None, Flag("The file to write; standard output by default.", short_name="o")
+    ] = None,
+    **flags: Any,
+) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
     path = None if output is None else _file(output)
     if list(command) == ["dockerfile"]:
@@ -60,11 +67,4 @@ def _dockerfile(
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._jobs import define_flags
-    from tfdist.cli._run_command import run
-
-    define_flags(flags)
-    flags.DEFINE_string("output", None, "The file to write; standard output by default.", short_name="o")
-    run(main, takes_words=True)
+    run(main, flags_from=requested, takes_words=True)

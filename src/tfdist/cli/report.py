@@ -11,16 +11,27 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from tfdist._utils.files import local_path, path_or_address
 from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.report.page import write_page
 from tfdist.errors import ConfigError, DataError
 
 __all__ = ["main"]
 
 
-def main(command: Sequence[str], output: str | None = None) -> None:
+def main(
+    command: Sequence[str],
+    output: Annotated[
+        str | None,
+        Flag(
+            "The file to write. Without it, report.html or comparison.html in the first run's folder.",
+            short_name="o",
+        ),
+    ] = None,
+) -> None:
     """Write the page, and print where it is."""
     if not 1 <= len(command) <= 2:
         remedy = "Name them: tfdist report runs/NAME"
@@ -62,14 +73,4 @@ def _folder_of(place: Path | str) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string(
-        "output",
-        None,
-        "The file to write. Without it, report.html or comparison.html in the first run's folder.",
-        short_name="o",
-    )
     run(main, takes_words=True)

@@ -7,6 +7,7 @@ and as the first line of a config: `# yaml-language-server: $schema=tfdist.schem
 
 import json
 
+from tfdist.cli._run_command import run
 from tfdist.trainer.config import json_schema
 
 __all__ = ["main"]
@@ -18,6 +19,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
     run(main)

@@ -9,10 +9,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import local_path
 from tfdist._utils.plotting import check_plotting
+from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ _MOST_WORKERS = 1000
 
 
 def main(
-    config: str | None,
-    workers: str = "1..100",
-    plot: str | None = None,
-    advise: bool = False,
-    check: bool = False,
+    config: Annotated[str | None, Flag("The YAML file that says what is simulated; see examples/simulate/.")],
+    workers: Annotated[
+        str, Flag("How many workers: 1..1000, in steps of 1, 2, 5, 10 …, or 1,2,4.")
+    ] = "1..100",
+    plot: Annotated[str | None, Flag("The PNG to draw the result in (needs matplotlib).")] = None,
+    advise: Annotated[bool, Flag("Print which change helps the largest cluster most, and how much.")] = False,
+    check: Annotated[bool, Flag("Compare the simulation with published results.")] = False,
 ) -> None:
     """Simulate what a file describes, or check the simulation."""
     local_path(plot or "", "--plot")  # an error before the simulation
@@ -110,15 +113,4 @@ def _counts(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file that says what is simulated; see examples/simulate/.")
-    flags.DEFINE_string(
-        "workers", "1..100", "How many workers: 1..1000, in steps of 1, 2, 5, 10 …, or 1,2,4."
-    )
-    flags.DEFINE_string("plot", None, "The PNG to draw the result in (needs matplotlib).")
-    flags.DEFINE_bool("advise", False, "Print which change helps the largest cluster most, and how much.")
-    flags.DEFINE_bool("check", False, "Compare the simulation with published results.")
     run(main)

@@ -6,6 +6,7 @@ tfdist status slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
+from tfdist.cli._run_command import run
 from tfdist.engines.logs_and_exit_status import last_progress
 
 __all__ = ["main"]
@@ -20,6 +21,4 @@ def main(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from tfdist.cli._run_command import run
-
     run(main, takes_words=True)

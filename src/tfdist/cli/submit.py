@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli._jobs import requested
+from tfdist.cli._run_command import run
 from tfdist.engines.records import record
 
 __all__ = ["main"]
@@ -24,10 +25,4 @@ def main(command: Sequence[str], **flags: Any) -> None:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._jobs import define_flags
-    from tfdist.cli._run_command import run
-
-    define_flags(flags)
-    run(main, takes_words=True)
+    run(main, flags_from=requested, takes_words=True)

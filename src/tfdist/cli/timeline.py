@@ -7,9 +7,11 @@ The file opens in https://ui.perfetto.dev. To record certain steps, use `tfdist 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from tfdist._utils.files import local_path
 from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_running_tasks
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.private_network import join_private_network
@@ -22,7 +24,7 @@ _REMEDY = (
 _MOST_SECONDS = 600.0  # the profiler keeps all it has seen in memory
 
 
-def main(command: Sequence[str], seconds: float = 2.0) -> None:
+def main(command: Sequence[str], seconds: Annotated[float, Flag("How long to record.")] = 2.0) -> None:
     """Record the tasks, write the timeline, and print where it is."""
     if len(command) != 1:
         remedy = "Name it: tfdist timeline runs/NAME"
@@ -69,9 +71,4 @@ def _record(folder: Path, tasks: RunningTasks, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_float("seconds", 2.0, "How long to record.")
     run(main, takes_words=True)

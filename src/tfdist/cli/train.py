@@ -13,12 +13,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist.cli._end_of_run import page_written, print_results
-from tfdist.cli._prepare_data import prepare_data
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
+from tfdist.cli._run_command import Changes, ConfigFile, Flag, LogFormat, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost
@@ -49,15 +49,19 @@ _SMOKE = (
 
 
 def main(
-    config: str | None,
-    set: Sequence[str] = (),
-    run_dir: str | None = None,
-    task: str | None = None,
-    dry_run: bool = False,
-    smoke: bool = False,
-    profile: str | None = None,
-    log_format: str = "text",
-    verbosity: int = 0,
+    config: ConfigFile,
+    set: Changes = (),
+    run_dir: Annotated[
+        str | None, Flag("The folder for the run's files. Without it, a new folder in runs/.")
+    ] = None,
+    task: Annotated[str | None, Flag("Which task of the cluster this process is, e.g. worker:0.")] = None,
+    dry_run: Annotated[bool, Flag("Check everything, show what would be done, and train nothing.")] = False,
+    smoke: Annotated[bool, Flag("Take a few steps only: training, evaluation, checkpoint, export.")] = False,
+    profile: Annotated[
+        str | None, Flag("Record these steps of all tasks in one timeline, e.g. 20:30.")
+    ] = None,
+    log_format: LogFormat = "text",
+    verbosity: Verbosity = 0,
 ) -> None:
     """Train, as the whole cluster or as one task of it."""
     with failure_written(os.environ):
@@ -248,16 +252,4 @@ def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import define_log_format, run
-
-    flags.DEFINE_string("config", None, "The YAML file that describes the run; see configs/.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. train.epochs=3; can be repeated.")
-    flags.DEFINE_string("run_dir", None, "The folder for the run's files. Without it, a new folder in runs/.")
-    flags.DEFINE_string("task", None, "Which task of the cluster this process is, e.g. worker:0.")
-    flags.DEFINE_bool("dry_run", False, "Check everything, show what would be done, and train nothing.")
-    flags.DEFINE_bool("smoke", False, "Take a few steps only: training, evaluation, checkpoint, export.")
-    flags.DEFINE_string("profile", None, "Record these steps of all tasks in one timeline, e.g. 20:30.")
-    define_log_format()
     run(main, loads="tfdist.trainer.run_job")

@@ -13,8 +13,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.strategies.options import strategy_name
@@ -30,12 +31,18 @@ _SECONDS = 1800
 
 
 def main(
-    config: str | None,
-    set: Sequence[str] = (),
-    steps: int = 10,
-    numbers: str = "float64",
-    record: str | None = None,
-    reverse: bool = False,
+    config: Annotated[str | None, Flag("The YAML file whose cluster is verified.")],
+    set: Annotated[
+        Sequence[str], Flag("Set a value of the file, e.g. data.name=digits; can be repeated.")
+    ] = (),
+    steps: Annotated[int, Flag("How many steps to compare.", least=1)] = 10,
+    numbers: Annotated[
+        Literal["float64", "float32"], Flag("The number type of all computation.")
+    ] = "float64",
+    record: Annotated[
+        str | None, Flag("Only train and write this record: for verify's own processes.")
+    ] = None,
+    reverse: Annotated[bool, Flag("With --record: take each batch in reverse order.")] = False,
 ) -> int:
     """Verify a config's cluster, or with `record` run as one of its processes."""
     if not config:
@@ -45,21 +52,11 @@ def main(
     if record:
         from tfdist.trainer.equivalence import record as write_record
 
-        kind = cast(Literal["float32", "float64"], numbers)
-        write_record(settings.config, cluster, Path(record), steps=steps, numbers=kind, reverse=reverse)
+        write_record(settings.config, cluster, Path(record), steps=steps, numbers=numbers, reverse=reverse)
         return 0
     _check(settings, cluster)
-    words = [
-        sys.executable,
-        "-m",
-        "tfdist",
-        "verify",
-        "--config",
-        config,
-        f"--steps={steps}",
-        f"--numbers={numbers}",
-    ]
-    words += [f"--set={change}" for change in set]
+    words = [sys.executable, "-m", "tfdist", "verify", "--config", config]
+    words += [f"--steps={steps}", f"--numbers={numbers}", *(f"--set={change}" for change in set)]
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
         return _compare(words, cluster, settings, numbers, Path(folder))
 
@@ -143,14 +140,4 @@ def _show(differences: Sequence["Difference"], name: str) -> int:
 
 
 if __name__ == "__main__":
-    from absl import flags
-
-    from tfdist.cli._run_command import run
-
-    flags.DEFINE_string("config", None, "The YAML file whose cluster is verified.")
-    flags.DEFINE_multi_string("set", [], "Set a value of the file, e.g. data.name=digits; can be repeated.")
-    flags.DEFINE_integer("steps", 10, "How many steps to compare.", lower_bound=1)
-    flags.DEFINE_enum("numbers", "float64", ("float64", "float32"), "The number type of all computation.")
-    flags.DEFINE_string("record", None, "Only train and write this record: for verify's own processes.")
-    flags.DEFINE_bool("reverse", False, "With --record: take each batch in reverse order.")
     run(main, loads="tfdist.trainer.equivalence")

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 import yaml
-from absl import flags as absl_flags
+from absl.flags import FLAGS
 
-from tfdist.cli import _jobs
+from tfdist.cli import _jobs, _run_command
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyOptions, strategy_name
 from tfdist.trainer.config import read_config
@@ -34,16 +34,14 @@ def _project(machine=NO_GPU, **given):
 
 def _submitted(words):
     """Return the engine, the job and the options of a command line of `tfdist submit`."""
-    values = absl_flags.FlagValues()
-    values.set_gnu_getopt(True)
-
-    class Into:
-        def __getattr__(self, name):
-            return lambda *rest, **more: getattr(absl_flags, name)(*rest, flag_values=values, **more)
-
-    _jobs.define_flags(Into())
-    rest = values(["submit", *words])[1:]
-    return _jobs.requested(rest, **{name: values[name].value for name in values})
+    names = _run_command._define_flags(_jobs.requested)
+    FLAGS.set_gnu_getopt(True)
+    try:
+        rest = FLAGS(["submit", *words])[1:]
+        return _jobs.requested(rest, **{name: FLAGS[name].value for name in names})
+    finally:
+        for name in names:
+            delattr(FLAGS, name)
 
 
 @pytest.fixture
