@@ -21,8 +21,7 @@ from tfdist.coordination.calls_between_tasks import call, token
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
-from tfdist.transport.open_endpoint import named
-from tfdist.transport.ps_endpoints import written_addresses
+from tfdist.transport.ps_endpoints import named, written_addresses
 
 __all__ = ["PsTransfer", "StepTransfer"]
 

@@ -18,7 +18,7 @@ from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
-from tfdist.transport.shared_messages import SharedBuffers
+from tfdist.transport.shared_memory import SharedBuffers
 
 __all__ = ["Channel", "GivenUp"]
 

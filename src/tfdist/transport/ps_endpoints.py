@@ -18,24 +18,26 @@ import numpy as np
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.calls_between_tasks import register
 from tfdist.coordination.health import Silence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError
-from tfdist.transport.authentication import Connection, Proofs
+from tfdist.transport.authentication import Connection, Proofs, find_secret
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.message import Manifest, read_manifest
-from tfdist.transport.shared_memory import share_memory
-from tfdist.transport.shared_messages import SharedBuffers
+from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
 
-__all__ = ["Endpoint", "ServerEndpoint", "WorkerEndpoint", "written_addresses"]
+__all__ = ["Endpoint", "ServerEndpoint", "WorkerEndpoint", "named", "open_endpoint", "written_addresses"]
 
 _SECONDS_TO_CONNECT = 15.0
 _HELLO = struct.Struct("!IQ")
 _log = logging.getLogger("tfdist")
 
 Array = np.ndarray[Any, Any]
+_OF_WORKERS = ("connect", "begin", "receive", "hand_over")
+_OF_SERVERS = ("listen", "moved", "send", "receive")
 
 
 def written_addresses(servers: dict[int, tuple[str, int]], *, is_encrypted: bool = False) -> bytes:
@@ -262,3 +264,24 @@ def _never_lost(seconds: float) -> str:
 def _pack_server(server: int) -> bytes:
     """Return whose connection it is, in a fixed number of bytes."""
     return struct.pack("!I", server)
+
+
+def named(name: str) -> str:
+    """Return the name by which other tasks call a function of the endpoint."""
+    return f"endpoint.{name}"
+
+
+def open_endpoint(cluster: ClusterConfig) -> Endpoint | None:
+    """Open this task's endpoint, if the task has a secret and takes part in training.
+
+    Raises:
+        ConnectError: This task cannot listen on its address.
+    """
+    secret, task = find_secret(), cluster.task
+    if secret is None or task is None or task.type not in ("ps", "worker"):
+        return None
+    is_server = task.type == "ps"
+    endpoint = (ServerEndpoint if is_server else WorkerEndpoint)(cluster.training(), secret)
+    for name in _OF_SERVERS if is_server else _OF_WORKERS:
+        register(named(name), getattr(endpoint, name))
+    return endpoint
