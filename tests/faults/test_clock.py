@@ -20,7 +20,7 @@ OF_THE_WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow
 # counts by the time of the day, so that timelines of several machines are compared by it too.
 FOR_PEOPLE = {
     "launcher/run_events.py",
-    "diagnostics/doctor/participant.py",
+    "diagnostics/doctor/protocol.py",
     "profiling/cluster_recording.py",
     "profiling/recorder.py",
     "profiling/timeline_file.py",

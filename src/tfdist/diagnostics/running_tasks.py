@@ -12,7 +12,6 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.run_events import (
     LaunchStarted,
     NetworkChosen,
-    RunStarted,
     TaskExited,
     TaskStarted,
 )
@@ -47,21 +46,17 @@ def find_running_tasks(folder: Path) -> RunningTasks:
     facts = read_run(folder)
     if facts.problem is not None:
         raise _over(folder, "has failed" if facts.problem else "is done")
-    launched = facts.last(LaunchStarted)
+    launched, started = facts.launched, facts.started
     pids = _pids(facts)
     if launched is not None and not any(map(_is_alive, pids.values())):
         ended = "was killed, as no process of its tasks is left" if pids else "has not started its tasks yet"
         raise _over(folder, ended)
-    started = facts.last(RunStarted)
     known = (started.addresses if started is not None else {}) or (launched.tasks if launched else {})
     addresses = {task: address for task, address in known.items() if task.partition(":")[0] != _NO_PORT}
     if not addresses:
-        problem = (
-            "is no run of a cluster, whose tasks have ports"
-            if started is not None
-            else "has no tasks that are known yet"
-        )
-        remedy = "Train with --profile 20:30" if started is not None else "Wait until it trains"
+        problem, remedy = "has no tasks that are known yet", "Wait until it trains"
+        if started is not None:
+            problem, remedy = "is no run of a cluster, whose tasks have ports", "Train with --profile 20:30"
         raise ConfigError(str(folder), problem, remedy=remedy)
     network = facts.last(NetworkChosen)
     return RunningTasks(addresses, network is not None and network.is_private, pids)

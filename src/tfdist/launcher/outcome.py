@@ -9,9 +9,17 @@ from pathlib import Path
 from tfdist.cluster.config import Task
 from tfdist.errors import LOST, TfdistError
 
-__all__ = ["LaunchError", "LaunchReport", "TaskExit"]
+__all__ = ["LaunchError", "LaunchReport", "TaskExit", "signal_name"]
 
 _CODES_AFTER_SIGTERM = (0, LOST, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)
@@ -51,15 +59,8 @@ class TaskExit:
         return self.code < 0 or self.code == LOST
 
     def __str__(self) -> str:
-        return f"exited with {self.code} ({self._signal()}pid {self.pid})"
-
-    def _signal(self) -> str:
-        if self.code >= 0:
-            return ""
-        try:
-            return f"{signal.Signals(-self.code).name}, "
-        except ValueError:  # a real-time signal has no name
-            return f"signal {-self.code}, "
+        by = f"{signal_name(-self.code)}, " if self.code < 0 else ""
+        return f"exited with {self.code} ({by}pid {self.pid})"
 
 
 @dataclass(frozen=True)

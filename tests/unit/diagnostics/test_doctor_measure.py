@@ -15,8 +15,7 @@ from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
-from tfdist.diagnostics.doctor.messages import Facts, Measured
-from tfdist.diagnostics.doctor.participant import Participant
+from tfdist.diagnostics.doctor.protocol import Facts, Measured, Participant
 from tfdist.diagnostics.doctor.speed import check_links, expected_speed
 from tfdist.trainer.config import Config
 

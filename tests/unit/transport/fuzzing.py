@@ -25,8 +25,18 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import Call
 from tfdist.diagnostics.doctor.answering import Answering
-from tfdist.diagnostics.doctor.messages import Bulk, Clock, End, Facts, Link, Measure, Time
-from tfdist.diagnostics.doctor.participant import Participant, proofs_of, ranks_of
+from tfdist.diagnostics.doctor.protocol import (
+    Bulk,
+    Clock,
+    End,
+    Facts,
+    Link,
+    Measure,
+    Participant,
+    Time,
+    proofs_of,
+    ranks_of,
+)
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.message import Manifest

@@ -19,9 +19,8 @@ from tfdist.diagnostics.doctor.cluster import check_addresses, reach_all
 from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
-from tfdist.diagnostics.doctor.meeting import Meeting, listen_on_any_port
-from tfdist.diagnostics.doctor.messages import Facts
-from tfdist.diagnostics.doctor.participant import Participant
+from tfdist.diagnostics.doctor.meeting import Meeting
+from tfdist.diagnostics.doctor.protocol import Facts, Participant
 from tfdist.diagnostics.doctor.run import config_digest
 from tfdist.diagnostics.doctor.software import Loaded
 from tfdist.diagnostics.doctor.speed import check_links, expected_speed
@@ -29,6 +28,7 @@ from tfdist.diagnostics.doctor.transport import ANY_PORT, check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings
 from tfdist.transport.authentication import find_secret
+from tfdist.transport.listen_and_call import ConnectError, Listener
 
 __all__ = ["check_cluster"]
 
@@ -110,10 +110,9 @@ class _Gathering:
         """Meet the others, and yield what that shows."""
         cluster, facts = self.cluster, self.facts
         with contextlib.ExitStack() as stack:
-            listener = listen_on_any_port(split_address(cluster.address(self.task))[0])
-            if listener is not None:
-                stack.enter_context(listener)
-                facts = msgspec.structs.replace(facts, any_port=listener.getsockname()[1])
+            with contextlib.suppress(ConnectError):  # the address is not this host's: a finding of its own
+                listener = stack.enter_context(Listener(split_address(cluster.address(self.task))[0]))
+                facts = msgspec.structs.replace(facts, any_port=listener.port)
             own = Participant(cluster, self.task, _secret(), facts)
             measure = functools.partial(measure_to, own) if facts.measures else None
             answering = Answering(own, measure=measure)

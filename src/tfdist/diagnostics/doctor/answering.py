@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import Task
 from tfdist.coordination.only_peers import admitting_only_peers
-from tfdist.diagnostics.doctor.messages import (
+from tfdist.diagnostics.doctor.protocol import (
     Bulk,
     Clock,
     End,
@@ -17,11 +17,13 @@ from tfdist.diagnostics.doctor.messages import (
     LinkError,
     Measure,
     Measured,
+    Participant,
     Received,
     Request,
     Time,
+    proofs_of,
+    ranks_of,
 )
-from tfdist.diagnostics.doctor.participant import Participant, proofs_of, ranks_of
 from tfdist.transport.unproven_callers import UnprovenCallers
 
 __all__ = ["Answering"]

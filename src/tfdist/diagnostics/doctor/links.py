@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tfdist.cluster.config import Task
 from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.meeting import Meeting
-from tfdist.diagnostics.doctor.messages import (
+from tfdist.diagnostics.doctor.protocol import (
     MOST_BULK,
     Bulk,
     End,
@@ -16,9 +16,10 @@ from tfdist.diagnostics.doctor.messages import (
     LinkError,
     Measure,
     Measured,
+    Participant,
     Received,
+    round_trips,
 )
-from tfdist.diagnostics.doctor.participant import Participant, round_trips
 from tfdist.transport.listen_and_call import ConnectError
 
 __all__ = ["Links", "measure_links", "measure_to"]

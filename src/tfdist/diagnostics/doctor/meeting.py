@@ -1,21 +1,18 @@
 """Meet the doctors of the other tasks: call each of them until it answers or the time is over."""
 
 import queue
-import socket
 import threading
 import time
 from typing import NamedTuple
 
 from tfdist.cluster.addresses_and_free_ports import join_address, split_address
 from tfdist.cluster.config import Task
-from tfdist.coordination.health import connected
 from tfdist.diagnostics.doctor.answering import Answering
-from tfdist.diagnostics.doctor.messages import Facts, Link, LinkError
-from tfdist.diagnostics.doctor.network import Reached
-from tfdist.diagnostics.doctor.participant import Participant, round_trips
+from tfdist.diagnostics.doctor.network import Reached, reach
+from tfdist.diagnostics.doctor.protocol import Facts, Link, LinkError, Participant, round_trips
 from tfdist.transport.listen_and_call import ConnectError
 
-__all__ = ["Meeting", "Met", "listen_on_any_port"]
+__all__ = ["Meeting", "Met"]
 
 _MOST_THREADS = 32
 _SECONDS_BETWEEN_CALLS = 0.5
@@ -105,38 +102,15 @@ class Meeting:
         except LinkError as error:
             self.refusals[other] = f"breaks off: {error}"
             return False
-        host = split_address(self._own.cluster.address(other))[0]
-        self.met[other] = Met(facts, round_trip, ahead, _reaches(host, facts.any_port))
+        host, port = split_address(self._own.cluster.address(other))[0], facts.any_port
+        is_reached = reach(join_address(host, port)).is_open if port else None
+        self.met[other] = Met(facts, round_trip, ahead, is_reached)
         return True
 
     def _note(self, other: Task, error: ConnectError) -> None:
         cause = error.__cause__
         if "cannot be reached" in str(error) and isinstance(cause, OSError):
-            reason = str(error).partition("cannot be reached: ")[2]
-            self.failures[other] = Reached(
-                is_refused=isinstance(cause, ConnectionRefusedError),
-                is_unknown=isinstance(cause, socket.gaierror),
-                problem=reason,
-            )
+            self.failures[other] = Reached.by(cause)
         else:
             self.failures[other] = Reached(is_open=True)
             self.refusals[other] = str(error).partition(" ")[2]
-
-
-def _reaches(host: str, port: int) -> bool | None:
-    if not port:
-        return None
-    try:
-        connected(join_address(host, port)).close()
-    except OSError:
-        return False
-    return True
-
-
-def listen_on_any_port(host: str) -> socket.socket | None:
-    """Listen on the task's own address, on a port of the system's choice, as tfdist's transport does."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, 0), family=family)
-    except OSError:  # the address is not this host's; that has a finding of its own
-        return None

@@ -55,6 +55,12 @@ class Reached(NamedTuple):
     is_unknown: bool = False
     problem: str = ""
 
+    @classmethod
+    def by(cls, error: OSError) -> "Reached":
+        """Return what an error means."""
+        is_refused, is_unknown = error.errno == errno.ECONNREFUSED, isinstance(error, socket.gaierror)
+        return cls(is_refused=is_refused, is_unknown=is_unknown, problem=reason_of(error))
+
 
 def each_in_time(
     function: Callable[[_Item], _Result], items: Iterable[_Item], seconds: float
@@ -150,6 +156,5 @@ def reach(address: str) -> Reached:
     try:
         connected(address).close()
     except OSError as error:
-        refused, unknown = error.errno == errno.ECONNREFUSED, isinstance(error, socket.gaierror)
-        return Reached(is_refused=refused, is_unknown=unknown, problem=reason_of(error))
+        return Reached.by(error)
     return Reached(is_open=True)

@@ -6,7 +6,6 @@ A process of its own loads it: it may crash, as on a processor without AVX, or h
 import importlib.metadata
 import os
 import platform
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from tfdist import __version__
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import gpu_names
+from tfdist.launcher.outcome import signal_name
 
 __all__ = ["Loaded", "check_software", "last_line", "why_ended"]
 
@@ -75,7 +75,7 @@ def _load(environ: Mapping[str, str], seconds: float) -> tuple[Loaded, str]:
 def why_ended(status: int, errors: bytes) -> str:
     """Return in one line why a process has failed: its signal, or the last line that it wrote."""
     if status < 0:
-        return f"{signal.Signals(-status).name} ended the process"
+        return f"{signal_name(-status)} ended the process"
     return last_line(errors) or f"exit status {status}"
 
 

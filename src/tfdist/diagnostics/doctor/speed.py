@@ -10,7 +10,7 @@ from tfdist.benchmark.rehearsal_parts import Part
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links
-from tfdist.diagnostics.doctor.messages import Measured
+from tfdist.diagnostics.doctor.protocol import Measured
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.diagnostics.report.markup import duration, escape, number, percent, table
+from tfdist.diagnostics.report.markup import duration, number, percent, table
 from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.sections import accuracy, state, title
 from tfdist.diagnostics.report.timeline import mean_speed
-from tfdist.launcher.run_events import LaunchStarted, RunStarted
 
 __all__ = ["config_differences", "names_of", "results_side_by_side"]
 
@@ -33,8 +32,8 @@ def results_side_by_side(first: RunFacts, second: RunFacts, names: Sequence[str]
     rows = [
         _words("state", state(first), state(second)),
         _words("trains", title(first), title(second)),
-        _words("strategy", _strategy(first), _strategy(second)),
-        _words("tasks", _tasks(first), _tasks(second)),
+        _words("strategy", first.strategy, second.strategy),
+        _words("tasks", first.tasks, second.tasks),
         _words("versions", _versions(first), _versions(second)),
         _numbers("test accuracy", accuracy(first), accuracy(second), percent, _points),
         _numbers("duration", first.seconds, second.seconds, duration, _ratio),
@@ -67,22 +66,8 @@ def _ratio(first: float, second: float) -> str:
     return f"x {second / first:.2f}" if first > 0 else _ABSENT
 
 
-def _strategy(facts: RunFacts) -> str:
-    started = facts.last(RunStarted)
-    return started.strategy if started else ""
-
-
 def _versions(facts: RunFacts) -> str:
-    started = facts.last(RunStarted)
-    versions = started.versions if started else facts.results.versions if facts.results else {}
-    return ", ".join(f"{name} {value}" for name, value in versions.items())
-
-
-def _tasks(facts: RunFacts) -> str:
-    launched, started = facts.last(LaunchStarted), facts.last(RunStarted)
-    if launched is not None:
-        return launched.shares
-    return ", ".join(f"{role}: {size}" for role, size in started.cluster.items()) if started else ""
+    return ", ".join(f"{name} {value}" for name, value in facts.versions.items())
 
 
 def config_differences(first: RunFacts, second: RunFacts, names: Sequence[str]) -> str:
@@ -92,12 +77,12 @@ def config_differences(first: RunFacts, second: RunFacts, names: Sequence[str]) 
     left, right = _flat(first.config), _flat(second.config)
     rows = [
         [key, left.get(key, _ABSENT), right.get(key, _ABSENT)]
-        for key in dict.fromkeys((*left, *right))
+        for key in left | right
         if left.get(key) != right.get(key)
     ]
     if not rows:
         return "<p>The two configs are equal.</p>"
-    text = f"<p>{escape(len(rows))} of {escape(len(dict.fromkeys((*left, *right))))} keys differ.</p>"
+    text = f"<p>{len(rows)} of {len(left | right)} keys differ.</p>"
     return text + table(["key", *names], rows, label="Keys that differ")
 
 

@@ -1,6 +1,7 @@
 """Read what a run has left in its folder: events, results, and the model's answers for the test images."""
 
 import base64
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,34 @@ class RunFacts:
         """Return the last event of a kind."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
+    @functools.cached_property
+    def started(self) -> RunStarted | None:
+        """Return how the chief has started to train, the last time."""
+        return self.last(RunStarted)
+
+    @functools.cached_property
+    def launched(self) -> LaunchStarted | None:
+        """Return how the launcher has started the tasks, the last time."""
+        return self.last(LaunchStarted)
+
+    @property
+    def strategy(self) -> str:
+        """Return the name of the strategy; empty if it is unknown."""
+        return self.started.strategy if self.started else ""
+
+    @property
+    def tasks(self) -> str:
+        """Return which tasks there are, in words."""
+        if self.launched is not None:
+            return self.launched.shares
+        sizes = self.started.cluster if self.started else {}
+        return ", ".join(f"{role}: {size}" for role, size in sizes.items())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what has trained."""
+        return self.started.versions if self.started else self.results.versions if self.results else {}
+
     @property
     def seconds(self) -> float:
         """Return how long the run took, without the time between two starts of it."""
@@ -137,10 +166,9 @@ class RunFacts:
     @property
     def command(self) -> list[str]:
         """Return the command that started it; empty if it is unknown."""
-        launched, started = self.last(LaunchStarted), self.last(RunStarted)
-        if launched is not None:
-            return launched.command
-        return started.command if started else []
+        if self.launched is not None:
+            return self.launched.command
+        return self.started.command if self.started else []
 
     @property
     def restarts(self) -> int:

@@ -63,9 +63,8 @@ _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(la
 
 def title(facts: RunFacts) -> str:
     """Return what a run trains, on what; for a script of the user's own its name."""
-    started = facts.last(RunStarted)
-    if started is not None and started.data:
-        return f"{started.model} on {started.data}"
+    if facts.started is not None and facts.started.data:
+        return f"{facts.started.model} on {facts.started.data}"
     if facts.results is not None:
         return f"{facts.results.config.get('model', {}).get('name', 'a model')} on {facts.results.data}"
     words = [Path(word).name for word in facts.command if word.endswith(".py")]
@@ -93,8 +92,7 @@ def accuracy(facts: RunFacts) -> float | None:
 
 def headline(facts: RunFacts) -> str:
     """Write what everyone asks first, and what replaced the data."""
-    started, reached = facts.last(RunStarted), accuracy(facts)
-    speed, strategy = mean_speed(facts), started.strategy if started else ""
+    started, reached, speed = facts.started, accuracy(facts), mean_speed(facts)
     figures = [
         (
             "Test accuracy" if facts.all(Evaluated) else "Validation accuracy",
@@ -102,7 +100,7 @@ def headline(facts: RunFacts) -> str:
         ),
         ("Duration", duration(facts.seconds)),
         ("Restarts", f"{facts.restarts}" if facts.all(LaunchStarted) else ""),
-        ("Strategy", strategy),
+        ("Strategy", facts.strategy),
         ("Steps", _steps(facts)),
         ("Training speed", "" if speed is None else f"{number(speed)} examples/s"),
     ]
@@ -130,20 +128,18 @@ def _steps(facts: RunFacts) -> str:
 
 def places(facts: RunFacts) -> str:
     """Write which tasks ran, where, and with which versions."""
-    started, launched, network = facts.last(RunStarted), facts.last(LaunchStarted), facts.last(NetworkChosen)
-    versions = started.versions if started else facts.results.versions if facts.results else {}
-    machine = started.machine if started else {}
+    started, machine = facts.started, facts.started.machine if facts.started else {}
     pairs = [
         ("Folder", facts.place),
         ("Began", moment(facts.events[0].time) if facts.events else ""),
         ("Model", f"{started.model}, {started.parameters:,} parameters" if started else ""),
         ("Strategy", ", ".join(filter(None, (started.strategy, started.devices))) if started else ""),
         ("Data", _data(started)),
-        ("Launch", _options(launched)),
-        ("Tasks", launched.shares if launched else _cluster(started)),
-        ("Network", _network(network)),
+        ("Launch", _options(facts.launched)),
+        ("Tasks", facts.tasks),
+        ("Network", _network(facts.last(NetworkChosen))),
         *((f"Chief's {name}" if name != "GPUs" else "GPUs", value) for name, value in machine.items()),
-        ("Versions", ", ".join(f"{name} {value}" for name, value in versions.items())),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in facts.versions.items())),
         ("Exported model", facts.results.export if facts.results else ""),
         ("Timeline of steps", _timelines(facts.folder)),
     ]
@@ -168,10 +164,6 @@ def _data(started: RunStarted | None) -> str:
     return f"{started.data}: {sizes}, {started.batch_size:,} a batch"
 
 
-def _cluster(started: RunStarted | None) -> str:
-    return ", ".join(f"{role}: {size}" for role, size in started.cluster.items()) if started else ""
-
-
 def _network(chosen: NetworkChosen | None) -> str:
     if chosen is None:
         return ""
@@ -179,7 +171,7 @@ def _network(chosen: NetworkChosen | None) -> str:
 
 
 def _tasks(facts: RunFacts) -> str:
-    launched = facts.last(LaunchStarted)
+    launched = facts.launched
     if launched is None or not launched.tasks:
         return ""
     begun = [event.task for event in facts.all(TaskStarted)]
@@ -265,9 +257,7 @@ def history(facts: RunFacts) -> str:
 
 def warnings(facts: RunFacts) -> str:
     """Write what the chief has warned of, each text once."""
-    counts: dict[str, int] = {}
-    for event in facts.all(Warned):
-        counts[event.text] = counts.get(event.text, 0) + 1
+    counts = Counter(event.text for event in facts.all(Warned))
     if facts.results and facts.results.skipped_batches:
         batches = ", ".join(map(str, facts.results.skipped_batches))
         counts[f"batches left out, because their loss was not finite: {batches}"] = 1
@@ -295,8 +285,7 @@ def reproduction(facts: RunFacts) -> str:
     words, seed = _typed(facts), facts.config.get("train", {}).get("seed")
     if not words:
         return ""
-    started = facts.last(RunStarted)
-    versions = started.versions if started else {}
+    versions = facts.started.versions if facts.started else {}
     wanted = " and ".join(f"{name} {versions[name]}" for name in ("tfdist", "tensorflow") if name in versions)
     notes = (
         f"<p>With {escape(wanted)}; the seed is {escape(seed)}.</p>" if wanted and seed is not None else ""
@@ -306,7 +295,7 @@ def reproduction(facts: RunFacts) -> str:
 
 def _typed(facts: RunFacts) -> list[str]:
     """Return the command as a user types it, without the folder of the run."""
-    words, launched = list(facts.command), facts.last(LaunchStarted)
+    words, launched = list(facts.command), facts.launched
     for start in range(len(words) - 1):
         if tuple(words[start : start + 2]) == _LAUNCHED:
             words = ["tfdist", "train", *words[start + 2 :]]
@@ -320,15 +309,10 @@ def _typed(facts: RunFacts) -> list[str]:
                 for flag in _flags(name, value)
             ]
             return ["tfdist", "launch", *_roles(launched), *changed, "--", *words]
-    kept, skips = [], False
-    for word in words:
-        if not skips and not word.startswith("--run_dir="):
-            if word == "--run_dir":
-                skips = True
-                continue
-            kept.append(word)
-        skips = False
-    return kept
+    while "--run_dir" in words:
+        place = words.index("--run_dir")
+        del words[place : place + 2]
+    return [word for word in words if not word.startswith("--run_dir=")]
 
 
 def _roles(launched: LaunchStarted) -> list[str]:

@@ -1,12 +1,12 @@
 """Compute where the time of a run went, what happened when, and the curves, from its events."""
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from tfdist.diagnostics.report.markup import duration
 from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.svg_charts import Band, Mark
+from tfdist.launcher.outcome import signal_name
 from tfdist.launcher.run_events import (
     AnyEvent,
     CheckpointSaved,
@@ -142,15 +142,13 @@ def _described(event: AnyEvent) -> tuple[str, str]:
 
 def _ended_by(status: int) -> str:
     if status < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {names.get(-status, f'signal {-status}')}"
+        return f"was ended by {signal_name(-status)}"
     return f"ended with status {status}"
 
 
 def task_ends(facts: RunFacts, task: str) -> list[str]:
     """Return how the processes of a task ended, each in words."""
-    ends = [event for event in facts.all(TaskExited) if event.task == task]
-    return [_end_in_words(event) for event in ends]
+    return [_end_in_words(event) for event in facts.all(TaskExited) if event.task == task]
 
 
 def _end_in_words(end: TaskExited) -> str:
@@ -231,7 +229,7 @@ def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Poin
 
 def mean_speed(facts: RunFacts) -> float | None:
     """Return the examples per second of all the training, with what was done again, without evaluations."""
-    started, seconds = facts.last(RunStarted), phase_seconds(facts).get("training", 0.0)
+    started, seconds = facts.started, phase_seconds(facts).get("training", 0.0)
     if started is not None and not started.batch_size:
         return _mean_of_reports(facts)
     if started is None or not seconds:
@@ -269,7 +267,7 @@ def last_results(facts: RunFacts) -> str:
 
 def computing_seconds(facts: RunFacts) -> dict[str, float]:
     """Return about how many seconds each task has computed, by its time for a step and the steps it did."""
-    started, totals, before = facts.last(RunStarted), dict[str, float](), 0
+    started, totals, before = facts.started, dict[str, float](), 0
     for event in facts.events:
         if isinstance(event, RunStarted):
             before = event.step

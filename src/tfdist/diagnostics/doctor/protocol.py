@@ -1,14 +1,20 @@
-"""Send and receive the messages between the doctors of two tasks: short JSON of a fixed form, and bytes."""
+"""Call the doctor of another task, and exchange messages with it: short JSON of a fixed form, and bytes."""
 
+import contextlib
 import struct
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from tfdist.transport.authentication import Connection
-from tfdist.transport.listen_and_call import read_exactly
+from tfdist.cluster.addresses_and_free_ports import split_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.rendezvous.messages import MALFORMED
+from tfdist.transport.authentication import Connection, Proofs
+from tfdist.transport.listen_and_call import call, read_exactly
 
 __all__ = [
     "MOST_BULK",
@@ -20,9 +26,13 @@ __all__ = [
     "LinkError",
     "Measure",
     "Measured",
+    "Participant",
     "Received",
     "Request",
     "Time",
+    "proofs_of",
+    "ranks_of",
+    "round_trips",
 ]
 
 MOST_BULK = 64 << 20  # bytes that may be asked for at once
@@ -36,6 +46,9 @@ _Path = Annotated[str, Meta(max_length=2048)]
 _NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 _T = TypeVar("_T")
+_MARK = b"tfdist doctor 1"
+_SECONDS_TO_CONNECT = 3.0
+_ROUND_TRIPS = 8
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="facts"):
@@ -127,35 +140,29 @@ class Link:
     def send(self, message: msgspec.Struct) -> None:
         """Send a message."""
         data = msgspec.json.encode(message)
-        try:
+        with _as_link_error():
             self._connection.sendall(_LENGTH.pack(len(data)) + data)
-        except OSError as error:
-            raise LinkError(str(error)) from error
 
     def receive(self, type_: type[_T], *, seconds: float = _SECONDS) -> _T:
         """Receive a message of this type; with a tagged union, of one of its types."""
         deadline = time.monotonic() + seconds
-        try:
+        with _as_link_error():
             [length] = _LENGTH.unpack(read_exactly(self._connection, _LENGTH.size, deadline))
             if length > _MOST_BYTES:
                 raise LinkError(f"sends a message of {length} bytes")
             return msgspec.json.decode(read_exactly(self._connection, length, deadline), type=type_)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise LinkError(str(error)) from error
 
     def send_bulk(self, count: int) -> None:
         """Send so many zeros."""
         piece = bytes(_PIECE)
-        try:
+        with _as_link_error():
             for begin in range(0, count, _PIECE):
                 self._connection.sendall(piece[: count - begin])
-        except OSError as error:
-            raise LinkError(str(error)) from error
 
     def receive_bulk(self, count: int) -> None:
         """Receive so many bytes, and forget them."""
         room, deadline = bytearray(_PIECE), time.monotonic() + _SECONDS
-        try:
+        with _as_link_error():
             while count > 0:
                 if time.monotonic() > deadline:
                     raise LinkError("sends too slowly")
@@ -163,5 +170,70 @@ class Link:
                 if not came:
                     raise LinkError("closes the connection")
                 count -= came
-        except OSError as error:
-            raise LinkError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _as_link_error() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, *MALFORMED) as error:
+        raise LinkError(str(error)) from error
+
+
+def proofs_of(secret: bytes | None) -> Proofs:
+    """Return the proofs of a secret; without one, everybody can make them."""
+    return Proofs(secret or b"", _MARK)
+
+
+def ranks_of(cluster: ClusterConfig, called: Task) -> bytes:
+    """Return what a proof is bound to besides the secret: the task that is called."""
+    return struct.pack("!I", cluster.tasks().index(called))
+
+
+@dataclass(frozen=True)
+class Participant:
+    """This task, among the tasks whose doctors meet.
+
+    Attributes:
+        cluster: The cluster.
+        task: This task.
+        secret: What all of them know.
+        facts: What this task says of its host.
+        clock: Returns the time of this host.
+    """
+
+    cluster: ClusterConfig
+    task: Task
+    secret: bytes | None
+    facts: Facts
+    clock: Callable[[], float] = time.time
+
+    def call(self, other: Task) -> tuple[Link, Facts]:
+        """Call the doctor of another task, exchange proofs and facts, and return the connection.
+
+        Raises:
+            ConnectError: It cannot be reached, or does not know the same secret.
+            LinkError: It sends something else.
+        """
+        address = split_address(self.cluster.address(other))
+        ranks, proofs = ranks_of(self.cluster, other), proofs_of(self.secret)
+        connection = call(address, ranks, proofs, _SECONDS_TO_CONNECT)
+        link = Link(connection)
+        try:
+            link.send(self.facts)
+            return link, link.receive(Facts)
+        except LinkError:
+            connection.close()
+            raise
+
+
+def round_trips(link: Link, clock: Callable[[], float] = time.time) -> tuple[float, float]:
+    """Return the seconds of the fastest round trip, and by how much the other clock is ahead."""
+    results = []
+    for _ in range(_ROUND_TRIPS):
+        began, then = clock(), time.perf_counter()
+        link.send(Clock())
+        theirs = link.receive(Time).seconds
+        taken = time.perf_counter() - then
+        results.append((taken, theirs - (began + taken / 2)))
+    return min(results)

@@ -1,5 +1,7 @@
 """Write the model's answers for the test images: the confusion matrix, and its surest mistakes."""
 
+from collections import Counter
+
 from tfdist.diagnostics.report.markup import details, escape, percent, table
 from tfdist.diagnostics.report.run_facts import Answers, Mistake
 
@@ -76,10 +78,10 @@ def _recalls(answers: Answers) -> str:
     return table(["class", "recognised", "images"], rows, label="Classes recognised least")
 
 
-def _totals(answers: Answers) -> dict[int, int]:
-    totals: dict[int, int] = {}
+def _totals(answers: Answers) -> Counter[int]:
+    totals: Counter[int] = Counter()
     for label, _, count in answers.counts:
-        totals[label] = totals.get(label, 0) + count
+        totals[label] += count
     return totals
 
 
