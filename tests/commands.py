@@ -30,6 +30,7 @@ __all__ = [
     "start_tfdist",
     "tfdist",
     "tfdist_forked",
+    "tfdist_in",
 ]
 
 SECONDS = 800.0  # what takes longer hangs, on a slow machine too
@@ -56,6 +57,11 @@ def python(
 def tfdist(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `python -m tfdist`, as a user does."""
     return python("-m", "tfdist", *words, **options)
+
+
+def tfdist_in(folder: Path | str, *words: str) -> list[str]:
+    """Return the words that run `tfdist` in a folder, for a machine or container that runs them."""
+    return ["env", f"--chdir={folder}", sys.executable, "-m", "tfdist", *words]
 
 
 def tfdist_forked(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:

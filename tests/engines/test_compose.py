@@ -3,10 +3,13 @@
 import json
 import re
 import sys
+import time
 
 import pytest
 from docker_site import find_compose
 from submitted import state, wait_for
+
+from commands import tfdist_in
 
 pytestmark = pytest.mark.engines
 SECONDS = 900
@@ -35,8 +38,7 @@ def tfdist(docker, tmp_path, cache):
     variables = {"XDG_STATE_HOME": str(tmp_path / "state"), "TFDIST_CACHE_DIR": cache}
 
     def run(*words):
-        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
-        return docker.run(*words, timeout=4 * SECONDS, **variables)
+        return docker.run(*tfdist_in(tmp_path, *words), timeout=4 * SECONDS, **variables)
 
     yield run
     for project in json.loads(docker.run("docker", "compose", "ls", "--all", "--format=json")):

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from submitted import wait_for
+
+import commands
 
 pytestmark = pytest.mark.engines
 SECONDS = 600
@@ -18,14 +21,7 @@ def tfdist(tmp_path, cache):
 
     def run(*words):
         variables = {"XDG_STATE_HOME": str(tmp_path / "state"), "TFDIST_CACHE_DIR": cache}
-        done = subprocess.run(
-            [sys.executable, "-m", "tfdist", *words],
-            cwd=tmp_path,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        done = commands.tfdist(*words, cwd=tmp_path, seconds=SECONDS, **variables)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

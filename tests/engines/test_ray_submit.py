@@ -6,6 +6,8 @@ import sys
 import pytest
 from submitted import state, until, wait_for
 
+from commands import tfdist_in
+
 pytestmark = [pytest.mark.engines, pytest.mark.again]
 SECONDS = 300
 
@@ -28,8 +30,7 @@ def tfdist(ray, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def run(*words, **options):
-        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
-        return ray.run(*words, XDG_STATE_HOME=str(tmp_path / "state"), **options)
+        return ray.run(*tfdist_in(tmp_path, *words), XDG_STATE_HOME=str(tmp_path / "state"), **options)
 
     return run
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from submitted import state, wait_for
 
-from commands import SECONDS
+from commands import SECONDS, tfdist_in
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.again]
 STEPS = 600
@@ -25,7 +25,7 @@ class Job:
         self.slurm, self.folder = slurm, folder
 
     def tfdist(self, *words):
-        words = ["env", f"--chdir={self.folder}", sys.executable, "-m", "tfdist", *words]
+        words = tfdist_in(self.folder, *words)
         return self.slurm.run(*words, timeout=8 * SECONDS, XDG_STATE_HOME=str(self.folder / "state"))
 
     def submit(self, *options):

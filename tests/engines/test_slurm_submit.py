@@ -11,6 +11,7 @@ import pytest
 from submitted import state, until, wait_for
 
 import proc
+from commands import tfdist_in
 
 pytestmark = pytest.mark.engines
 SECONDS = 120
@@ -35,7 +36,7 @@ def tfdist(slurm, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def run(*words):
-        words = ["env", f"--chdir={tmp_path}", sys.executable, "-m", "tfdist", *words]
+        words = tfdist_in(tmp_path, *words)
         return slurm.run(*words, timeout=8 * SECONDS, XDG_STATE_HOME=str(tmp_path / "state"))
 
     return run

@@ -10,6 +10,7 @@ import pytest
 from submitted import wait_for
 
 import proc
+from commands import tfdist_in
 
 pytestmark = pytest.mark.engines
 SECONDS = 240
@@ -49,7 +50,7 @@ def tfdist(ssh, folder):
     """Return a function that runs a command of tfdist's on the user's machine."""
 
     def run(*words, status=0):
-        words = ["env", f"--chdir={folder}", sys.executable, "-m", "tfdist", *words]
+        words = tfdist_in(folder, *words)
         done = ssh.run(*words, timeout=3 * SECONDS, XDG_STATE_HOME=str(folder / "state"))
         assert done.returncode == status, f"{done.stdout}{done.stderr}"
         return done.stderr if status else done.stdout

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher import run_events
 from tfdist.launcher.chief_reports import Joined, Progress, Silence
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.environment import LAUNCH
@@ -21,19 +22,6 @@ from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.progress_text import count, short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile, without_secrets
-from tfdist.launcher.run_events import (
-    AnyEvent,
-    CheckpointSaved,
-    LaunchEnded,
-    LaunchStarted,
-    NetworkChosen,
-    TaskExited,
-    TaskKilled,
-    TasksRestarting,
-    TaskStarted,
-    read_line,
-    stamped,
-)
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
@@ -120,7 +108,9 @@ class LaunchMonitor:
         """Record the start of the launch."""
         tasks = {str(task): self._cluster.address(task) for task in self._cluster.tasks()}
         words = without_secrets(command)
-        self._record(LaunchStarted(tasks=tasks, command=words, shares=shares, options=dict(options)))
+        self._record(
+            run_events.LaunchStarted(tasks=tasks, command=words, shares=shares, options=dict(options))
+        )
 
     def follow(self) -> LaunchReport:
         """Show what happens until all tasks have ended; then return the report, or raise an error."""
@@ -161,7 +151,7 @@ class LaunchMonitor:
 
     def warn_of_exposure(self, reason: str) -> None:
         """Record and warn that others can reach the tasks."""
-        self._record(NetworkChosen(is_private=False, reason=reason))
+        self._record(run_events.NetworkChosen(is_private=False, reason=reason))
         addresses = (self._cluster.address(task) for task in self._cluster.tasks())
         ports = ", ".join(address.rpartition(":")[2] for address in addresses)
         self.say(
@@ -169,18 +159,18 @@ class LaunchMonitor:
             " code in TensorFlow's servers. Close them to others (docs/security.md)"
         )
 
-    def _record(self, event: AnyEvent) -> None:
-        self._events.add(stamped(event))
+    def _record(self, event: run_events.AnyEvent) -> None:
+        self._events.add(run_events.stamped(event))
         self._show(event)
 
-    def _show(self, event: AnyEvent) -> None:
+    def _show(self, event: run_events.AnyEvent) -> None:
         self._screen.handle(event)
         if self._metrics is not None:
             self._metrics.handle(event)
 
     def _record_end(self, problem: str) -> None:
         seconds = time.monotonic() - self._began
-        self._record(LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem))
+        self._record(run_events.LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem))
 
     def _last_lines(self, task: Task, log: Path) -> list[str]:
         """Return what a task has said last, without the notes of TensorFlow."""
@@ -227,7 +217,7 @@ class LaunchMonitor:
     def _read_reports(self, data: bytes) -> None:
         progress: Progress | None = None
         for line in data.splitlines():
-            match read_line(line):
+            match run_events.read_line(line):
                 case None:
                     continue
                 case Silence() as report:
@@ -238,7 +228,7 @@ class LaunchMonitor:
                     progress = report
                 case event:  # the chief has recorded it
                     self._show(event)
-                    if isinstance(event, CheckpointSaved) and self._checkpoints.is_new(event.step):
+                    if isinstance(event, run_events.CheckpointSaved) and self._checkpoints.is_new(event.step):
                         self._send("renew")
         if progress is not None:
             self._screen.progress(progress)
@@ -278,7 +268,7 @@ class LaunchMonitor:
         if time.monotonic() - self._running[task].began < report.seconds:
             return
         self._being_killed.add(task)
-        self._record(TaskKilled(task=str(task), seconds=report.seconds))
+        self._record(run_events.TaskKilled(task=str(task), seconds=report.seconds))
         self.say(f"{task} silent for {round(report.seconds, 1):g} s: killing it")
         self._send({"kill": str(task)})
 
@@ -301,7 +291,7 @@ class LaunchMonitor:
         match event:
             case {"network": ""}:
                 self._is_private = True
-                self._record(NetworkChosen(is_private=True, reason=""))
+                self._record(run_events.NetworkChosen(is_private=True, reason=""))
                 self.say("the tasks live in a private network: they reach each other and nobody else")
             case {"network": reason, "required": True}:
                 self._error = ConfigError(
@@ -317,7 +307,7 @@ class LaunchMonitor:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
                 if name == str(self._cluster.lead):
                     self._checkpoints.begin_life()
-                self._record(TaskStarted(task=name, pid=pid))
+                self._record(run_events.TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
                 self._note_exit(Task.parse(name), code, asked, again)
                 if "pause" in event:
@@ -348,7 +338,9 @@ class LaunchMonitor:
         task_exit = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
         self._exits.append(task_exit)
         self._record(
-            TaskExited(task=str(task), pid=task_exit.pid, status=code, was_asked=asked, starts_again=again)
+            run_events.TaskExited(
+                task=str(task), pid=task_exit.pid, status=code, was_asked=asked, starts_again=again
+            )
         )
         if code and not asked:
             self.say(f"{task} {task_exit}")
@@ -358,7 +350,7 @@ class LaunchMonitor:
     def _say_restart(self, task: Task, alone: bool, pause: float, restart: int) -> None:
         self._restarted += 1
         self._record(
-            TasksRestarting(
+            run_events.TasksRestarting(
                 task=str(task),
                 all_tasks=not alone,
                 pause=pause,

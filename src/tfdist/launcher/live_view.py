@@ -9,22 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tfdist.launcher import run_events
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.progress_text import average_speed, draw_progress
-from tfdist.launcher.run_events import (
-    AnyEvent,
-    EpochEnded,
-    Evaluated,
-    LaunchStarted,
-    PhaseBegun,
-    RunStarted,
-    TaskExited,
-    TaskKilled,
-    TaskSpeed,
-    TasksRestarting,
-    TaskStalled,
-    TaskStarted,
-)
 
 __all__ = ["LiveView", "ProcessUsage", "Usage"]
 
@@ -93,34 +80,34 @@ class LiveView:
         self._usage = ProcessUsage()
         self.reports: deque[tuple[float, Progress]] = deque()
 
-    def handle(self, event: AnyEvent) -> None:
+    def handle(self, event: run_events.AnyEvent) -> None:
         """Update the state by an event of the launcher or the chief."""
         match event:
-            case LaunchStarted(tasks=tasks):
+            case run_events.LaunchStarted(tasks=tasks):
                 self._rows = {name: _Row(name) for name in tasks}
-            case TaskStarted(task=name, pid=pid):
+            case run_events.TaskStarted(task=name, pid=pid):
                 row = self._rows[name]
                 row.pid, row.state, row.is_bad = pid, "starting", False
-            case TaskKilled(task=name):
+            case run_events.TaskKilled(task=name):
                 self._set(name, "silent: killing", is_bad=True)
-            case TaskStalled(task=name):
+            case run_events.TaskStalled(task=name):
                 self._set(name, "stuck: ending", is_bad=True)
-            case TaskExited(task=name, status=status, was_asked=asked):
+            case run_events.TaskExited(task=name, status=status, was_asked=asked):
                 is_bad = status != 0 and not asked
                 self._set(name, "done" if not is_bad else f"ended with {status}", is_bad=is_bad)
                 self._rows[name].pid = self._rows[name].cores = self._rows[name].memory = None
-            case TasksRestarting():
+            case run_events.TasksRestarting():
                 self._note_restart(event)
-            case RunStarted(step=step, strategy=strategy):
+            case run_events.RunStarted(step=step, strategy=strategy):
                 self._is_apart, self._measured_at = strategy == "parameter_server", step
-            case PhaseBegun(phase=phase):
+            case run_events.PhaseBegun(phase=phase):
                 self._begin_phase(phase)
-            case TaskSpeed():
+            case run_events.TaskSpeed():
                 self._note_speed(event)
-            case Evaluated(results=results):
+            case run_events.Evaluated(results=results):
                 accuracy = results.get("accuracy")
                 self._evaluated = "" if accuracy is None else f"test accuracy {accuracy:.4f}"
-            case EpochEnded(logs=logs):
+            case run_events.EpochEnded(logs=logs):
                 names = [name for name in logs if name.startswith("val_") and "acc" in name]
                 value = logs[names[0]] if len(names) == 1 else None
                 self._evaluated = "" if value is None else f"validation accuracy {value:.4f}"
@@ -163,14 +150,14 @@ class LiveView:
         row.state, row.is_bad = state, is_bad
         row.milliseconds = row.share = None
 
-    def _note_speed(self, speed: TaskSpeed) -> None:
+    def _note_speed(self, speed: run_events.TaskSpeed) -> None:
         done, self._measured_at = max(0, speed.step - self._measured_at), speed.step
         for name, taken in speed.milliseconds.items():
             if (row := self._rows.get(name)) is not None:
                 row.milliseconds, row.share = taken, speed.shares.get(name)
                 row.steps += done * (row.share or 0.0)
 
-    def _note_restart(self, event: TasksRestarting) -> None:
+    def _note_restart(self, event: run_events.TasksRestarting) -> None:
         for row in self._rows.values():
             if event.all_tasks or row.name == event.task:
                 row.restarts += 1

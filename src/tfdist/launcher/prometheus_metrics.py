@@ -6,22 +6,8 @@ from typing import Any
 
 from tfdist.cluster.addresses_and_free_ports import is_free
 from tfdist.errors import ConfigError
+from tfdist.launcher import run_events
 from tfdist.launcher.chief_reports import Progress
-from tfdist.launcher.run_events import (
-    AnyEvent,
-    CheckpointSaved,
-    EpochEnded,
-    Evaluated,
-    LaunchStarted,
-    Progressed,
-    RunStarted,
-    TaskExited,
-    TaskSpeed,
-    TasksRestarting,
-    TaskStarted,
-    Warned,
-    as_report,
-)
 
 __all__ = ["PrometheusMetrics", "serving_metrics"]
 
@@ -87,36 +73,36 @@ class PrometheusMetrics:
         self._warnings = counter("warnings", "Warnings of the chief")
         self._tasks: tuple[str, ...] = ()
 
-    def handle(self, event: AnyEvent) -> None:
+    def handle(self, event: run_events.AnyEvent) -> None:
         """Update the metrics by an event."""
         match event:
-            case LaunchStarted(tasks=tasks):
+            case run_events.LaunchStarted(tasks=tasks):
                 self._tasks = tuple(tasks)
                 for task in tasks:
                     self._up.labels(task).set(0)
                     self._restarts.labels(task)
-            case TaskStarted(task=task):
+            case run_events.TaskStarted(task=task):
                 self._up.labels(task).set(1)
-            case TaskExited(task=task):
+            case run_events.TaskExited(task=task):
                 self._up.labels(task).set(0)
-            case TasksRestarting(task=task, all_tasks=all_tasks):
+            case run_events.TasksRestarting(task=task, all_tasks=all_tasks):
                 for each in self._tasks if all_tasks else (task,):
                     self._restarts.labels(each).inc()
-            case RunStarted(model=model, data=data, strategy=strategy, steps=steps):
+            case run_events.RunStarted(model=model, data=data, strategy=strategy, steps=steps):
                 self._run.info({"model": model, "data": data, "strategy": strategy})
                 if steps:
                     self._steps.set(steps)
-            case Progressed():
-                self.progress(as_report(event), event.time)
-            case TaskSpeed(milliseconds=milliseconds):
+            case run_events.Progressed():
+                self.progress(run_events.as_report(event), event.time)
+            case run_events.TaskSpeed(milliseconds=milliseconds):
                 for task, taken in milliseconds.items():
                     self._step_seconds.labels(task).set(taken / 1000)
-            case Evaluated(results=results) | EpochEnded(logs=results):
+            case run_events.Evaluated(results=results) | run_events.EpochEnded(logs=results):
                 for name, value in results.items():
                     self._tested.labels(name).set(float("nan") if value is None else value)
-            case CheckpointSaved(step=step):
+            case run_events.CheckpointSaved(step=step):
                 self._checkpoint.set(step)
-            case Warned():
+            case run_events.Warned():
                 self._warnings.inc()
 
     def progress(self, report: Progress, time: float | None = None) -> None:

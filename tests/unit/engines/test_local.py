@@ -3,13 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import commands
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.local import Local
@@ -26,9 +26,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 def tfdist(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist", *words], capture_output=True, text=True, timeout=SECONDS
-    )
+    done = commands.tfdist(*words, seconds=SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

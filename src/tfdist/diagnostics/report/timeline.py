@@ -6,25 +6,8 @@ from itertools import pairwise
 from tfdist.diagnostics.report.markup import duration
 from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.svg_charts import Band, Mark
+from tfdist.launcher import run_events
 from tfdist.launcher.outcome import signal_name
-from tfdist.launcher.run_events import (
-    AnyEvent,
-    CheckpointSaved,
-    EpochEnded,
-    Evaluated,
-    Exported,
-    LaunchEnded,
-    LaunchStarted,
-    PhaseBegun,
-    Progressed,
-    RunEnded,
-    RunStarted,
-    TaskExited,
-    TaskKilled,
-    TaskSpeed,
-    TasksRestarting,
-    TaskStalled,
-)
 
 __all__ = [
     "Points",
@@ -58,24 +41,27 @@ def phase_seconds(facts: RunFacts) -> dict[str, float]:
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
         seconds[phase] = seconds.get(phase, 0.0) + passed
         phase = _phase_after(event, phase)
-        if isinstance(event, CheckpointSaved):  # the training waits meanwhile
+        if isinstance(event, run_events.CheckpointSaved):  # the training waits meanwhile
             saved = min(event.seconds, seconds.get("training", 0.0))
             seconds["training"] = seconds.get("training", 0.0) - saved
             seconds["saving checkpoints"] = seconds.get("saving checkpoints", 0.0) + saved
     return {name: taken for name, taken in seconds.items() if taken > _LEAST_PHASE}
 
 
-def _phase_after(event: AnyEvent, phase: str) -> str:
+def _phase_after(event: run_events.AnyEvent, phase: str) -> str:
     match event:
-        case LaunchStarted():
+        case run_events.LaunchStarted():
             return _STARTING
-        case PhaseBegun():
+        case run_events.PhaseBegun():
             return event.phase
-        case Progressed() | EpochEnded() if phase in ("", _STARTING):  # of a script of the user's own
+        case run_events.Progressed() | run_events.EpochEnded() if phase in (
+            "",
+            _STARTING,
+        ):  # of a script of the user's own
             return "training"
-        case TasksRestarting(all_tasks=True):
+        case run_events.TasksRestarting(all_tasks=True):
             return "restarting"
-        case RunEnded() | LaunchEnded():
+        case run_events.RunEnded() | run_events.LaunchEnded():
             return _ENDING
     return phase
 
@@ -84,7 +70,7 @@ def evaluations(facts: RunFacts) -> list[Band]:
     """Return when the chief evaluated."""
     bands, began = [], None
     for event, time in zip(facts.events, facts.times, strict=True):
-        if not isinstance(event, PhaseBegun):
+        if not isinstance(event, run_events.PhaseBegun):
             continue
         if began is not None:
             bands.append(Band(began, time, f"evaluation: {duration(time - began)}"))
@@ -95,7 +81,7 @@ def evaluations(facts: RunFacts) -> list[Band]:
 def marks(facts: RunFacts) -> list[Mark]:
     """Return the faults, the restarts and, if they are few, the checkpoints."""
     found = []
-    has_room = len(facts.all(CheckpointSaved)) <= _MOST_CHECKPOINTS
+    has_room = len(facts.all(run_events.CheckpointSaved)) <= _MOST_CHECKPOINTS
     for event, time in zip(facts.events, facts.times, strict=True):
         kind, text = _described(event)
         if kind in ("fault", "restart") or (kind == "checkpoint" and has_room):
@@ -111,31 +97,31 @@ def happenings(facts: RunFacts) -> Iterator[tuple[float, str, str]]:
             yield time, kind, text
 
 
-def _described(event: AnyEvent) -> tuple[str, str]:
+def _described(event: run_events.AnyEvent) -> tuple[str, str]:
     """Return the kind of an event and what it says; empty if it is none of note."""
     match event:
-        case TaskExited(task=task, status=status, was_asked=False) if status:
+        case run_events.TaskExited(task=task, status=status, was_asked=False) if status:
             return "fault", f"{task} {_ended_by(status)}"
-        case TaskKilled(task=task, seconds=seconds):
+        case run_events.TaskKilled(task=task, seconds=seconds):
             return "fault", f"{task} was silent for {duration(seconds)} and was killed"
-        case TaskStalled(task=task, doing=what, seconds=seconds):
+        case run_events.TaskStalled(task=task, doing=what, seconds=seconds):
             return "fault", f"{task} was stuck: it had been {what} for {duration(seconds)}"
-        case TasksRestarting(task=task, all_tasks=True):
+        case run_events.TasksRestarting(task=task, all_tasks=True):
             return "restart", f"all tasks start again after the loss of {task}"
-        case TasksRestarting(task=task):
+        case run_events.TasksRestarting(task=task):
             return "restart", f"{task} starts again"
-        case CheckpointSaved(step=step, seconds=seconds):
+        case run_events.CheckpointSaved(step=step, seconds=seconds):
             return "checkpoint", f"checkpoint of step {step:,}, saved in {duration(seconds)}"
-        case Evaluated(step=step, results=results):
+        case run_events.Evaluated(step=step, results=results):
             values = (f"{name} {value:.4g}" for name, value in results.items() if value is not None)
             return "evaluation", f"step {step:,}: {', '.join(values)}"
-        case RunStarted(step=0, steps=steps):
+        case run_events.RunStarted(step=0, steps=steps):
             return "start", f"training starts: {steps:,} steps" if steps else "training starts"
-        case RunStarted(step=step, steps=steps, steps_lost=lost):
+        case run_events.RunStarted(step=step, steps=steps, steps_lost=lost):
             return "start", f"training resumes at step {step:,} of {steps:,}; {lost:,} steps are done again"
-        case Exported(folder=folder):
+        case run_events.Exported(folder=folder):
             return "export", f"exported to {folder}"
-        case RunEnded(problem=problem) | LaunchEnded(problem=problem) if problem:
+        case run_events.RunEnded(problem=problem) | run_events.LaunchEnded(problem=problem) if problem:
             return "failure", problem
     return "", ""
 
@@ -148,10 +134,10 @@ def _ended_by(status: int) -> str:
 
 def task_ends(facts: RunFacts, task: str) -> list[str]:
     """Return how the processes of a task ended, each in words."""
-    return [_end_in_words(event) for event in facts.all(TaskExited) if event.task == task]
+    return [_end_in_words(event) for event in facts.all(run_events.TaskExited) if event.task == task]
 
 
-def _end_in_words(end: TaskExited) -> str:
+def _end_in_words(end: run_events.TaskExited) -> str:
     if end.status == 0:
         return "done"
     return "told to end" if end.was_asked else _ended_by(end.status)
@@ -160,7 +146,7 @@ def _end_in_words(end: TaskExited) -> str:
 def training_curve(facts: RunFacts, name: str) -> Points:
     """Return the training loss or accuracy at steps; the chief reports one value until there is a new one."""
     points: Points = []
-    for event in facts.all(Progressed):
+    for event in facts.all(run_events.Progressed):
         value: float | None = getattr(event, name)
         is_new = not points or value != points[-1][1] or event.step < points[-1][0]
         if value is not None and is_new:
@@ -170,14 +156,14 @@ def training_curve(facts: RunFacts, name: str) -> Points:
 
 def test_curve(facts: RunFacts, name: str) -> Points:
     """Return a result of the evaluations at their steps."""
-    found = [(event.step, event.results.get(name)) for event in facts.all(Evaluated)]
+    found = [(event.step, event.results.get(name)) for event in facts.all(run_events.Evaluated)]
     return [(step, value) for step, value in found if value is not None]
 
 
 def reports_speed(facts: RunFacts) -> bool:
     """Return whether the examples in a second are known; a script may report the steps alone."""
-    is_reported = any(event.examples_per_second is not None for event in facts.all(Progressed))
-    return is_reported or any(event.batch_size for event in facts.all(RunStarted))
+    is_reported = any(event.examples_per_second is not None for event in facts.all(run_events.Progressed))
+    return is_reported or any(event.batch_size for event in facts.all(run_events.RunStarted))
 
 
 def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
@@ -194,9 +180,9 @@ def speed_curve(facts: RunFacts, now: Callable[[float], float]) -> Points:
     before, spent, batch_size = 0, 0.0, None if reports_speed(facts) else 1
     for index, seconds in enumerate(_training_seconds(facts)):
         event, spent = facts.events[index], spent + seconds
-        if isinstance(event, RunStarted):
+        if isinstance(event, run_events.RunStarted):
             before, spent, batch_size = event.step, 0.0, event.batch_size or batch_size
-        if not isinstance(event, Progressed):
+        if not isinstance(event, run_events.Progressed):
             continue
         if batch_size is None:
             if event.examples_per_second is not None:
@@ -212,7 +198,7 @@ def _training_seconds(facts: RunFacts) -> Iterator[float]:
     phase = ""
     for index, event in enumerate(facts.events):
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
-        saving = event.seconds if isinstance(event, CheckpointSaved) else 0.0
+        saving = event.seconds if isinstance(event, run_events.CheckpointSaved) else 0.0
         yield max(0.0, passed - saving) if phase == "training" else 0.0
         phase = _phase_after(event, phase)
 
@@ -221,7 +207,7 @@ def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Poin
     """Return, for each task, the milliseconds that it computed for a step over the time of the run."""
     curves: dict[str, Points] = {}
     for event, time in zip(facts.events, facts.times, strict=True):
-        if isinstance(event, TaskSpeed):
+        if isinstance(event, run_events.TaskSpeed):
             for task, taken in event.milliseconds.items():
                 curves.setdefault(task, []).append((now(time), taken))
     return curves
@@ -234,7 +220,11 @@ def mean_speed(facts: RunFacts) -> float | None:
         return _mean_of_reports(facts)
     if started is None or not seconds:
         return None
-    steps = [event.step for event in facts.events if isinstance(event, Progressed | RunStarted)]
+    steps = [
+        event.step
+        for event in facts.events
+        if isinstance(event, run_events.Progressed | run_events.RunStarted)
+    ]
     done = sum(max(0, after - before) for before, after in pairwise(steps))
     return done * started.batch_size / seconds if done else None
 
@@ -244,7 +234,7 @@ def _mean_of_reports(facts: RunFacts) -> float | None:
     spent = examples = total = 0.0
     for event, seconds in zip(facts.events, _training_seconds(facts), strict=True):
         spent += seconds
-        if not isinstance(event, Progressed):
+        if not isinstance(event, run_events.Progressed):
             continue
         if event.examples_per_second is not None:
             examples, total = examples + event.examples_per_second * spent, total + spent
@@ -254,7 +244,7 @@ def _mean_of_reports(facts: RunFacts) -> float | None:
 
 def last_results(facts: RunFacts) -> str:
     """Return the results of the last epoch of `fit`, or else what the chief has reported last, as text."""
-    epoch, progress = facts.last(EpochEnded), facts.last(Progressed)
+    epoch, progress = facts.last(run_events.EpochEnded), facts.last(run_events.Progressed)
     results: Mapping[str, float | None] = {}
     if epoch is not None:
         results = epoch.logs
@@ -269,9 +259,9 @@ def computing_seconds(facts: RunFacts) -> dict[str, float]:
     """Return about how many seconds each task has computed, by its time for a step and the steps it did."""
     started, totals, before = facts.started, dict[str, float](), 0
     for event in facts.events:
-        if isinstance(event, RunStarted):
+        if isinstance(event, run_events.RunStarted):
             before = event.step
-        if not isinstance(event, TaskSpeed):
+        if not isinstance(event, run_events.TaskSpeed):
             continue
         # Asynchronous tasks divide the steps among them; the others do each step together.
         is_divided = started is not None and started.strategy == "parameter_server"
