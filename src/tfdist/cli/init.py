@@ -53,9 +53,7 @@ class _Answers(NamedTuple):
 
 
 def main(
-    command: Sequence[str],
-    force: Annotated[bool, Flag("Replace files that exist.")] = False,
-    **flags: Any,
+    command: Sequence[str], force: Annotated[bool, Flag("Replace files that exist.")] = False, **flags: Any
 ) -> None:
     """Write the files of a project; `flags` are the answers to `QUESTIONS`, None for those not given."""
     if len(command) > 1:

@@ -22,8 +22,7 @@ def main(
     config: Annotated[str | None, Flag("The YAML file whose cluster is planned.")],
     task: Annotated[str | None, Flag("Only this task, e.g. worker:1.")] = None,
     format: Annotated[
-        Literal["text", "json", "export"],
-        Flag("One of text, json, export; export is for a shell's eval."),
+        Literal["text", "json", "export"], Flag("One of text, json, export; export is for a shell's eval.")
     ] = "text",
 ) -> None:
     """Print the plan of the cluster in a config file, or of one of its tasks."""

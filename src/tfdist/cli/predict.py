@@ -31,8 +31,7 @@ def main(
     input: Annotated[str | None, Flag("An image, a folder of images, an .npz file, or a data set's name.")],
     output: Annotated[str, Flag("The file to write; - is standard output.")] = "-",
     format: Annotated[
-        Literal["jsonl", "csv"] | None,
-        Flag("The format; by default, what --output ends in, or JSON lines."),
+        Literal["jsonl", "csv"] | None, Flag("The format; by default, what --output ends in, or JSON lines.")
     ] = None,
     grid: Annotated[
         str | None, Flag("The PNG to draw up to 64 images and their answers in, wrong answers first.")

@@ -32,7 +32,7 @@ _REMEDY = (
 
 
 class CallState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a task has come in its calls.
+    """The progress of a task in its calls.
 
     Attributes:
         number: How many calls it has begun.

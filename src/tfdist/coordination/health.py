@@ -102,7 +102,7 @@ def _first_bytes(address: str) -> bytes:
 
 
 class Silence:
-    """How long neighbours' TensorFlow servers have not answered; a server answers while its task computes."""
+    """The silence of neighbours' TensorFlow servers; a server answers while its task computes."""
 
     def __init__(self, addresses: Mapping[str, str], timeout: float | None) -> None:
         """Store which servers to ask.

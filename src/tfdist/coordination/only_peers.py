@@ -86,7 +86,7 @@ class _Hosts:
 
 
 class _Guard:
-    """What filters the sockets of this process that listen on a port."""
+    """A filter of the sockets of this process that listen on a port."""
 
     def __init__(self, cluster: ClusterConfig, port: int) -> None:
         self._port, self._hosts = port, _Hosts(cluster)

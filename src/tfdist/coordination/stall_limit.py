@@ -45,7 +45,7 @@ def checked_timeout(where: str, timeout: StallTimeout) -> StallTimeout:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process does without a pause.
+    """Something that a process does without a pause.
 
     Attributes:
         name: The words that follow "has been"; an empty string for what may last as long as it likes.

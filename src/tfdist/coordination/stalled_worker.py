@@ -31,7 +31,7 @@ _log = logging.getLogger("tfdist")
 
 @dataclass
 class _Worker:
-    """How many executions of a worker have begun and ended, and when the last one began.
+    """The counts of executions that a worker has begun and ended, and when the last one began.
 
     Attributes:
         is_first: Whether none has ended, or none since the worker had to skip data, which may take long.

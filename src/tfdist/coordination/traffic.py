@@ -25,7 +25,7 @@ _COUNT_TIMEOUT = 5.0
 
 
 class _Count(NamedTuple):
-    """What a task has sent since its process began."""
+    """The bytes that a task has sent since its process began."""
 
     process: int
     sent: int

@@ -41,7 +41,7 @@ _log = logging.getLogger("tfdist")
 
 
 class Store(Protocol):
-    """What carries texts from one task to another. Both methods raise ConnectionError if a task is gone."""
+    """A carrier of texts from one task to another. Both methods raise ConnectionError if a task is gone."""
 
     def put(self, key: str, text: str) -> None:
         """Store a text under a key that is not in use."""
@@ -51,7 +51,7 @@ class Store(Protocol):
 
 
 class _Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the first task tells another: an error to end with, a warning to log, or that itself has ended."""
+    """A message of the first task: an error to end with, a warning to log, or that itself has ended."""
 
     error: tuple[str, str, str] | None = None
     warning: str = ""

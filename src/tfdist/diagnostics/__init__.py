@@ -1,1 +1,1 @@
-"""What the machine, the cluster and a run look like, for people who look for a fault."""
+"""Describe the machine, the cluster and a run to people who look for a fault."""

@@ -1,4 +1,4 @@
-"""Describe the software and the machine, as a bug report needs them, without loading TensorFlow."""
+"""Describe the software and the machine, with the limits that containers set, without loading TensorFlow."""
 
 import importlib.metadata
 import os
@@ -6,45 +6,28 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 from tfdist import __version__
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.resources import own_cores, own_gpus
 
-__all__ = ["bytes_available", "describe_environment", "gpu_names"]
+__all__ = ["bytes_available", "core_limit", "describe_environment", "gpu_names", "memory_left"]
 
 _PACKAGES = (
-    *("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-datasets"),
-    *("numpy", "protobuf", "absl-py", "msgspec", "PyYAML", "rich", "tensorboard", "ray"),
-)
+    "tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-datasets",
+    "numpy", "protobuf", "absl-py", "msgspec", "PyYAML", "rich", "tensorboard", "ray",
+)  # fmt: skip
 # Not all that begins with TF_: Terraform's variables do, and hold passwords.
 _VARIABLES = (
-    *(
-        "TF_CONFIG",
-        "TF_CPP_",
-        "TF_CUDNN_",
-        "TF_DETERMINISTIC_",
-        "TF_ENABLE_",
-        "TF_FORCE_",
-        "TF_GPU_",
-        "TF_NUM_",
-    ),
-    *(
-        "TF_USE_LEGACY_KERAS",
-        "TF_XLA_",
-        "TFDIST_",
-        "TFDS_DATA_DIR",
-        "CUDA_",
-        "NVIDIA_VISIBLE_",
-        "KERAS_",
-        "XLA_",
-    ),
-    *("OMP_", "SLURM_JOB_ID", "LD_LIBRARY_PATH"),
-)
+    "TF_CONFIG", "TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_ENABLE_", "TF_FORCE_", "TF_GPU_", "TF_NUM_",
+    "TF_USE_LEGACY_KERAS", "TF_XLA_", "TFDIST_", "TFDS_DATA_DIR", "CUDA_", "NVIDIA_VISIBLE_", "KERAS_",
+    "XLA_", "OMP_", "SLURM_JOB_ID", "LD_LIBRARY_PATH",
+)  # fmt: skip
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy")
 _GIB = 1 << 30
+_NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
 
 
 def describe_environment(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, str]:
@@ -143,7 +126,7 @@ def _value(path: Path, name: str) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # another system, or a container that hides it
+    except OSError:  # another system or version of control groups, or a container that hides it
         return ""
 
 
@@ -153,3 +136,65 @@ def _count(limit: int) -> str:
 
 def _gib(count: int) -> str:
     return f"{count / _GIB:.1f} GiB"
+
+
+def core_limit(root: Path) -> float | None:
+    """Return how many cores' time this process may use; None without a limit.
+
+    Args:
+        root: The folder that has the system's `proc` and `sys`.
+    """
+    limits = []
+    for folder in _folders(root, "cpu"):
+        quota, period = (
+            _words(folder / "cpu.max")
+            or (*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us"))
+            or ("max", "0")
+        )
+        if quota.isdigit() and int(period):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Return how many bytes this process and its neighbours in the control group may still take.
+
+    What the system caches of files counts as free, because it gives that up first.
+    """
+    left = []
+    for folder in _folders(root, "memory"):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None and limit < _NO_LIMIT:
+            left.append(limit - used + _inactive_files(folder))
+    return min(left, default=None)
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of those around it, as far as they are seen."""
+    base = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mounts = [base / controllers, base / controller] if controllers else [base, base / "unified"]
+        group = PurePosixPath(path)
+        for place in (group, *group.parents):
+            yield from (mount / str(place).lstrip("/") for mount in mounts)
+
+
+def _inactive_files(folder: Path) -> int:
+    pairs = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    return values.get("total_inactive_file", values.get("inactive_file", 0))
+
+
+def _number(folder: Path, *names: str) -> int | None:
+    for name in names:
+        if (text := _text(folder / name).strip()).isdigit():
+            return int(text)
+    return None
+
+
+def _words(path: Path) -> tuple[str, ...]:
+    return tuple(_text(path).split())

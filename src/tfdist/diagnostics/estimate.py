@@ -27,7 +27,7 @@ _IN_SHARED_MEMORY = 4  # messages for each pair of a worker and a server: two in
 
 @dataclass(frozen=True)
 class TaskEstimate:
-    """What a task needs.
+    """The needs of a task.
 
     Attributes:
         task: The task's name; `process` without a cluster.

@@ -9,12 +9,7 @@ from pathlib import Path
 from tfdist.coordination.health import answers
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.errors import ConfigError
-from tfdist.launcher.run_events import (
-    LaunchStarted,
-    NetworkChosen,
-    TaskExited,
-    TaskStarted,
-)
+from tfdist.launcher.run_events import LaunchStarted, NetworkChosen, TaskExited, TaskStarted
 
 __all__ = ["RunningTasks", "check_answers", "find_running_tasks"]
 

@@ -186,10 +186,7 @@ def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:
 
 
 def _check(
-    cluster: ClusterConfig,
-    command: Sequence[str | os.PathLike[str]],
-    restarts: int,
-    alone: Collection[str],
+    cluster: ClusterConfig, command: Sequence[str | os.PathLike[str]], restarts: int, alone: Collection[str]
 ) -> None:
     if isinstance(command, str) or not command:
         raise ConfigError(

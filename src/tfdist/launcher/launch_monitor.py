@@ -351,11 +351,7 @@ class LaunchMonitor:
         self._restarted += 1
         self._record(
             run_events.TasksRestarting(
-                task=str(task),
-                all_tasks=not alone,
-                pause=pause,
-                restart=restart,
-                restarts=self._restarts,
+                task=str(task), all_tasks=not alone, pause=pause, restart=restart, restarts=self._restarts
             )
         )
         what = f"{task} again, alone" if alone else "all tasks again"

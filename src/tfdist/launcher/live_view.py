@@ -46,7 +46,7 @@ _COLUMNS = (
 
 @dataclass
 class _Row:
-    """What is known of a task."""
+    """The state of a task."""
 
     name: str
     pid: int | None = None

@@ -24,7 +24,7 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class TaskExit:
-    """How one task ended.
+    """The end of one task.
 
     Attributes:
         task: The task.

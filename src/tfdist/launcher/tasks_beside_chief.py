@@ -46,12 +46,7 @@ def start_servers(workers: int, ps: int, run_dir: Path) -> ClusterConfig:
         if task == cluster.lead:
             continue
         environment = task_environment(
-            cluster,
-            task,
-            shares[task],
-            {"TF_CPP_MIN_LOG_LEVEL": "2"},
-            None,
-            is_width_forced=False,
+            cluster, task, shares[task], {"TF_CPP_MIN_LOG_LEVEL": "2"}, None, is_width_forced=False
         )
         log = task_log_path(run_dir, task)
         with storage_errors(log), log.open("ab") as output:

@@ -38,7 +38,7 @@ class GivenUp(ExchangeError):
 
 
 class _Header(NamedTuple):
-    """What follows: of which arrays and step, in which form, how many bytes, and where they begin.
+    """The description of what follows: which arrays and step, the form, the count of bytes, and their begin.
 
     The arrays follow on the connection, or are in the shared buffer. The header also says how many messages
     the sender has given back.

@@ -12,9 +12,9 @@ import pytest
 
 from commands import tfdist
 from tfdist.diagnostics.doctor.finding import Finding
-from tfdist.diagnostics.doctor.limits import core_limit, memory_left
 from tfdist.diagnostics.doctor.machine import check_machine
 from tfdist.diagnostics.doctor.software import check_software
+from tfdist.diagnostics.environment import core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables
 
 CHECK = """

@@ -32,7 +32,7 @@ Marks = Annotated[dict[_Name, _Name], Meta(max_length=64)]  # a hash for each na
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call"):
-    """What the lead sends: its marks, the task it calls, who is missing and why, and who takes part."""
+    """A message of the lead: its marks, the task it calls, who is missing and why, and who takes part."""
 
     marks: Marks
     task: _Name
@@ -41,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call"):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="answer"):
-    """What the other tasks send: their marks and their name."""
+    """A message of another task: its marks and its name."""
 
     marks: Marks
     task: _Name

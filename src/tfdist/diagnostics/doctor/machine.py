@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tfdist._utils.files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
-from tfdist.diagnostics.doctor.limits import core_limit, memory_left
-from tfdist.diagnostics.environment import bytes_available
+from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.resources import own_cores, own_gpus
 

@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class Met(NamedTuple):
-    """What a call to another task has shown.
+    """The result of a call to another task.
 
     Attributes:
         facts: What it says of its host.

@@ -34,14 +34,14 @@ _Result = TypeVar("_Result")
 
 
 class Names(NamedTuple):
-    """What a host's name stands for, or why that is unknown."""
+    """The addresses of a host's name, or why they are unknown."""
 
     addresses: tuple[str, ...] = ()
     problem: str = ""
 
 
 class Reached(NamedTuple):
-    """What came of a connection to an address.
+    """The result of a connection to an address.
 
     Attributes:
         is_open: Whether something listens there.

@@ -52,7 +52,7 @@ _ROUND_TRIPS = 8
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="facts"):
-    """What a doctor knows of its own host: the first message of each end.
+    """The facts about a doctor's own host: the first message of each end.
 
     Attributes:
         task: Its task in the cluster.

@@ -37,7 +37,7 @@ _find = Findings(MACHINE)
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a process has seen of TensorFlow."""
+    """The TensorFlow that a process has loaded."""
 
     tensorflow: str = ""
     keras: str = ""

@@ -53,7 +53,7 @@ class Results(msgspec.Struct):
 
 
 class TaskShares(msgspec.Struct):
-    """How a task has spent the time of recorded steps: the part of it by kind."""
+    """The time that a task has spent on recorded steps: the part of it by kind."""
 
     task: str
     steps: int
@@ -81,7 +81,7 @@ class Mistake(msgspec.Struct):
 
 
 class Answers(msgspec.Struct):
-    """How often the model took each class for each other one: (class, answer, how often)."""
+    """The counts of the model's answers for each class: (class, answer, count)."""
 
     classes: list[str]
     counts: list[tuple[int, int, int]] = []
@@ -90,7 +90,7 @@ class Answers(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run.
+    """The facts that are known of a run.
 
     Attributes:
         folder: Its folder, or a copy of it.

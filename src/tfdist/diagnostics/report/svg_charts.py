@@ -25,11 +25,7 @@ _SHAPES = (
     "M0,5L5,-4H-5z",
     "M-1.5,-5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
 )
-_MARKS = {
-    "fault": "M-5,-5L5,5M-5,5L5,-5",
-    "restart": "M-4,-5L5,0L-4,5z",
-    "checkpoint": "M0,-5L5,0L0,5L-5,0z",
-}
+_MARKS = {"fault": "M-5,-5L5,5M-5,5L5,-5", "restart": "M-4,-5L5,0L-4,5z", "checkpoint": "M0,-5L5,0L0,5L-5,0z"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows; its y axis ends where no value can be above, at `most`."""
+    """A chart's content; its y axis ends where no value can be above, at `most`."""
 
     title: str
     x_name: str

@@ -21,7 +21,7 @@ class TaskPlan(NamedTuple):
 
 
 class SupervisorPlan(NamedTuple):
-    """What `launch` asks of the supervisor; texts have one character per byte."""
+    """The task of the supervisor; texts have one character per byte."""
 
     command: list[str]
     tasks: list[TaskPlan]

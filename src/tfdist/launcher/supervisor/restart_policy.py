@@ -7,7 +7,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class Backoff:
-    """How often a task, or all together, was lost soon after its start.
+    """The pause before a restart, by how often a task, or all together, was lost soon after its start.
 
     The first restart is immediate. A task that is soon lost again may lack something that needs time, such
     as free memory. So each further pause is twice as long.
