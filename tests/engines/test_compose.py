@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-import time
 
 import pytest
 from docker_site import find_compose

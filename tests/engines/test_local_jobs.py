@@ -1,10 +1,6 @@
 """`tfdist submit local` with a config: from the command line to the export, and continued after a cancel."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 
 import pytest
 from submitted import wait_for

@@ -21,7 +21,7 @@ from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
-from tfdist.trainer.sections.containers import ComposeSection
+from tfdist.trainer.sections.engine import ComposeSection
 
 __all__ = [
     "compose_file",

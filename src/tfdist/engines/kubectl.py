@@ -22,7 +22,7 @@ from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
-from tfdist.trainer.sections.kubernetes import KubernetesSection
+from tfdist.trainer.sections.engine import KubernetesSection
 
 __all__ = ["KubectlEngine"]
 

@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 from tfdist._utils.files import storage_errors
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses_and_free_ports import split_address
-from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import chief_reports
