@@ -310,6 +310,18 @@ def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Itera
         yield
 
 
+@contextlib.contextmanager
+def masks_weighed_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Make Keras 2 weigh masked losses with another function, given its own, within the block.
+
+    Seen in 2.12.
+    """
+    package = keras.Model.__module__.rpartition(".engine.")[0]
+    module: Any = importlib.import_module(f"{package}.utils.losses_utils")
+    with attributes_set(module, apply_valid_mask=replace(module.apply_valid_mask)):
+        yield
+
+
 def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
     """Return sample weights times a mask, as Keras 3 multiplies them before it reduces losses."""
     loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")

@@ -9,6 +9,7 @@ from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
+from tfdist.training.keras.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import reductions, uses_xla
@@ -52,12 +53,14 @@ class Keras2Step(KerasStep):
 
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part."""
-        seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
+        with masks_of_whole_batch(self._model, self._strategy):
+            seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
         return Totals((), totals.stats + self._strategy.experimental_local_results(seen)[0])
 
     def test(self, batch: Any, totals: Totals) -> Totals:
         """Test on a batch, each replica on its part."""
-        self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
+        with masks_of_whole_batch(self._model, self._strategy):
+            self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
         return totals
 
     # -- in replica context --
