@@ -12,7 +12,9 @@ default are those of the flag. `run` defines the flags, so two commands that are
 import inspect
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -32,14 +34,17 @@ _DEFINE: dict[type, Callable[..., object]] = {
     int: flags.DEFINE_integer,
     str: flags.DEFINE_string,
 }
+_OF_ABSL = ";\n    repeat this option to specify a list of values"  # at the end of such a flag's help
+_COLUMNS = 110  # that are filled, at most
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 
 class Flag(NamedTuple):
-    """The flag of a parameter: what `--help` says, the least value, and a name of one letter."""
+    """The flag of a parameter: what `--help` says, the least and the greatest value, a name of one letter."""
 
     help: str
     least: float | None = None
+    most: float | None = None
     short_name: str | None = None
 
 
@@ -87,18 +92,20 @@ def _define_flags(function: Callable[..., object]) -> list[str]:
         if not isinstance(flag, Flag):
             continue
         own.append(name)
+        default = None if parameter.default is parameter.empty else parameter.default
         if name in flags.FLAGS:  # absl's own: verbosity
+            flags.FLAGS.set_default(name, default)
             flags.FLAGS[name].help = flag.help
             continue
-        default = None if parameter.default is parameter.empty else parameter.default
         [kind] = {*get_args(kind)} - {NoneType} if NoneType in get_args(kind) else [kind]
         if get_origin(kind) is Literal:
             flags.DEFINE_enum(name, default, get_args(kind), flag.help)
         elif get_origin(kind) is Sequence:
             flags.DEFINE_multi_string(name, list(default or ()), flag.help)
         else:
-            least = {"lower_bound": flag.least} if kind in (int, float) else {}
-            _DEFINE[kind](name, default, flag.help, short_name=flag.short_name, **least)
+            is_number = kind in (int, float)
+            bounds = {"lower_bound": flag.least, "upper_bound": flag.most} if is_number else {}
+            _DEFINE[kind](name, default, flag.help, short_name=flag.short_name, **bounds)
     return own
 
 
@@ -108,15 +115,15 @@ def _call(
     # Not absl's app.run: if it runs before the import of TensorFlow 2.12, Keras 2 believes that it is in
     # graph mode. tfdist needs only the flags and the log handler.
     rest = _parsed(sys.argv, own, takes_command=takes_command)
+    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in own}
     absl_logging.use_absl_handler()
-    absl_logging.set_verbosity(absl_logging.WARNING)  # the level of TensorFlow's Python code
+    absl_logging.set_verbosity(absl_logging.WARNING)  # of TensorFlow's Python code; it writes to the flag
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logging.getLogger("tfdist").setLevel(logging.INFO)
     # The level of TensorFlow's C++ code: only errors, unless the user sets the variable.
-    is_verbose = flags.FLAGS.verbosity > 0
+    is_verbose = arguments.get("verbosity", 0) > 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if is_verbose else "2")
     enable_onednn()
-    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in own}
     if takes_command:
         arguments["command"] = rest[1:]
     if loads is not None:
@@ -163,8 +170,14 @@ def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list
 
 
 def _help(own: Sequence[str]) -> str:
-    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
+    about = (sys.modules["__main__"].__doc__ or "").strip()
+    if not own:
+        return about
+    columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _COLUMNS)
+    indent = max(map(len, own)) + 6
+    lines = [about, "", "Flags:"]
     for flag in (flags.FLAGS[name] for name in sorted(own)):
         default = "" if flag.default in (None, [], False) else f" Default: {flag.default}."
-        lines.append(f"  --{flag.name:<12} {flag.help}{default}")
+        text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
+        lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)

@@ -26,6 +26,7 @@ from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
 from tfdist.launcher.progress_text import duration, short_path
+from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.profiling.timelines_of_run import timelines_in
 
 __all__ = ["main"]
@@ -75,6 +76,10 @@ def main(
             least=0.1,
         ),
     ] = None,
+    prometheus_port: Annotated[
+        int | None, Flag("The port at which Prometheus finds metrics while the script runs.", 1, 65535)
+    ] = None,
+    prometheus_address: Annotated[str, Flag("The address that this port listens on.")] = "0.0.0.0",
     log_format: LogFormat = "text",
     verbosity: Verbosity = 0,
 ) -> None:
@@ -85,7 +90,10 @@ def main(
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
     folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
-    with page_written(folder, lambda: write_page([folder])):
+    with (
+        serving_metrics(prometheus_port, prometheus_address, section="--") as metrics,
+        page_written(folder, lambda: write_page([folder])),
+    ):
         report = launch(
             cluster,
             command,
@@ -97,6 +105,7 @@ def main(
             network_isolation=network_isolation,
             heartbeat_timeout=heartbeat_timeout,
             screen=ScreenOptions(json=log_format == "json", verbosity=verbosity),
+            metrics=metrics,
         )
     if not report.has_joined and len(cluster.tasks()) > 1:
         print(_APART, file=sys.stderr)

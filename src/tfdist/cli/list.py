@@ -1,7 +1,4 @@
-"""List the jobs that you have submitted from this machine, the newest first.
-
-tfdist list
-"""
+"""List the jobs that you have submitted from this machine, the newest first."""
 
 import sys
 

@@ -11,12 +11,17 @@ from tfdist.launcher.chief_reports import Progress
 
 __all__ = ["PrometheusMetrics", "serving_metrics"]
 
-_PLACE = "metrics.prometheus_port"
-
 
 @contextlib.contextmanager
-def serving_metrics(port: int | None, address: str) -> Iterator["PrometheusMetrics | None"]:
+def serving_metrics(
+    port: int | None, address: str, *, section: str = "metrics."
+) -> Iterator["PrometheusMetrics | None"]:
     """Serve the metrics at a port while the block runs; do nothing without a port.
+
+    Args:
+        port: The port.
+        address: The address to listen on.
+        section: How errors call what has these: `metrics.` of a config, or `--` of a command line.
 
     Raises:
         ConfigError: prometheus_client is not installed, or the port is taken.
@@ -28,7 +33,7 @@ def serving_metrics(port: int | None, address: str) -> Iterator["PrometheusMetri
         import prometheus_client
     except ImportError:
         remedy = "Type `pip install 'tfdist[metrics]'`"
-        raise ConfigError(_PLACE, "needs prometheus_client", remedy=remedy) from None
+        raise ConfigError(f"{section}prometheus_port", "needs prometheus_client", remedy=remedy) from None
     from tfdist.launcher.metrics_server import serving  # with an HTTP server, which few runs need
 
     metrics = PrometheusMetrics(prometheus_client)
@@ -36,9 +41,9 @@ def serving_metrics(port: int | None, address: str) -> Iterator["PrometheusMetri
         try:
             stack.enter_context(serving(prometheus_client.make_wsgi_app(metrics.registry), port, address))
         except OSError as error:
-            remedy = "Set another one" if not is_free(port) else "Check metrics.prometheus_address"
+            remedy = "Set another one" if not is_free(port) else f"Check {section}prometheus_address"
             problem = f"cannot listen on {address}:{port}: {error.strerror or error}"
-            raise ConfigError(_PLACE, problem, remedy=remedy) from None
+            raise ConfigError(f"{section}prometheus_port", problem, remedy=remedy) from None
         yield metrics
 
 

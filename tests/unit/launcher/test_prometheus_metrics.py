@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 
 import pytest
-from launched import nothing_left, run  # noqa: F401  # a fixture
+from launched import nothing_left  # noqa: F401  # a fixture
 
+from commands import tfdist
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
-from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher import metrics_server
 from tfdist.launcher.chief_reports import Progress
@@ -131,11 +131,16 @@ report_progress(3, 10, loss=0.5)
 time.sleep(1)
 print(urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read().decode())
 """
-    with serving_metrics(port, "127.0.0.1") as metrics:
-        one = ClusterConfig.local(workers=1)
-        _, shown = run(code, tmp_path, one, metrics=metrics, network_isolation="never")
-    assert "[worker:0] tfdist_step 3.0\n" in shown
-    assert '[worker:0] tfdist_task_up{task="worker:0"} 1.0\n' in shown
+    (tmp_path / "script.py").write_text(code)
+    words = ["launch", "--workers=1", "--network_isolation=never", "--prometheus_address=127.0.0.1"]
+    script = ["--", sys.executable, "script.py"]
+    done = tfdist(*words, f"--prometheus_port={port}", *script, cwd=tmp_path)
+    assert "[worker:0] tfdist_step 3.0\n" in done.stdout, done.stderr
+    assert '[worker:0] tfdist_task_up{task="worker:0"} 1.0\n' in done.stdout
+    with socket.create_server(("127.0.0.1", port)):
+        refused = tfdist(*words, f"--prometheus_port={port}", *script, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("tfdist: --prometheus_port: cannot listen on 127.0.0.1:")
 
 
 def test_without_a_port_nothing_is_served():

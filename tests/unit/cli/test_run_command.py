@@ -1,0 +1,28 @@
+"""What every command does with its command line: flags, `--help`, and how much it prints."""
+
+import sys
+
+import pytest
+
+from commands import tfdist
+
+NOTE = "E0000 00:00:1.2 3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+
+
+@pytest.mark.parametrize("verbosity", [0, 1])
+def test_verbosity_brings_back_what_only_the_logs_keep(verbosity, tmp_path):
+    words = ["--workers=1", "--network_isolation=never", f"--verbosity={verbosity}"]
+    done = tfdist("launch", *words, "--", sys.executable, "-c", f"print({NOTE!r})", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (NOTE in done.stdout) == bool(verbosity)
+
+
+def test_help_has_the_flags_of_the_command_as_wide_as_the_terminal():
+    done = tfdist("launch", "--help", COLUMNS="60")
+    flags = done.stdout.partition("\nFlags:\n")[2]
+    assert (
+        "  --job                 A job of any name and how many\n"
+        "                        tasks, trainer=3; can be repeated.\n"
+    ) in flags
+    assert max(map(len, flags.splitlines())) <= 60
+    assert "Flags:" not in tfdist("list", "--help").stdout
