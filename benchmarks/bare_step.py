@@ -38,7 +38,7 @@ def measured(name: str, shape: tuple[int, int, int]) -> list[str]:
     """Measure a model's passes, and the update of its variables by momentum."""
     import tensorflow as tf
 
-    from tfdist.models.registry import build
+    from tfdist.models.model_by_name import build
     from tfdist.training.keras.bias_gradients import biases_apart
 
     model = build(name, shape, 10)

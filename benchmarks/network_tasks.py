@@ -17,7 +17,7 @@ from machines import CONTROLLER, Machines, machines, why_no_machines
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.environment import SECRET, inherited_variables, task_environment
-from tfdist.launcher.resources import Cores, own_cores
+from tfdist.launcher.share_cores_and_gpus import Cores, own_cores
 
 __all__ = ["LINKS", "Network", "TaskError", "network", "why_no_network"]
 

@@ -36,7 +36,7 @@ from rounds import others, undisturbed
 
 import tfdist
 from tfdist.launcher.environment import enable_onednn
-from tfdist.launcher.resources import own_cores
+from tfdist.launcher.share_cores_and_gpus import own_cores
 
 PEERS = Path(__file__).parent / "peers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist" / "benchmarks"

@@ -22,8 +22,8 @@ from tfdist.benchmark.report import spread
 from tfdist.benchmark.run_scenario import try_out
 from tfdist.benchmark.worker import processor_seconds
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.resources import own_cores
-from tfdist.models.registry import build
+from tfdist.launcher.share_cores_and_gpus import own_cores
+from tfdist.models.model_by_name import build
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
 from tfdist.simulation.simulated_speed import forecast
 from tfdist.strategies.factory import make_strategy

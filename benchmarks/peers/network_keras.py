@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from network_layers import LAYERS, ROWS, TOKENS, VOCABULARY, WIDTH, time_shares
 
-from tfdist.models.registry import build
+from tfdist.models.model_by_name import build
 
 __all__ = ["bare", "loss_of", "whole"]
 

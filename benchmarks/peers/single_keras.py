@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.models.registry import build
+from tfdist.models.model_by_name import build
 
 
 class Stamps(keras.callbacks.Callback):

@@ -90,7 +90,7 @@ def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
     import tensorflow as tf
 
     import tfdist
-    from tfdist.models.registry import build
+    from tfdist.models.model_by_name import build
 
     cluster = tfdist.ClusterConfig.from_environment()
     is_one = len(cluster.tasks()) < 2 or order["loop"] == "apart"

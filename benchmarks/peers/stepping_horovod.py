@@ -22,7 +22,7 @@ def main(order: dict[str, Any]) -> tuple[int, list[dict[str, float]]]:
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
-    from tfdist.models.registry import build
+    from tfdist.models.model_by_name import build
 
     hvd.init()
     tf.keras.utils.set_random_seed(0)

@@ -79,7 +79,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
     import tensorflow as tf
 
     import tfdist
-    from tfdist.models.registry import build
+    from tfdist.models.model_by_name import build
     from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 
     cluster = tfdist.ClusterConfig.from_environment()

@@ -15,7 +15,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np
 import tensorflow as tf
 
-from tfdist.models.registry import build
+from tfdist.models.model_by_name import build
 
 
 class Until(tf.keras.callbacks.Callback):

@@ -9,8 +9,8 @@ from cases import batches, compute_in
 
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.keras.replaced_methods import methods_restored
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.keras.temporary_patches import methods_restored
 from tfdist.training.predict import predict
 
 keras = tf.keras

@@ -22,7 +22,7 @@ FOR_PEOPLE = {
     "launcher/run_events.py",
     "diagnostics/doctor/protocol.py",
     "profiling/cluster_recording.py",
-    "profiling/recorder.py",
+    "profiling/tensorflow_profiler.py",
     "profiling/timeline_file.py",
 }
 

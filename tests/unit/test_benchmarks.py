@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tfdist.launcher.resources import own_cores
+from tfdist.launcher.share_cores_and_gpus import own_cores
 from tfdist.simulation.simulated_speed import forecast
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

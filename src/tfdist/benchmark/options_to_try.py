@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tfdist.benchmark.run_scenario import Bench, Scenario
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.sections.strategy import CommunicationSection
 
 __all__ = ["Candidate", "options_to_try"]

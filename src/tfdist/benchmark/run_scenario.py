@@ -24,7 +24,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import count
-from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.config import Settings
 from tfdist.trainer.model_sizes import Replicas
 

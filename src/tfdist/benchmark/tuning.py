@@ -13,7 +13,7 @@ from tfdist.benchmark.records import Sample
 from tfdist.benchmark.run_scenario import Bench, Scenario, of_workers, run
 from tfdist.errors import TfdistError
 from tfdist.launcher.outcome import LaunchError
-from tfdist.launcher.resources import own_cores
+from tfdist.launcher.share_cores_and_gpus import own_cores
 
 __all__ = ["Tried", "Tuning", "chosen", "tune", "yaml_lines"]
 

@@ -22,13 +22,13 @@ from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import initial_model, steps_per_call, train_batches
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.trainer.model_and_batches import initial_model, steps_per_call, train_batches
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.session import Session
 from tfdist.training.step_stats import computing_seconds
 from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.stop_together import Agreement, wait_for_all
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["measure", "processor_seconds"]
 

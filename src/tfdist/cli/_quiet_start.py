@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from tfdist.launcher.resources import own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
 from tfdist.trainer.config import Settings
 

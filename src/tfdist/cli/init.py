@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from tfdist._utils.files import local_path, write_whole
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
-from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.new_project import (
     DATA,
     MODELS,

@@ -64,7 +64,7 @@ def _local_model(model: str) -> str | Path:
     if isinstance(place, Path):
         return model
     load_tensorflow_quietly()
-    from tfdist.export.from_address import fetch_export  # loads TensorFlow, whose file systems it uses
+    from tfdist.export.download_export import fetch_export  # loads TensorFlow, whose file systems it uses
 
     return fetch_export(place)
 

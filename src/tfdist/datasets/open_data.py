@@ -216,7 +216,7 @@ class DataRequest:
         """Return the source of data that need a network: their address is read, or they are downloaded."""
         address = path_or_address(self.name, "data set")
         if isinstance(address, str):
-            from tfdist.datasets.from_address import copy_to_cache, list_address
+            from tfdist.datasets.download_dataset import copy_to_cache, list_address
 
             listing = list_address(address)
 

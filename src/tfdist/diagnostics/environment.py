@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from tfdist import __version__
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
 __all__ = ["bytes_available", "core_limit", "describe_environment", "gpu_names", "memory_left"]
 

@@ -18,7 +18,7 @@ from tfdist.engines import ray_task_process
 from tfdist.engines.job_description import PYTHON
 from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.environment import inherited_variables
-from tfdist.launcher.resources import Cores
+from tfdist.launcher.share_cores_and_gpus import Cores
 
 __all__ = ["FILES", "News", "Start", "TaskActor"]
 

@@ -28,7 +28,7 @@ from tfdist.engines.ssh_plan import NO_CONNECTION, Order, write_private
 from tfdist.errors import LOST
 from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
-from tfdist.launcher.resources import share_cores
+from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.start_supervisor import started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist._utils.files import default_cache_dir, path_or_address
 from tfdist.datasets.cache import size_text
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
-from tfdist.datasets.from_address import copy_to_cache, list_address
+from tfdist.datasets.download_dataset import copy_to_cache, list_address
 from tfdist.datasets.from_files import check_files, is_hidden
 from tfdist.datasets.from_idx import idx_files
 from tfdist.datasets.open_data import open_data

@@ -12,7 +12,7 @@ from tfdist.launcher.chief_reports import report_progress, report_silent
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.resources import Cores, own_cores, own_gpus, share_cores
+from tfdist.launcher.share_cores_and_gpus import Cores, own_cores, own_gpus, share_cores
 from tfdist.launcher.supervisor.fork_server import fork_tasks
 
 __all__ = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfdist._utils import stop_signal_names
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.launcher.resources import Cores
+from tfdist.launcher.share_cores_and_gpus import Cores
 
 __all__ = ["LAUNCH", "SECRET", "enable_onednn", "inherited_variables", "onednn_variables", "task_environment"]
 

@@ -26,8 +26,8 @@ from tfdist.launcher.progress_text import short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.launcher.record_events import EventFile
-from tfdist.launcher.resources import describe_shares, own_cores, share_cores
 from tfdist.launcher.run_events import FILE
+from tfdist.launcher.share_cores_and_gpus import describe_shares, own_cores, share_cores
 from tfdist.launcher.start_supervisor import started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 from tfdist.launcher.task_logs import opened_logs

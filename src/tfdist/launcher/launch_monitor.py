@@ -23,7 +23,7 @@ from tfdist.launcher.progress_text import count, short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile, without_secrets
 from tfdist.launcher.supervisor.plan import SupervisorPlan
-from tfdist.launcher.supervisor.query_and_bind_processes import is_stopped, with_variable
+from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
 from tfdist.launcher.task_logs import LogTail, NotesForLogs, TaskLog, last_lines
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
-from tfdist.launcher.resources import own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_gpus
 
 __all__ = [
     "LogTail",

@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist._utils.files import storage_errors
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import SECRET, task_environment
-from tfdist.launcher.resources import share_cores
+from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.task_logs import task_log_path
 
 __all__ = ["start_servers"]

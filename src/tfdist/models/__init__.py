@@ -1,5 +1,6 @@
 """Build Keras models by name: `build("mnist_cnn", image_shape=(28, 28, 1), classes=10)`."""
 
+from tfdist.models.model_by_name import build
 from tfdist.models.preprocessing_and_normalization import (
     BatchNormalization,
     CenterCrop,
@@ -7,7 +8,6 @@ from tfdist.models.preprocessing_and_normalization import (
     Rescale,
     Standardize,
 )
-from tfdist.models.registry import build
 
 __all__ = [
     "BatchNormalization",

@@ -17,7 +17,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
 from tfdist.errors import ConfigError
 from tfdist.profiling.clock_alignment import Before
-from tfdist.profiling.recorder import Recorded, Recorder, pack, unpack
+from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
 
 __all__ = ["ClusterRecording", "offer_to_record"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist._utils.profiler_span import EXCHANGE, STEP
 from tfdist._utils.tf_private import read_planes
 from tfdist.errors import ConfigError, DataError
-from tfdist.profiling.recorder import Recorded
+from tfdist.profiling.tensorflow_profiler import Recorded
 
 __all__ = ["Recording", "Span", "read_recording"]
 

@@ -13,8 +13,8 @@ from tfdist._utils.files import write_json, write_whole
 from tfdist._utils.profiler_span import STEP
 from tfdist.errors import DataError
 from tfdist.profiling.clock_alignment import Alignment, Before, align
-from tfdist.profiling.recorder import Recorded
 from tfdist.profiling.spans import Recording, Span, read_recording
+from tfdist.profiling.tensorflow_profiler import Recorded
 from tfdist.profiling.time_shares import kind_of, shares_of, summary
 from tfdist.profiling.timelines_of_run import nth_timeline, shares_file, timelines_in
 

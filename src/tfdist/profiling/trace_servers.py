@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist._utils.files import storage_errors
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.errors import DataError
-from tfdist.profiling.recorder import OPTIONS, Recorded, read_folder
+from tfdist.profiling.tensorflow_profiler import OPTIONS, Recorded, read_folder
 
 __all__ = ["trace_servers"]
 

@@ -12,8 +12,8 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.end_announcements import dismiss
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.errors import ConfigError, TaskLost, shown
-from tfdist.remote.pool import Pool
 from tfdist.remote.reduction import Operation, Parts, reduced, size_of
+from tfdist.remote.task_pool import Pool
 from tfdist.strategies.connect import connecting, is_connected
 from tfdist.strategies.devices_and_threads import check_device_name, configure_devices, threads_to_wait
 from tfdist.strategies.options import Device

@@ -13,7 +13,7 @@ from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import ROLES
 from tfdist.coordination.end_announcements import shut_servers_down_at_exit
-from tfdist.coordination.preemption import own_handler_restored
+from tfdist.coordination.stop_signals import own_handler_restored
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.choose_transport import (

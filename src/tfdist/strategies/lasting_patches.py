@@ -8,7 +8,7 @@ All patches that last:
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the hooks for uncaught errors: `training/one_line_errors`.
 
-`training/keras/temporary_patches` has those that end with a block.
+`training/keras/replaced_methods` has those that end with a block.
 """
 
 import atexit

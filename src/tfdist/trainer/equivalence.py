@@ -13,8 +13,8 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import initial_model, train_batches
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.trainer.model_and_batches import initial_model, train_batches
 from tfdist.training.fit import fit
 
 __all__ = ["Difference", "compare", "record"]

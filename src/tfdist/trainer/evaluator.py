@@ -13,8 +13,8 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import initial_model, test_batches, total_steps
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.trainer.model_and_batches import initial_model, test_batches, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries

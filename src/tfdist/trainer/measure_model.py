@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs
+from tfdist.trainer.model_and_batches import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.variables import optimizer_variables

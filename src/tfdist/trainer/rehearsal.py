@@ -14,7 +14,13 @@ from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config
-from tfdist.trainer.factory import compiled_model, find_outputs, profiled_range, steps_per_epoch, total_steps
+from tfdist.trainer.model_and_batches import (
+    compiled_model,
+    find_outputs,
+    profiled_range,
+    steps_per_epoch,
+    total_steps,
+)
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder

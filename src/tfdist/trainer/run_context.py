@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
-from tfdist.coordination.preemption import Notice
+from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import Data
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic

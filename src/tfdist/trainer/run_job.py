@@ -33,8 +33,8 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.health import answering_health_checks
 from tfdist.coordination.heartbeat import Watcher
-from tfdist.coordination.preemption import Notice, handling_stop_signals
 from tfdist.coordination.stall_watch import StallWatch
+from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
@@ -49,16 +49,16 @@ from tfdist.trainer.answers import classify, write_answers
 from tfdist.trainer.config import Config
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.factory import build_model, find_outputs, initial_model
+from tfdist.trainer.model_and_batches import build_model, find_outputs, initial_model
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.one_line_errors import leave_out_errors_of_executors
 from tfdist.training.software_and_devices import versions
 from tfdist.training.stop_together import wait_for_all
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["Report", "train"]
 

@@ -20,7 +20,8 @@ from tfdist.profiling.timelines_of_run import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
-from tfdist.trainer.factory import (
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.trainer.model_and_batches import (
     periods,
     profiled_range,
     steps_per_call,
@@ -29,7 +30,6 @@ from tfdist.trainer.factory import (
     total_steps,
     train_batches,
 )
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.training.task_errors import silent_tasks
+from tfdist.training.lost_task_errors import silent_tasks
 
 __all__ = ["settle_writes"]
 

@@ -3,8 +3,8 @@
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import current_strategy
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.same_call import check_same_call, in_call
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["barrier"]
 

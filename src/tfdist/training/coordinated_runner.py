@@ -16,12 +16,12 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
 from tfdist.training.await_server_writes import settle_writes
+from tfdist.training.batches_taken import PartsOfData
+from tfdist.training.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.multi_step import Totals
-from tfdist.training.parts_of_data import PartsOfData
 from tfdist.training.prepare_datasets import untuned_on_devices
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
-from tfdist.training.task_errors import are_lost, is_about_a_task, named, silent_tasks
 
 __all__ = ["CoordinatedRunner", "Epoch"]
 

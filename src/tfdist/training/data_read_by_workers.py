@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import serialized
+from tfdist.training.batches_taken import PartsOfData
 from tfdist.training.dataset_checks import check_order
-from tfdist.training.parts_of_data import PartsOfData
 from tfdist.training.prepare_datasets import untuned
 from tfdist.training.worker_values_in_graph import value_for_worker
 

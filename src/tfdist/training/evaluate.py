@@ -21,11 +21,11 @@ from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.stop_together import Stopping
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["evaluate", "run_tests"]
 

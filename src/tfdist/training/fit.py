@@ -14,10 +14,10 @@ from tfdist.training.fit_epochs import FitEpochs, FitSchedule
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Session
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["fit"]
 

@@ -17,7 +17,7 @@ from tfdist._utils.keras_private import layers_of
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
-from tfdist.coordination.preemption import Notice, handling_stop_signals
+from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
 from tfdist.training import checkpoint
 from tfdist.training.checkpoint_facts import Facts, Place, find_together, raise_together, refuse_other
@@ -35,6 +35,7 @@ from tfdist.training.keras.callback_states import (
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
+from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.no_checkpoints import NoCheckpoints
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.repeatable_data import ResumableData
@@ -43,7 +44,6 @@ from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execu
 from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.stop_together import Agreement, wait_for_all
-from tfdist.training.task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.variables import (
     State,
     learning_rate,

@@ -22,11 +22,11 @@ from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.same_call import watch_calls
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["start", "watch_variables"]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import made_by_compile
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.temporary_patches import ReplacedMethods, methods_kept
+from tfdist.training.keras.replaced_methods import ReplacedMethods, methods_kept
 
 __all__ = ["Traces", "kinds", "traces_kept"]
 

@@ -15,11 +15,11 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.prepare_datasets import with_placeholders
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["evaluate_batch", "fit_batch", "on_several_replicas"]
 

@@ -31,6 +31,7 @@ from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.prediction_outputs import decoded, encoded, joined
 from tfdist.training.prepare_datasets import with_none
@@ -39,7 +40,6 @@ from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.stop_together import Stopping
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["predict", "predict_on_batch"]
 

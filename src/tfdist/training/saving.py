@@ -13,9 +13,9 @@ from tfdist._utils.files import fresh_path
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
 from tfdist.training.keras.compat import is_keras_2, keras_of
+from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.same_call import check_same_call, in_call
 from tfdist.training.stop_together import wait_for_all
-from tfdist.training.task_errors import naming_lost_tasks
 
 __all__ = ["save"]
 

@@ -10,8 +10,8 @@ from tfdist._utils.tf_private import has_answered, wait_for_answer
 from tfdist.cluster.config import Task
 from tfdist.coordination.stall_watch import timeout_in_force
 from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
-from tfdist.training.parts_of_data import Execution
-from tfdist.training.task_errors import is_lost_worker, named, refusing_tasks
+from tfdist.training.batches_taken import Execution
+from tfdist.training.lost_task_errors import is_lost_worker, named, refusing_tasks
 
 __all__ = ["Answer", "ScheduledExecutions"]
 

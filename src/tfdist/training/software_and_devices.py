@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist import __version__
 from tfdist._utils.tf_private import worker_count
 from tfdist.launcher.progress_text import count
-from tfdist.launcher.resources import own_cores
+from tfdist.launcher.share_cores_and_gpus import own_cores
 
 __all__ = ["devices_of", "machine", "versions"]
 

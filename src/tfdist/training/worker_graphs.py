@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.applied_steps import AppliedSteps
-from tfdist.training.parts_of_data import ORDER_SPEC, Execution, opened_order
+from tfdist.training.batches_taken import ORDER_SPEC, Execution, opened_order
 from tfdist.training.worker_values_in_graph import tables_in_loops
 
 __all__ = ["GraphsOfBatches", "PackedResults", "WorkerGraph"]

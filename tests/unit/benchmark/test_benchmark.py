@@ -14,7 +14,7 @@ from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.tuning import Tried, chosen, yaml_lines
 from tfdist.cli.bench import _counts
 from tfdist.errors import ConfigError
-from tfdist.launcher.resources import own_cores
+from tfdist.launcher.share_cores_and_gpus import own_cores
 from tfdist.trainer.config import read_config
 
 CLUSTERS = {

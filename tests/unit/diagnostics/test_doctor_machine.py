@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from commands import tfdist
+from tfdist.diagnostics.doctor.check_machine import check_machine
+from tfdist.diagnostics.doctor.check_software import check_software
 from tfdist.diagnostics.doctor.finding import Finding
-from tfdist.diagnostics.doctor.machine import check_machine
-from tfdist.diagnostics.doctor.software import check_software
 from tfdist.diagnostics.environment import core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables
 
 CHECK = """
 import sys
 from pathlib import Path
-from tfdist.diagnostics.doctor.machine import check_machine
+from tfdist.diagnostics.doctor.check_machine import check_machine
 for finding in check_machine(Path(sys.argv[1])):
     print(finding)
 """

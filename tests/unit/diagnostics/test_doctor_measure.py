@@ -13,10 +13,10 @@ from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import Facts, Measured, Participant
-from tfdist.diagnostics.doctor.speed import check_links, expected_speed
 from tfdist.trainer.config import Config
 
 SECRET = b"0123456789abcdef"

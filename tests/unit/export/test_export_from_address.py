@@ -6,8 +6,8 @@ import pytest
 
 from tfdist._utils.object_store import write_file
 from tfdist.errors import ConfigError
+from tfdist.export.download_export import fetch_export
 from tfdist.export.export_folder import find_export
-from tfdist.export.from_address import fetch_export
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.models.model_by_name import build
 from tfdist.models.preprocessing_and_normalization import (
     BatchNormalization,
     CenterCrop,
@@ -16,7 +17,6 @@ from tfdist.models.preprocessing_and_normalization import (
     Rescale,
     Standardize,
 )
-from tfdist.models.registry import build
 
 keras = tf.keras
 SHAPES = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tfdist.profiling.recorder import Recorded
+from tfdist.profiling.tensorflow_profiler import Recorded
 
 __all__ = ["START", "exchange", "message", "operation", "recorded", "step", "waiting"]
 

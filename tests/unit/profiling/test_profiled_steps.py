@@ -13,7 +13,7 @@ from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
 from tfdist.profiling.timelines_of_run import FILE, timelines_in
 from tfdist.trainer.config import Config, read_config
-from tfdist.trainer.factory import profiled_range
+from tfdist.trainer.model_and_batches import profiled_range
 from tfdist.trainer.sections.train import TrainSection
 
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
-from tfdist.coordination.preemption import Notice
+from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config

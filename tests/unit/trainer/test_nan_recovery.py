@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
-from tfdist.coordination.preemption import Notice
+from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.config import read_config
-from tfdist.trainer.factory import compiled_model
+from tfdist.trainer.model_and_batches import compiled_model
 from tfdist.trainer.rehearsal import rehearse
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder

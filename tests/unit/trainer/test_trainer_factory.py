@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
-from tfdist.trainer.factory import compiled_model
+from tfdist.trainer.model_and_batches import compiled_model
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.coordination.stalled_worker import WorkerExecutions
-from tfdist.training import scheduled_executions, task_errors
-from tfdist.training.parts_of_data import Execution
+from tfdist.training import lost_task_errors, scheduled_executions
+from tfdist.training.batches_taken import Execution
 from tfdist.training.scheduled_executions import ScheduledExecutions
 
 
@@ -20,8 +20,8 @@ def test_a_task_that_refuses_connections_is_named(monkeypatch):
             ("ps", 1): closed,
             ("worker", 0): closed,
         }
-        monkeypatch.setattr(task_errors, "_addresses", lambda strategy: addresses)
-        assert task_errors.refusing_tasks(None, "ps") == [f"ps:1 at {closed}"]
+        monkeypatch.setattr(lost_task_errors, "_addresses", lambda strategy: addresses)
+        assert lost_task_errors.refusing_tasks(None, "ps") == [f"ps:1 at {closed}"]
 
 
 def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monkeypatch):
@@ -31,11 +31,11 @@ def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monk
             ("worker", index): f"127.0.0.1:{each.getsockname()[1]}"
             for index, each in enumerate((silent, unheard))
         }
-        monkeypatch.setattr(task_errors, "_addresses", lambda strategy: addresses)
-        assert task_errors.are_lost({1}, None)
-        assert not task_errors.are_lost({0, 1}, None)
-        monkeypatch.setattr(task_errors, "is_continued_without", lambda task: task == ("worker", 0))
-        assert task_errors.are_lost({0, 1}, None)
+        monkeypatch.setattr(lost_task_errors, "_addresses", lambda strategy: addresses)
+        assert lost_task_errors.are_lost({1}, None)
+        assert not lost_task_errors.are_lost({0, 1}, None)
+        monkeypatch.setattr(lost_task_errors, "is_continued_without", lambda task: task == ("worker", 0))
+        assert lost_task_errors.are_lost({0, 1}, None)
 
 
 def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):

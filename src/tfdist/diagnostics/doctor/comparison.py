@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.diagnostics.doctor.cluster import of_reached
+from tfdist.diagnostics.doctor.cluster_addresses import of_reached
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.meeting import Meeting, Met
-from tfdist.diagnostics.doctor.network import Reached
+from tfdist.diagnostics.doctor.names_and_reachability import Reached
 from tfdist.diagnostics.doctor.protocol import Facts
 
 __all__ = ["compare_hosts", "compare_meeting"]

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .plan import TaskPlan, as_bytes
-from .query_and_bind_processes import is_stopped
+from .process_tree import is_stopped
 from .start_child import STOP_SIGNALS, become, start
 
 __all__ = ["ForkServer", "fork_tasks"]

@@ -8,7 +8,7 @@ import struct
 import sys
 from pathlib import Path
 
-from .query_and_bind_processes import call_libc
+from .process_tree import call_libc
 
 __all__ = ["enter_private_network", "join_private_network", "why_no_private_network"]
 

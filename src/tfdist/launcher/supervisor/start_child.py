@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from .plan import as_bytes
-from .query_and_bind_processes import die_with_parent
+from .process_tree import die_with_parent
 
 __all__ = ["STOP_SIGNALS", "become", "start"]
 

@@ -17,7 +17,7 @@ from .fork_server import ForkServer
 from .log_writer import LogWriter
 from .plan import SupervisorPlan, TaskPlan
 from .private_network import enter_private_network, why_no_private_network
-from .query_and_bind_processes import adopt_orphans, children_of, die_with_parent, in_session, with_variable
+from .process_tree import adopt_orphans, children_of, die_with_parent, in_session, with_variable
 from .restart_policy import Backoff
 from .start_child import STOP_SIGNALS, start
 

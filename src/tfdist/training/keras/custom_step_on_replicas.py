@@ -43,15 +43,15 @@ from tfdist.training.keras.loss_normalization import (
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
-from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of
-from tfdist.training.keras.step_base import MetricStep, value_of
-from tfdist.training.keras.temporary_patches import (
+from tfdist.training.keras.replaced_methods import (
     methods_replaced,
     methods_restored_of,
     replicas_hidden,
     replicas_hideable,
 )
+from tfdist.training.keras.rng import GraphSeed, Randomness
+from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean

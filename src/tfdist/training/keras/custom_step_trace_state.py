@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.loss_normalization import Divisor
 from tfdist.training.keras.recording_scopes import NonTrainableScope
+from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
-from tfdist.training.keras.temporary_patches import replicas_hidden
 
 __all__ = ["OptimizerUse", "ReplicaTrace", "is_of_sum"]
 

@@ -29,7 +29,6 @@ from tfdist.training.gradients_of_one_process import (
     weighed,
     with_rows_summed,
 )
-from tfdist.training.keras.batch_means import BatchMeans
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
@@ -42,6 +41,7 @@ from tfdist.training.keras.loss_normalization import (
 )
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.per_batch_metrics import BatchMeans
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of

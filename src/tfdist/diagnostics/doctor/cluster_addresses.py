@@ -10,7 +10,7 @@ from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.only_peers import ONLY_PEERS
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
-from tfdist.diagnostics.doctor.network import (
+from tfdist.diagnostics.doctor.names_and_reachability import (
     Names,
     Reached,
     each_in_time,

@@ -8,7 +8,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.batch_means import BatchMeans  # noqa: E402
+from tfdist.training.keras.per_batch_metrics import BatchMeans  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 counts its metrics by its own step")

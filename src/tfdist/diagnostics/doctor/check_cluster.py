@@ -15,15 +15,15 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
-from tfdist.diagnostics.doctor.cluster import check_addresses, reach_all
+from tfdist.diagnostics.doctor.check_run import config_digest
+from tfdist.diagnostics.doctor.check_software import Loaded
+from tfdist.diagnostics.doctor.cluster_addresses import check_addresses, reach_all
 from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
+from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import Facts, Participant
-from tfdist.diagnostics.doctor.run import config_digest
-from tfdist.diagnostics.doctor.software import Loaded
-from tfdist.diagnostics.doctor.speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.transport import ANY_PORT, check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings

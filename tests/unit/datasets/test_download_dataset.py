@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist._utils import object_store
 from tfdist._utils.object_store import upload, write_file
-from tfdist.datasets import from_address
+from tfdist.datasets import download_dataset
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError, Unavailable
 
@@ -41,8 +41,8 @@ def test_an_archive_and_a_folder_by_class_are_like_those_of_this_machine(store, 
 
 def test_files_are_copied_once_and_again_when_they_change(store, tmp_path, monkeypatch):
     copied = []
-    download = from_address.download
-    monkeypatch.setattr(from_address, "download", lambda *words: copied.append(words) or download(*words))
+    download = download_dataset.download
+    monkeypatch.setattr(download_dataset, "download", lambda *words: copied.append(words) or download(*words))
     upload({"photos.npz": archive(tmp_path / "a.npz")}, store)
     first = open_data(f"{store}/photos.npz", cache_dir=tmp_path / "cache")
     assert open_data(f"{store}/photos.npz", cache_dir=tmp_path / "cache") == first
@@ -60,10 +60,10 @@ def test_a_copy_that_fails_is_one_line_and_leaves_nothing(store, tmp_path, monke
     with pytest.raises(DataError, match=r"^ram://.*/none: does not exist. Check the address$"):
         open_data(f"{store}/none", cache_dir=tmp_path)
     upload({"photos.npz": archive(tmp_path / "a.npz")}, store)
-    listing = from_address.list_address(f"{store}/photos.npz")
+    listing = download_dataset.list_address(f"{store}/photos.npz")
     tf.io.gfile.remove(f"{store}/photos.npz")
     with pytest.raises(DataError, match=r"photos.npz: cannot be copied to "):
-        from_address.copy_to_cache(f"{store}/photos.npz", listing, tmp_path / "cache")
+        download_dataset.copy_to_cache(f"{store}/photos.npz", listing, tmp_path / "cache")
     names = [path.name for path in (tmp_path / "cache" / "from-address").iterdir()]
     assert len(names) == 1
     assert names[0].endswith(".lock")

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdist.datasets.open_data import Data
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
+from tfdist.models.model_by_name import build
 from tfdist.models.output_kind import Outputs, outputs_of
-from tfdist.models.registry import build
 from tfdist.profiling.step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config

@@ -11,8 +11,8 @@ import msgspec
 
 from tfdist.benchmark.rehearsal_parts import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.doctor.check_software import why_ended
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
-from tfdist.diagnostics.doctor.software import why_ended
 from tfdist.diagnostics.environment import bytes_available, memory_left
 from tfdist.diagnostics.estimate import estimate_tasks, one_of_each
 from tfdist.trainer.config import Config

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from tfdist.coordination import preemption
+from tfdist.coordination import stop_signals
 
 CONNECTING = """
 import sys
-from tfdist.coordination.preemption import Notice
+from tfdist.coordination.stop_signals import Notice
 
 with Notice().kept():
     print("connecting", flush=True)
@@ -23,7 +23,7 @@ print("connected", flush=True)
 
 HANDLING = """
 import signal, sys, time
-from tfdist.coordination.preemption import handling_stop_signals
+from tfdist.coordination.stop_signals import handling_stop_signals
 from tfdist.errors import TfdistError
 
 if sys.argv[1:]:
@@ -65,9 +65,9 @@ def test_being_told_to_end_ends_what_connects(connecting):
 def test_being_stopped_for_a_while_is_not_being_told_to_end(connecting):
     for _ in range(5):  # each at another moment of its looks
         os.kill(connecting.pid, signal.SIGSTOP)
-        time.sleep(2.3 * preemption._SECONDS_BETWEEN_POLLS)
+        time.sleep(2.3 * stop_signals._SECONDS_BETWEEN_POLLS)
         os.kill(connecting.pid, signal.SIGCONT)
-        time.sleep(0.4 * preemption._SECONDS_BETWEEN_POLLS)
+        time.sleep(0.4 * stop_signals._SECONDS_BETWEEN_POLLS)
     said, warned = connecting.communicate(timeout=20)
     assert (connecting.returncode, said, warned) == (0, "connected\n", "")
 

@@ -14,7 +14,7 @@ from tensorflow.python.distribute import ps_values  # noqa: E402
 
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.temporary_patches import (  # noqa: E402  # noqa: E402
+from tfdist.training.keras.replaced_methods import (  # noqa: E402  # noqa: E402
     methods_replaced,
     replicas_hidden,
     replicas_hideable,

@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.cluster.config import Task
 from tfdist.errors import TaskLost
-from tfdist.remote.pool import Pool
+from tfdist.remote.task_pool import Pool
 
 
 def test_a_task_is_gone_once_nobody_listens_though_its_call_has_not_failed():

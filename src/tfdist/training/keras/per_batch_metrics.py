@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.graph_analysis import reduction_of
-from tfdist.training.keras.temporary_patches import methods_replaced
+from tfdist.training.keras.replaced_methods import methods_replaced
 
 __all__ = ["BatchMeans"]
 

@@ -12,7 +12,7 @@ from tfdist.errors import DataError
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.training.equal_rows import with_equal_rows  # noqa: E402
+from tfdist.training.check_rows import with_equal_rows  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.resources import own_gpus, share_cores
+from tfdist.launcher.share_cores_and_gpus import own_gpus, share_cores
 
 SHOW = """
 import json, os

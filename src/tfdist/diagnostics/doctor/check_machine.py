@@ -11,7 +11,7 @@ from tfdist._utils.files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables
-from tfdist.launcher.resources import own_cores, own_gpus
+from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
 __all__ = ["check_machine", "existing_parent"]
 
