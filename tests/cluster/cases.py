@@ -179,6 +179,7 @@ def compiled(model: Any, optimizer: str) -> Any:
         "clipped": lambda: keras.optimizers.SGD(
             0.05, clipnorm=0.1, weight_decay=0.01, use_ema=True, ema_momentum=0.5
         ),
+        "legacy": lambda: keras.optimizers.legacy.Adam(schedule),  # of Keras 2
     }[optimizer]()
     model.compile(made, ["mse", "mae"], loss_weights=[1.0, 0.3], weighted_metrics=[["mae"], ["mse"]])
     return model
@@ -219,11 +220,16 @@ def equivalent_clipped(strategy: Any, folder: Path) -> dict[str, Any]:
     return _equivalent(strategy, "clipped")
 
 
+def equivalent_legacy(strategy: Any, folder: Path) -> dict[str, Any]:
+    return _equivalent(strategy, "legacy")
+
+
 def keras_itself(strategy: Any, folder: Path) -> dict[str, Any]:
     """Keras's own fit in one process: what all others are compared with."""
     del strategy
     found = {}
-    for optimizer in ("sgd", "adam", "clipped"):
+    of_keras_2 = ["legacy"] if getattr(keras, "__version__", "2") < "3" else []
+    for optimizer in ("sgd", "adam", "clipped", *of_keras_2):
         compute_in("float64")
         keras.utils.set_random_seed(3)
         steps = EveryStep()

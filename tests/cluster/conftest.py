@@ -185,6 +185,7 @@ IN_STEP_ONLY = [
     "equivalent_sgd",
     "equivalent_adam",
     "equivalent_clipped",
+    "equivalent_legacy",
     "custom_loop",
     "model_cases.trained",
     "model_cases.summed",

@@ -1,11 +1,13 @@
 """What must be so to the last digit, under every strategy, with replicas whose parts are not alike."""
 
+from importlib.metadata import version
+
 import pytest
 
 from conftest import IN_STEP, SETUPS
 
 ALL = list(SETUPS)
-OPTIMIZERS = ["sgd", "adam", "clipped"]
+OPTIMIZERS = ["sgd", "adam", "clipped", *(["legacy"] if version("keras") < "3" else [])]
 COMPARED_WITH = "one_device"
 CASES = ["smoke", "counting", "from_function", "custom_loop", *(f"equivalent_{each}" for each in OPTIMIZERS)]
 EXAMPLES, STEPS_PER_EPOCH = 101, 9

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.strategies.extended_tf_strategies import ps_transfer_of
+from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
@@ -17,6 +18,8 @@ from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, shared_mean, unpacked
 
 __all__ = ["Keras2Step"]
+
+_OF_PS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
 class Keras2Step(KerasStep):
@@ -33,6 +36,9 @@ class Keras2Step(KerasStep):
         self._divided_by = float(strategy.num_replicas_in_sync) if is_mean else None
         self._forward = as_in_keras(model, _forward)
         self._compute_metrics = as_in_keras(model, model.compute_metrics)
+        # Beside parameter servers, the optimizers of keras.optimizers.legacy always add gradients up.
+        is_legacy = hasattr(model.optimizer, "get_updates")
+        self._adds_up_again = is_legacy and isinstance(strategy, _OF_PS)
         _refuse_tcp(strategy)
         if model.optimizer is not None:
             fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
@@ -82,9 +88,12 @@ class Keras2Step(KerasStep):
         weight = None if self._divided_by is None else size
         seen = self._step_stats.ended(begun, gradients, loss, size)
         shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
+        gradients = shared.gradients
+        if self._adds_up_again:
+            gradients = [divided(gradient, self._strategy.num_replicas_in_sync) for gradient in gradients]
         optimizer.apply_gradients(
-            zip(shared.gradients, model.trainable_variables, strict=True),
-            experimental_aggregate_gradients=False,
+            zip(gradients, model.trainable_variables, strict=True),
+            experimental_aggregate_gradients=self._adds_up_again,
         )
         self._compute_metrics(x, y, y_pred, sample_weight)
         return shared.sums[0]
