@@ -8,6 +8,7 @@ A chief is added where there is a ps or a job of another name. The script is the
 examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by itself where to continue.
 """
 
+import contextlib
 import re
 import shlex
 import sys
@@ -89,11 +90,10 @@ def main(
     jobs = dict(map(_counted, job))
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
-    folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
-    with (
-        serving_metrics(prometheus_port, prometheus_address, section="--") as metrics,
-        page_written(folder, lambda: write_page([folder])),
-    ):
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(serving_metrics(prometheus_port, prometheus_address, section="--"))
+        folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
+        stack.enter_context(page_written(folder, lambda: write_page([folder])))
         report = launch(
             cluster,
             command,

@@ -42,6 +42,8 @@ def with_options(
         match = re.fullmatch(r"([^.:]+):(.+)", name)
         path = path_of(*(match.groups() if match else ("", name))) if path_of else name
         path = _path(path, kind) if isinstance(path, str) else path
+        if path[0] not in section.__struct_fields__:
+            path = (name,)  # which the error names
         document = _divided(document, path, kind, roles)
         document = _with_option(document, path, text, f"--option {name}={text}", type(section))
     return decode(document, type(section))

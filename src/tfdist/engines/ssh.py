@@ -91,9 +91,9 @@ def _section(job: Job, options: Mapping[str, str]) -> SshSection:
     values = dict(options)
     for name, text in options.items():
         if name.rpartition(":")[2] == "hosts":
-            values[name] = json.dumps([host for host in text.split(",") if host])
+            values[name] = json.dumps([host for host in text.split(",") if host], ensure_ascii=False)
         elif name == "setup":
-            values[name] = json.dumps([*job.section.ssh.setup, text])
+            values[name] = json.dumps([*job.section.ssh.setup, text], ensure_ascii=False)
     section = with_options(job.section.ssh, values, _path_of, job.counts)
     for name, value in section.options.items():
         if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(value).isprintable() or value == "":

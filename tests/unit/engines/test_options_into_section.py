@@ -70,6 +70,7 @@ def test_a_value_for_one_role_leaves_the_others_theirs():
     ("key", "text", "message"),
     [
         ("restart", "1", r"^--option restart=1: restart: unknown key\. Did you mean 'restarts'\?$"),
+        ("worker:Port", "1", r"^--option worker:Port=1: worker:Port: unknown key"),
         ("restarts", "often", r"restarts: expected a whole number, received 'often'$"),
         ("code", "moun", r"code: there is no 'moun'\. Did you mean 'mount'\?$"),
         ("gpus.worker", "x", r"gpus\.worker: expected a whole number, received 'x'$"),

@@ -140,6 +140,7 @@ print(urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read
     with socket.create_server(("127.0.0.1", port)):
         refused = tfdist(*words, f"--prometheus_port={port}", *script, cwd=tmp_path)
     assert refused.returncode == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 1  # that of the first
     assert refused.stderr.startswith("tfdist: --prometheus_port: cannot listen on 127.0.0.1:")
 
 
