@@ -40,7 +40,7 @@ def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
         check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
         with tf.control_dependencies([check]):
             parts = tf.nest.map_structure(_same, parts, expand_composites=True)
-        return parts if isinstance(dataset.element_spec, tuple) else parts[0]
+        return parts if type(dataset.element_spec) is tuple else parts[0]
 
     return dataset.map(checked)
 

@@ -21,6 +21,7 @@ from tfdist.training.arguments import (
     whole_number,
 )
 from tfdist.training.await_server_writes import settle_writes
+from tfdist.training.check_rows import with_equal_rows
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.data_read_by_chief import ChiefData
@@ -74,7 +75,8 @@ def predict(
     refuse_unknown(predict, unknown)
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
-    data, expected = _limited(made_data(model, strategy, x, batch_size=batch_size, steps=steps), steps)
+    made = made_data(model, strategy, x, batch_size=batch_size, steps=steps, checks_rows=False)
+    data, expected = _limited(made, steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     with in_call("predict", strategy), naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
         both = [*callbacks, *epoch_hooks(model, x, "predict")]
@@ -214,6 +216,8 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
     Where one replica has the whole batch, which need not be of examples alone, the batch has one number.
     Unless `whole`, keep only the inputs of each batch.
     """
+    if strategy.num_replicas_in_sync > 1:
+        dataset = with_equal_rows(dataset if whole else dataset.map(_inputs_alone))
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
@@ -221,6 +225,11 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
         return end, (tf.range(start, end), data if whole else x)
 
     return dataset.scan(tf.constant(0, tf.int64), number)
+
+
+def _inputs_alone(*parts: Any) -> tuple[Any]:
+    """Return the inputs of a batch, which a map passes in one argument or, of a tuple, in several."""
+    return (unpacked(parts)[0],)
 
 
 def _in_step(

@@ -59,7 +59,8 @@ def test_what_is_the_same_for_all_examples(call, kind):
         model.compile("sgd", "mse")
     options = {"verbose": 0, **({"shuffle": False} if call is fit else {})}
     if HAS_SEVERAL:
-        found = "a number without rows" if kind == "number" else "tensors of 1, 4, 4 rows"
+        rows = "1, 4" if call is predict else "1, 4, 4"
+        found = "a number without rows" if kind == "number" else f"tensors of {rows} rows"
         with pytest.raises(DataError, match=f"expected a row for each example .* received {found}"):
             call(model, KINDS[kind](), **options)
     elif kind == "rows" or (kind == "number" and call is predict):  # Keras cannot train on a number
@@ -95,3 +96,11 @@ def test_names_rows_that_are_known_before():
     data = tf.data.Dataset.from_tensors((X, X[:4]))
     with pytest.raises(DataError, match=r"received tensors of 4 and 9 rows\. Repeat what is the same"):
         with_equal_rows(data)
+
+
+@pytest.mark.parametrize("other", [7, np.array(["a"])])
+def test_predicting_looks_at_the_inputs_alone(other):
+    data = tf.data.Dataset.from_tensor_slices(X).batch(4).map(lambda x: (x, tf.constant(other)))
+    with own_strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    np.testing.assert_allclose(predict(model, data, verbose=0), model(X), atol=1e-5)

@@ -45,8 +45,11 @@ def made_data(
     shuffle: bool | str = False,
     class_weight: Any = None,
     seed: int | None = None,
+    checks_rows: bool = True,
 ) -> Any:
     """Return data as a data set of batches; a data set or a function of an input context stays as it is.
+
+    With `checks_rows`, batches that several replicas cannot split are refused.
 
     Without a seed of the user's, `seed` shuffles arrays in an order that another process can repeat.
 
@@ -61,7 +64,7 @@ def made_data(
         raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
     is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
     is_function = callable(x) and not tf.is_tensor(x)
-    is_split = strategy.num_replicas_in_sync > 1
+    is_split = checks_rows and strategy.num_replicas_in_sync > 1
     if is_set or is_function:
         kind = "a tf.data.Dataset" if is_set else "a function that makes a data set"
         for name, value in (("y", y), ("sample_weight", sample_weight)):
