@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.training.dataset_checks import contains_python
+from tfdist.training.prepare_datasets import of_batch
 
 __all__ = ["uneven_rows", "with_equal_rows"]
 
@@ -35,14 +36,13 @@ def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if len(rows) == 1 and not contains_python(dataset):
         return dataset
 
-    def checked(*parts: Any) -> Any:
-        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(parts) if part is not None])
+    def checked(batch: Any) -> Any:
+        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(batch) if part is not None])
         check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
         with tf.control_dependencies([check]):
-            parts = tf.nest.map_structure(_same, parts, expand_composites=True)
-        return parts if type(dataset.element_spec) is tuple else parts[0]
+            return tf.nest.map_structure(_same, batch, expand_composites=True)
 
-    return dataset.map(checked)
+    return dataset.map(of_batch(dataset, checked))
 
 
 def uneven_rows(error: Exception) -> DataError | None:

@@ -35,7 +35,7 @@ from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.prediction_outputs import decoded, encoded, joined
-from tfdist.training.prepare_datasets import with_none
+from tfdist.training.prepare_datasets import of_batch, with_none
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
@@ -217,7 +217,7 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
     Unless `whole`, keep only the inputs of each batch.
     """
     if strategy.num_replicas_in_sync > 1:
-        dataset = with_equal_rows(dataset if whole else dataset.map(_inputs_alone))
+        dataset = with_equal_rows(dataset if whole else dataset.map(of_batch(dataset, _inputs_alone)))
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
@@ -227,9 +227,9 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
     return dataset.scan(tf.constant(0, tf.int64), number)
 
 
-def _inputs_alone(*parts: Any) -> tuple[Any]:
-    """Return the inputs of a batch, which a map passes in one argument or, of a tuple, in several."""
-    return (unpacked(parts)[0],)
+def _inputs_alone(batch: Any) -> tuple[Any]:
+    """Return a batch with the inputs alone."""
+    return (unpacked(batch)[0],)
 
 
 def _in_step(

@@ -14,6 +14,7 @@ from tfdist.training.reduction import batch_size
 __all__ = [
     "contains_sparse",
     "copied_from_python",
+    "of_batch",
     "replica_batches",
     "untuned",
     "untuned_on_devices",
@@ -22,11 +23,11 @@ __all__ = [
 ]
 
 
-def _of_batch(dataset: tf.data.Dataset, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a function of a batch as tf.data calls it: with the parts of a tuple."""
+def of_batch(dataset: tf.data.Dataset, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function of a batch as tf.data calls it: with the parts of a tuple that is not a named one."""
 
     def of_parts(*parts: Any) -> Any:
-        return change(parts if isinstance(dataset.element_spec, tuple) else parts[0])
+        return change(parts if type(dataset.element_spec) is tuple else parts[0])
 
     return of_parts
 
@@ -44,7 +45,7 @@ def with_placeholders(dataset: tf.data.Dataset) -> tf.data.Dataset:
         placeholder = tf.zeros([batch_size(batch), 0], tf.bool)
         return tf.nest.map_structure(lambda part: placeholder if part is None else part, batch)
 
-    return dataset.map(_of_batch(dataset, replaced))
+    return dataset.map(of_batch(dataset, replaced))
 
 
 def with_none(batch: Any) -> Any:
@@ -80,7 +81,7 @@ def copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def copied(batch: Any) -> Any:
         return tf.nest.map_structure(_copied, batch, expand_composites=True)
 
-    return dataset.map(_of_batch(dataset, copied))
+    return dataset.map(of_batch(dataset, copied))
 
 
 def _copied(part: tf.Tensor | None) -> tf.Tensor | None:
@@ -136,7 +137,7 @@ def replica_batches(dataset: tf.data.Dataset) -> Callable[[tf.distribute.InputCo
             indices = tf.data.Dataset.range(first, first + here)
             return indices.map(lambda index: _part(batch, index, replicas))
 
-        return dataset.flat_map(_of_batch(dataset, parts))
+        return dataset.flat_map(of_batch(dataset, parts))
 
     return own
 

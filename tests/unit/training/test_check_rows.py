@@ -1,6 +1,7 @@
 """A batch whose tensors have other numbers of rows is refused where replicas would get parts of it."""
 
 import os
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -104,3 +105,18 @@ def test_predicting_looks_at_the_inputs_alone(other):
     with own_strategy().scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     np.testing.assert_allclose(predict(model, data, verbose=0), model(X), atol=1e-5)
+
+
+class Named(NamedTuple):
+    x: Any
+    y: Any
+
+
+def test_a_batch_in_a_named_tuple_stays_one():
+    data = (
+        tf.data.Dataset.from_tensor_slices((X, X))
+        .batch(4)
+        .map(lambda x, y: Named(x, tf.ensure_shape(y, [4, 4])))
+    )
+    [first, *_] = with_equal_rows(data.take(2))
+    assert isinstance(first, Named)
