@@ -21,7 +21,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient
-from tensorflow.python.ops import script_ops
+from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 
 from tfdist._utils.set_attributes import attributes_set
 
@@ -279,6 +279,11 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore
 
     def _batch_all_gather(self, per_replica_values: Any, axis: Any, options: Any) -> list[Any]:
         return self.all_gather(per_replica_values, axis, options)
+
+
+def is_branch_or_loop(graph: tf.Graph) -> bool:
+    """Return whether a graph is that of a branch or a loop in another graph."""
+    return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
 def mirrored(copies: Sequence[tf.Tensor]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.group_by_key import places_by_key
-from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, mirrored
+from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, is_branch_or_loop, mirrored
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
 from tfdist.transport.exchange_thread import ExchangeThread
@@ -237,8 +237,9 @@ def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf
 
 
 # -- the order of the exchanges of a graph, which must be that of the program, as in all other tasks --
-# TensorFlow keeps this order for stateful operations only. Exchanges that overlap with the computation are
-# stateless for TensorFlow, so each exchange depends on the one before it.
+# TensorFlow keeps this order for stateful operations of one graph only: exchanges that overlap with the
+# computation are stateless for it, and what is in a branch may run before operations that come before the
+# branch. So each exchange depends on the one before it.
 
 
 def _exchanges_before() -> list[tf.Operation]:
@@ -246,12 +247,34 @@ def _exchanges_before() -> list[tf.Operation]:
     if tf.executing_eagerly():
         return []
     graph = tf.compat.v1.get_default_graph()
+    before = _exchanges_of(graph)
+    if before or not is_branch_or_loop(graph):
+        return before
+    is_over = _mark_of_exchanges(graph.outer_graph)
+    return [] if is_over is None else [tf.identity(is_over).op]
+
+
+def _exchanges_of(graph: tf.Graph) -> list[tf.Operation]:
+    """Return the last exchange of a graph, and the calls of functions with later ones."""
     names = _names_by_graph.get(graph, [])
-    if not names:
-        return []
-    if names[-1] is not None:
-        return [graph.get_operation_by_name(names[-1])]
-    return [operation for operation in graph.get_operations() if _is_call(operation)]
+    own = [name for name in names if name is not None]
+    before = [graph.get_operation_by_name(name) for name in own[-1:]]
+    if names and names[-1] is None:
+        before += [operation for operation in graph.get_operations() if _is_call(operation)]
+    return before
+
+
+def _mark_of_exchanges(graph: tf.Graph) -> tf.Tensor | None:
+    """Return a tensor that a graph has when its exchanges so far are over; None if it has had none.
+
+    A branch waits for the tensors that it takes from its graph, in whatever way TensorFlow runs it.
+    """
+    with graph.as_default():
+        before = _exchanges_before()
+        if not before:
+            return None
+        with tf.control_dependencies(before):
+            return tf.identity(tf.constant(True))
 
 
 def _note_exchange(result: tf.Tensor) -> None:
