@@ -42,7 +42,7 @@ class CallState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         failed: The number of the last call that it left by an exception; 0 if none.
         failed_name: The name of that call.
         error: That exception.
-        is_broken: Whether an exchange has failed in the call that it is in.
+        is_broken: Whether an exchange has failed in the call, or for the variable, that it is in.
         has_ended: Whether its script has ended, and not by an exception.
         made: How many variables it has begun to make.
         making: The name of the variable that it makes; "" if none.
@@ -93,7 +93,8 @@ def are_out_of_step(states: Sequence[CallState]) -> bool:
         return True
     if any(other.has_ended for _, other in _without_variable(states)):
         return True
-    return any(state.is_broken or other.is_broken for state, other in _parted(states))
+    apart = [*_parted(states), *_without_variable_in_later_call(states)]
+    return any(state.is_broken or other.is_broken for state, other in apart)
 
 
 def have_parted(states: Sequence[CallState]) -> bool:
@@ -103,8 +104,7 @@ def have_parted(states: Sequence[CallState]) -> bool:
     in a later call. That is certain only after some time, in which the first may leave the call by the same
     exception, and the other may make the variable in its call.
     """
-    is_in_later_call = any(other.inside > state.number for state, other in _without_variable(states))
-    return is_in_later_call or any(_parted(states))
+    return any(_without_variable_in_later_call(states)) or any(_parted(states))
 
 
 def _parted(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
@@ -120,6 +120,11 @@ def _without_variable(states: Sequence[CallState]) -> Iterator[tuple[CallState, 
     for state in states:
         if state.making:
             yield from ((state, other) for other in states if other.made < state.made)
+
+
+def _without_variable_in_later_call(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
+    """Yield those of these pairs in which the other task is in a call that the first has not begun."""
+    yield from (pair for pair in _without_variable(states) if pair[1].inside > pair[0].number)
 
 
 def first_waiting(states: Sequence[CallState]) -> int | None:

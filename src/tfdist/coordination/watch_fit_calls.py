@@ -167,7 +167,7 @@ class CallWatch:
             is_broken: Whether all tasks are there, so that the exchange has failed for such a reason.
         """
         self._is_taken = True  # the caller raises the error
-        if self.state.inside and is_broken:
+        if (self.state.inside or self.state.making) and is_broken:
             self.state = msgspec.structs.replace(self.state, is_broken=True)
         self._wakes.set()
         if self._found.wait(seconds):

@@ -148,7 +148,7 @@ def watch_variables(strategy: tf.distribute.Strategy) -> None:
 
     @contextlib.contextmanager
     def while_making(name: str) -> Iterator[None]:
-        with naming_lost_tasks(f"the variable {name}", strategy), watch.variable(name):
+        with watch.variable(name), naming_lost_tasks(f"the variable {name}", strategy):
             yield
 
     strategy.while_making = while_making

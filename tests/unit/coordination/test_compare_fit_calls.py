@@ -80,6 +80,9 @@ def test_one_that_makes_a_variable_which_no_other_will_make_is_found():
     for states in ([alone, in_next], [in_next, alone]):
         assert have_parted(states)
     assert not are_out_of_step([alone, in_next])  # its call may make the variable
+    for broken in (alone, in_next):
+        now = msgspec.structs.replace(broken, is_broken=True)
+        assert are_out_of_step([now, in_next if broken is alone else alone])
     said = str(out_of_step(TWO, [alone, in_next]))
     assert (
         "worker:0 makes the variable kernel of a model after its 2nd call, save; worker:1 is in its 3" in said
@@ -93,6 +96,9 @@ def test_a_variable_that_another_makes_later_is_awaited():
     for states in ([making, behind], [making, done], [in_fit, busy], [in_fit, behind], [making, making]):
         assert not are_out_of_step(states)
         assert not have_parted(states)
+    assert not are_out_of_step(
+        [msgspec.structs.replace(making, is_broken=True), behind]
+    )  # for another reason
     assert late([making, behind, done], 0) == [1]
     assert first_waiting([behind, making]) == 1
     said = waits_text(TWO, [making, behind], 0, 30)

@@ -213,6 +213,24 @@ def test_the_main_thread_raises_the_error_itself_when_an_exchange_has_failed(clu
         chief.fail_in("fit", AssertionError("it should not come to this"))
 
 
+def test_a_variable_whose_exchange_meets_that_of_a_later_call_is_named(cluster):
+    (chief, other), *_ = cluster()
+    with chief.watch.variable("kernel"), other.watch.call("barrier", meets=True):
+        errors = []
+        asking = threading.Thread(
+            target=lambda: errors.append(other.watch.why_broken(SECONDS, is_broken=True))
+        )
+        asking.start()
+        errors.append(chief.watch.why_broken(SECONDS, is_broken=True))
+        asking.join()
+    assert len(errors) == 2
+    for error in errors:
+        assert "worker:0 makes the variable kernel of a model; worker:1 is in its 1st call, barrier" in str(
+            error
+        )
+    assert chief.ends == other.ends == []
+
+
 def test_an_exchange_that_fails_in_one_call_has_another_reason(cluster):
     (chief, other), *_ = cluster()
     with chief.watch.call("fit", meets=True), other.watch.call("fit", meets=True):
