@@ -4,15 +4,16 @@ TensorFlow splits a batch by the rows of its first tensor, and loses what others
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.training.dataset_checks import contains_python
+from tfdist.training.dataset_checks import contains_python, is_batched_last
 from tfdist.training.prepare_datasets import of_batch
 
-__all__ = ["uneven_rows", "with_equal_rows"]
+__all__ = ["check_rows", "uneven_rows", "with_equal_rows"]
 
 _EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
 _REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
@@ -26,39 +27,52 @@ def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     Raises:
         DataError: They never have.
     """
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]
-    if any(shape.rank == 0 for shape in shapes):
-        raise _error("a number without rows")
-    rows = {None if shape.rank is None else shape[0] for shape in shapes}
-    known = sorted(number for number in rows if number is not None)
-    if len(known) > 1:
-        raise _error(f"tensors of {' and '.join(map(str, known))} rows")
-    if len(rows) == 1 and not contains_python(dataset):
+    tensors = tf.nest.flatten(dataset.element_spec)
+    check_rows(tensors)
+    is_known = len(tensors) == 1 or None not in _known_rows(tensors) or is_batched_last(dataset)
+    if is_known and not contains_python(dataset):
         return dataset
 
     def checked(batch: Any) -> Any:
-        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(batch) if part is not None])
+        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(batch)])
         check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
         with tf.control_dependencies([check]):
-            return tf.nest.map_structure(_same, batch, expand_composites=True)
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     return dataset.map(of_batch(dataset, checked))
+
+
+def check_rows(tensors: Sequence[Any]) -> None:
+    """Check the shapes of a batch's tensors, or of their specs.
+
+    Raises:
+        DataError: They do not have the same number of rows.
+    """
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise _error("a number without rows")
+    known = _known_rows(tensors) - {None}
+    if len(known) > 1:
+        raise _of_rows(known)
 
 
 def uneven_rows(error: Exception) -> DataError | None:
     """Return what an error of TensorFlow means, if it comes from this check."""
     found = _NUMBERS.search(str(error))
-    return None if found is None else _error(f"tensors of {found[1].replace(' ', ', ')} rows")
+    return None if found is None else _of_rows(map(int, found[1].split()))
 
 
-def _same(part: tf.Tensor | None) -> tf.Tensor | None:
-    return None if part is None else tf.identity(part)  # None: an optional input
+def _known_rows(tensors: Sequence[Any]) -> set[int | None]:
+    return {None if tensor.shape.rank is None else tensor.shape[0] for tensor in tensors}
 
 
 def _rows(part: Any) -> tf.Tensor:
     if isinstance(part, tf.RaggedTensor):
         return tf.cast(part.nrows(), tf.int64)
     return part.dense_shape[0] if isinstance(part, tf.SparseTensor) else tf.shape(part, tf.int64)[0]
+
+
+def _of_rows(numbers: Iterable[int]) -> DataError:
+    return _error(f"tensors of {' and '.join(map(str, sorted(set(numbers))))} rows")
 
 
 def _error(received: str) -> DataError:

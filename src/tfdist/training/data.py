@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
+from tfdist.training.check_rows import with_equal_rows
 from tfdist.training.data_digest import check_same_data
 from tfdist.training.data_read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data_read_by_workers import WorkersData
@@ -48,7 +49,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         strategy: The strategy of the replicas.
     """
     if isinstance(data, tf.data.Dataset):
-        data = with_placeholders(data)
+        data = _batches_to_split(data, strategy)
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
@@ -81,7 +82,7 @@ def distribute_to_workers(
     Each worker reads its own part. The chief reads what workers cannot read.
     """
     if isinstance(data, tf.data.Dataset):
-        data = with_placeholders(data)
+        data = _batches_to_split(data, strategy)
         if chief_must_read(data):
             data = ChiefData.of(data)
     if isinstance(data, ChiefData):
@@ -93,6 +94,11 @@ def distribute_to_workers(
     made = data if isinstance(data, tf.data.Dataset) else _checked(data)
     distributed = WorkersData(made, strategy, coordinator, workers)
     return distributed, distributed.element_spec
+
+
+def _batches_to_split(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
+    dataset = with_placeholders(dataset)
+    return with_equal_rows(dataset) if strategy.num_replicas_in_sync > 1 else dataset
 
 
 def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[..., tf.data.Dataset]:

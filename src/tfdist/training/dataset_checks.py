@@ -25,6 +25,7 @@ __all__ = [
     "contains_python",
     "definitions_of",
     "has_no_order",
+    "is_batched_last",
     "is_shuffled_anew",
     "is_too_large_to_send",
 ]
@@ -40,6 +41,19 @@ _SEED_INPUTS = {
 }
 
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+# Data sets, by the names of their classes: those that make batches of examples, and those that keep batches.
+_BATCHING = ("BatchDataset", "PaddedBatchDataset", "ParallelBatchDataset")
+_KEEPING_BATCHES = (
+    "AssertCardinalityDataset",
+    "CacheDataset",
+    "OptionsDataset",
+    "PrefetchDataset",
+    "RepeatDataset",
+    "ShardDataset",
+    "ShuffleDataset",
+    "SkipDataset",
+    "TakeDataset",
+)
 _HANDLES = (tf.resource, tf.variant)
 # A protocol buffer holds 2 GiB. TensorFlow serializes a larger data set as an empty string, without an error.
 MOST_BYTES = 2**31 - 2**20
@@ -80,6 +94,15 @@ def contains_python(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set calls Python code, such as a generator."""
     nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
     return any(op in _OF_PYTHON for op in nodes)
+
+
+def is_batched_last(dataset: Any) -> bool:
+    """Return whether a data set yields batches as `batch` made them: with as many rows in each tensor."""
+    for part in chain_of(dataset):
+        name = type(part).__name__.removeprefix("_")
+        if name not in _KEEPING_BATCHES:
+            return name in _BATCHING
+    return False
 
 
 def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
+from tfdist.training.check_rows import check_rows
 from tfdist.training.data_read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
@@ -94,6 +95,7 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
     strategy, is_training = strategy_of(model, None), what == "train_on_batch"
     with in_call(what, strategy), naming_lost_tasks(what, strategy), traces_kept(model) as traces:
         batch = _tensors(model, strategy, arrays, class_weight)
+        check_rows(tf.nest.flatten(batch))
         step, runner = _phase(what, model, strategy, batch, traces)
         runner.rewind(_distributed(batch, strategy))
         totals = step.begin()

@@ -21,7 +21,6 @@ from tfdist.training.arguments import (
     whole_number,
 )
 from tfdist.training.await_server_writes import settle_writes
-from tfdist.training.check_rows import with_equal_rows
 from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import known_steps
 from tfdist.training.data_read_by_chief import ChiefData
@@ -35,7 +34,7 @@ from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.prediction_outputs import decoded, encoded, joined
-from tfdist.training.prepare_datasets import of_batch, with_none
+from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
@@ -75,7 +74,7 @@ def predict(
     refuse_unknown(predict, unknown)
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
-    made = made_data(model, strategy, x, batch_size=batch_size, steps=steps, checks_rows=False)
+    made = made_data(model, strategy, x, batch_size=batch_size, steps=steps)
     data, expected = _limited(made, steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     with in_call("predict", strategy), naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
@@ -216,20 +215,13 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
     Where one replica has the whole batch, which need not be of examples alone, the batch has one number.
     Unless `whole`, keep only the inputs of each batch.
     """
-    if strategy.num_replicas_in_sync > 1:
-        dataset = with_equal_rows(dataset if whole else dataset.map(of_batch(dataset, _inputs_alone)))
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
         end = start + tf.cast(batch_size(x) if strategy.num_replicas_in_sync > 1 else 1, tf.int64)
         return end, (tf.range(start, end), data if whole else x)
 
-    return dataset.scan(tf.constant(0, tf.int64), number)
-
-
-def _inputs_alone(batch: Any) -> tuple[Any]:
-    """Return a batch with the inputs alone."""
-    return (unpacked(batch)[0],)
+    return dataset.scan(tf.constant(0, tf.int64), tf.autograph.experimental.do_not_convert(number))
 
 
 def _in_step(

@@ -35,6 +35,9 @@ def batch_size(x: Any) -> tf.Tensor:
         return tf.cast(first.nrows(), tf.int32)
     if isinstance(first, tf.SparseTensor):
         return tf.cast(first.dense_shape[0], tf.int32)
+    if first.shape.rank == 0:
+        expected, remedy = "a row for each example in each tensor", "Repeat it for each example (tf.repeat)"
+        raise DataError("a batch", expected=expected, received="a number without rows", remedy=remedy)
     return tf.shape(first)[0]
 
 

@@ -16,6 +16,7 @@ from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E
 from tfdist.training.check_rows import with_equal_rows  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
+from tfdist.training.on_batch import evaluate_batch, fit_batch  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 
 keras = tf.keras
@@ -49,7 +50,22 @@ def generated():
         yield {"factors": FACTORS, "x": X[start : start + 4]}, X[start : start + 4, :1]
 
 
-KINDS = {"rows": lambda: batches(FACTORS), "number": lambda: batches(2.0), "generator": generated}
+def zipped():
+    both = tf.data.Dataset.zip((data_of(X).batch(4), data_of(X[:1] + 1).repeat(3).batch(1)))
+    targets = data_of(X[:, :1]).batch(4)
+    return tf.data.Dataset.zip((both.map(lambda x, factors: {"factors": factors, "x": x}), targets))
+
+
+def data_of(array):
+    return tf.data.Dataset.from_tensor_slices(array)
+
+
+KINDS = {
+    "rows": lambda: batches(FACTORS),
+    "number": lambda: batches(2.0),
+    "generator": generated,
+    "zip": zipped,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,11 +76,10 @@ def test_what_is_the_same_for_all_examples(call, kind):
         model.compile("sgd", "mse")
     options = {"verbose": 0, **({"shuffle": False} if call is fit else {})}
     if HAS_SEVERAL:
-        rows = "1, 4" if call is predict else "1, 4, 4"
-        found = "a number without rows" if kind == "number" else f"tensors of {rows} rows"
+        found = "a number without rows" if kind == "number" else "tensors of 1 and 4 rows"
         with pytest.raises(DataError, match=f"expected a row for each example .* received {found}"):
             call(model, KINDS[kind](), **options)
-    elif kind == "rows" or (kind == "number" and call is predict):  # Keras cannot train on a number
+    elif kind in ("rows", "zip") or (kind == "number" and call is predict):  # Keras cannot train on a number
         alone = Scaled()
         alone.compile("sgd", "mse")
         expected = getattr(alone, call.__name__)(KINDS[kind](), **options)
@@ -89,8 +104,26 @@ def test_takes_batches_with_as_many_rows_as_examples(batch):
     assert len(list(known)) == 2
 
 
+def test_takes_batches_that_only_their_order_has_changed():
+    data = tf.data.Dataset.from_tensor_slices((X, X[:, 0])).batch(4).shuffle(2, seed=1)
+    data = data.repeat(2).skip(1).take(2).cache().shard(1, 0).prefetch(1)
+    assert with_equal_rows(data) is data
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"other numbers of rows:\] \[2 4\]"):
+        list(with_equal_rows(data.map(lambda x, y: (x[::2], y))))
+
+
 def _unknown(batch):
     return tf.data.Dataset.from_tensor_slices((batch, X)).batch(9)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL or keras.__version__ < "3", reason="Keras's own, which checks it too")
+@pytest.mark.parametrize("call", [fit_batch, evaluate_batch])
+def test_one_batch(call):
+    with own_strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(DataError, match=r"received tensors of 4 and 9 rows\."):
+        call(model, X, X[:4, :1])
 
 
 def test_names_rows_that_are_known_before():

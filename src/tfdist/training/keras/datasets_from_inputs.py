@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import adapters_of_keras_2, class_weight_mapper, epoch_iterator, split_arrays
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
-from tfdist.training.check_rows import with_equal_rows
 from tfdist.training.dataset_checks import MOST_BYTES
 from tfdist.training.keras.compat import is_keras_2, keras_of
 
@@ -45,11 +44,8 @@ def made_data(
     shuffle: bool | str = False,
     class_weight: Any = None,
     seed: int | None = None,
-    checks_rows: bool = True,
 ) -> Any:
     """Return data as a data set of batches; a data set or a function of an input context stays as it is.
-
-    With `checks_rows`, batches that several replicas cannot split are refused.
 
     Without a seed of the user's, `seed` shuffles arrays in an order that another process can repeat.
 
@@ -64,7 +60,6 @@ def made_data(
         raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
     is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
     is_function = callable(x) and not tf.is_tensor(x)
-    is_split = checks_rows and strategy.num_replicas_in_sync > 1
     if is_set or is_function:
         kind = "a tf.data.Dataset" if is_set else "a function that makes a data set"
         for name, value in (("y", y), ("sample_weight", sample_weight)):
@@ -72,8 +67,6 @@ def made_data(
                 raise DataError(
                     name, f"is given beside x, {kind}", remedy="Yield (x, y, sample_weight) from x"
                 )
-        if is_split and isinstance(x, tf.data.Dataset):
-            x = with_equal_rows(x)
         if class_weight is None:
             return x
         if is_function:
@@ -94,10 +87,9 @@ def made_data(
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
             return _shuffled(whole, size, seed)
-        made = _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
+        return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
-    return with_equal_rows(made) if is_split else made
 
 
 def _adapted(
