@@ -50,7 +50,7 @@ def check_rows(tensors: Sequence[Any]) -> None:
     """
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise _error("a number without rows")
-    known = _known_rows(tensors) - {None}
+    known = {number for number in _known_rows(tensors) if number is not None}
     if len(known) > 1:
         raise _of_rows(known)
 
