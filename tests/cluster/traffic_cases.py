@@ -16,10 +16,16 @@ INPUTS, UNITS, STEPS = 100, 1000, 10
 
 
 def trained(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """One dense layer, large beside all else that is sent."""
+    """One dense layer, large beside all else that is sent, whose weights are kept within a constraint."""
     x, y = np.ones([8, INPUTS], "float32"), np.ones([8, UNITS], "float32")
+    # Keras 2 averages the copies of what it has constrained. Here, synchronous ps tasks have weights in shards.
+    are_apart = isinstance(
+        strategy, (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.ParameterServerStrategy)
+    )
+    constraint = "max_norm" if are_apart and keras.__version__ >= "3" else None
     with strategy.scope():
-        model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(UNITS, use_bias=False)])
+        layer = keras.layers.Dense(UNITS, use_bias=False, kernel_constraint=constraint)
+        model = keras.Sequential([keras.Input((INPUTS,)), layer])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
     fit(model, data, strategy=strategy, epochs=1, steps_per_epoch=2, verbose=0)  # which traces

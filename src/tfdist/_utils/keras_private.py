@@ -262,6 +262,15 @@ def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Itera
         yield
 
 
+@contextlib.contextmanager
+def constraints_ignored(variables: Sequence[Any]) -> Iterator[None]:
+    """Make optimizers of Keras 3 leave the constraints of variables out, within the block."""
+    with contextlib.ExitStack() as stack:
+        for variable in variables:
+            stack.enter_context(attributes_set(variable, _constraint=None))
+        yield
+
+
 # -- variables --
 
 

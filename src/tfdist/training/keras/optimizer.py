@@ -16,11 +16,13 @@ from tfdist._utils.keras_private import (
     accumulators_of,
     apply_update,
     average_weights,
+    constraints_ignored,
     gradients_added_up_by,
     is_sgd_of_keras,
     known_gradients,
     overwrite_by_averages,
     step_counter,
+    variable_of_tensorflow,
 )
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.fused_optimizers import fuse
@@ -118,7 +120,9 @@ class Updating:
     def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         optimizer, steps = self._optimizer, self._steps
         if not steps and not optimizer.ema_overwrite_frequency:
-            self._run(self._apply, gradients, scale)
+            with constraints_ignored(self._variables):
+                self._run(self._apply, gradients, scale)
+            self._constrain(gradients)
             return
         if steps:
             tf.cond(
@@ -129,7 +133,7 @@ class Updating:
         else:
             self._run(self._update, gradients, scale)
         self._average()
-        self._run(self._constrain)
+        self._constrain(gradients)
         step_counter(optimizer).assign_add(1)
 
     def _update_and_reset(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
@@ -149,6 +153,18 @@ class Updating:
                 lambda: overwrite_by_averages(optimizer),
                 lambda: None,
             )
+
+    def _constrain(self, gradients: list[Any]) -> None:
+        """Constrain the weights that have gradients, each copy where it is.
+
+        Keras assigns a constrained weight in each replica, for which TensorFlow would average the copies.
+        """
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            constraint = variable.constraint
+            if constraint is not None and gradient is not None:
+                self._strategy.extended.update(
+                    variable_of_tensorflow(variable), lambda copy, keep=constraint: copy.assign(keep(copy))
+                )
 
     def _run(self, change: Callable[..., None], *args: Any) -> None:
         # Keras 3 clips each replica's gradients before it adds them up, unlike one process, which clips those
@@ -204,11 +220,6 @@ class Updating:
         known, variables = self._known(gradients, scale)
         dense = [tf.convert_to_tensor(gradient) for gradient in known]
         accumulate_gradients(self._optimizer, dense, variables)
-
-    def _constrain(self) -> None:
-        for variable in self._variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
 
     def _known(self, gradients: list[Any], scale: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
         known, variables = known_gradients(self._optimizer, gradients, self._variables)
