@@ -389,6 +389,16 @@ def eager_context() -> Any:
     return context.context()
 
 
+def function_of_a_model(function: Any) -> Any:
+    """Return the tf.function of what each model of a process traces, of which TensorFlow would warn.
+
+    It counts how often functions of the same code are traced, such as those of several models that are tried.
+    """
+    function = tf.function(function, autograph=False, reduce_retracing=True)
+    function._omit_frequent_tracing_warning = True
+    return function
+
+
 def only_trace(function: Any) -> Any:
     """Return the concrete function of a tf.function that was traced once; None in other cases."""
     traces = list(function._list_all_concrete_functions())

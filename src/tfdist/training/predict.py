@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
 from tfdist.training.applied_steps import Begun
@@ -236,7 +237,7 @@ def _in_step(
 
     if eagerly:
         return gathered
-    graph = tf.function(gathered, autograph=False, reduce_retracing=True)
+    graph = function_of_a_model(gathered)
     if strategy.num_replicas_in_sync > 1:
         # For batches of any size. (One replica traces the first batch with its size, as Keras does.)
         graph.get_concrete_function(spec)

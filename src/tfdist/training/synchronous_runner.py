@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.tf_private import function_of_a_model
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
@@ -150,7 +151,7 @@ class SynchronousRunner:
 
 def graph_in_step(execution: Callable[..., Any]) -> Any:
     """Return the graph of an execution on replicas that work in step."""
-    return tf.function(execution, autograph=False, reduce_retracing=True)
+    return function_of_a_model(execution)
 
 
 _leave_out = graph_in_step(make_execution(lambda batch, totals: totals))

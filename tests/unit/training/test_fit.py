@@ -425,11 +425,13 @@ def test_runs_a_train_step_of_its_own_as_keras_does(strategy, options):
         assert found.history[name] == pytest.approx(values, rel=1e-5)
 
 
-def test_tensorflow_takes_the_steps_of_many_models_for_no_retracing(strategy, caplog):
+@pytest.mark.parametrize("kind", [Own, keras.Model])
+def test_tensorflow_takes_the_steps_of_many_models_for_no_retracing(strategy, kind, caplog):
     for _ in range(5):
         with strategy.scope():
-            model = of_its_own(Own)
-        fit(model, batches(), strategy=strategy, verbose=0)
+            model = of_its_own(kind)
+        fit(model, batches().take(1), strategy=strategy, verbose=0)
+        predict(model, batches().take(1), strategy=strategy, verbose=0)
     assert not caplog.messages
 
 

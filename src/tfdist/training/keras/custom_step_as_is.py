@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
@@ -44,7 +45,7 @@ class OwnStep(KerasStep):
         if not model.run_eagerly:
             # The first trace may create variables, which TensorFlow does not allow in a loop.
             self._one = tf.function(self._run, autograph=False, input_signature=[element_spec])
-            self._more = tf.function(self._loop, autograph=False, reduce_retracing=True)
+            self._more = function_of_a_model(self._loop)
 
     def empty_totals(self) -> Totals:
         """Return no logs and no times: only the model knows where it computes and where it waits."""
