@@ -24,8 +24,8 @@ from tfdist.benchmark.worker import processor_seconds
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.share_cores_and_gpus import own_cores
 from tfdist.models.model_by_name import build
+from tfdist.simulation.forecast import forecast
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
-from tfdist.simulation.simulated_speed import forecast
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.training.fit import fit

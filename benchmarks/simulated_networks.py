@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from results import RESULTS, put, table
 
+from tfdist.simulation.forecast import forecast
 from tfdist.simulation.setup import Compute, Exchange, Network, Setup
-from tfdist.simulation.simulated_speed import forecast
 
 Type = Literal["float32", "bfloat16", "int8"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
+from tfdist.simulation.forecast import forecast
 from tfdist.simulation.setup import Compute, Exchange, Network, Setup
-from tfdist.simulation.simulated_speed import forecast
 
 INPUTS, UNITS, BATCH = 784, 1024, 128  # a batch: of one worker
 

@@ -8,7 +8,7 @@ import os
 import tensorflow as tf
 
 from commands import python
-from tfdist.strategies.extended_tf_strategies import Mirrored
+from tfdist.strategies.strategy_classes import Mirrored
 
 __all__ = ["HAS_SEVERAL", "own_strategy", "run_on_several"]
 

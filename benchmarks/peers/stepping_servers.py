@@ -80,7 +80,7 @@ def main(order: dict[str, Any], folder: Path) -> None:
 
     import tfdist
     from tfdist.models.model_by_name import build
-    from tfdist.strategies.extended_tf_strategies import ps_transfer_of
+    from tfdist.strategies.strategy_classes import ps_transfer_of
 
     cluster = tfdist.ClusterConfig.from_environment()
     (folder / f"{cluster.task or 'chief:0'}.pid").write_text(str(os.getpid()))

@@ -9,8 +9,8 @@ from cases import compute_in
 
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.predict import predict
+from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
 
 keras = tf.keras
 

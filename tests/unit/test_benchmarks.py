@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from tfdist.launcher.share_cores_and_gpus import own_cores
-from tfdist.simulation.simulated_speed import forecast
+from tfdist.simulation.forecast import forecast
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]

@@ -9,7 +9,7 @@ derived.
 import statistics
 from dataclasses import dataclass
 
-from tfdist.benchmark.records import Record, Sample
+from tfdist.benchmark.task_measurements import Record, Sample
 
 __all__ = ["NAMES", "Parts", "parts_of"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tfdist.benchmark.records import Record
 from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.benchmark.task_measurements import Record
 from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data

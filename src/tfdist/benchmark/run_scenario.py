@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tfdist.benchmark.records import Record, Sample
+from tfdist._utils.readable_text import count
+from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError
-from tfdist.launcher.progress_text import count
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.config import Settings
 from tfdist.trainer.model_sizes import Replicas

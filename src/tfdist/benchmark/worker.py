@@ -12,21 +12,21 @@ import tensorflow as tf
 
 from tfdist import __version__
 from tfdist._utils.files import write_json
-from tfdist.benchmark.records import Exchange, Record
+from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
-from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
+from tfdist.strategies.strategy_classes import ring_of
 from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import initial_model, steps_per_call, train_batches
 from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.replica_stats import computing_seconds
 from tfdist.training.session import Session
-from tfdist.training.step_stats import computing_seconds
 from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.stop_together import Agreement, wait_for_all
 

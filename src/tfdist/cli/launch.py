@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.files import local_path, new_run_folder
-from tfdist.cli._end_of_run import page_written, print_results
+from tfdist._utils.readable_text import duration, short_path
+from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Flag, LogFormat, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
@@ -26,7 +27,6 @@ from tfdist.diagnostics.report.timeline import last_results, mean_speed
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
-from tfdist.launcher.progress_text import duration, short_path
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.profiling.timelines_of_run import timelines_in
 

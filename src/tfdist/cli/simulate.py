@@ -17,8 +17,8 @@ from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, shown
 
 if TYPE_CHECKING:
+    from tfdist.simulation.forecast import Forecast
     from tfdist.simulation.setup import Setup
-    from tfdist.simulation.simulated_speed import Forecast
 
 __all__ = ["main"]
 
@@ -51,8 +51,8 @@ def main(
 def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool) -> None:
     from msgspec.structs import replace
 
-    from tfdist.simulation.simulated_speed import advise as advice
-    from tfdist.simulation.simulated_speed import draw, forecast
+    from tfdist.simulation.forecast import advise as advice
+    from tfdist.simulation.forecast import draw, forecast
 
     if plot:
         check_plotting()

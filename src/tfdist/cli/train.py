@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
-from tfdist.cli._end_of_run import page_written, print_results
+from tfdist._utils.readable_text import duration, short_path
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
+from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, LogFormat, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
-from tfdist.launcher.progress_text import duration, short_path
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
 from tfdist.profiling.step_range import parse_steps

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.roles import SIZES
-from tfdist.engines.cloud import (
+from tfdist.engines.cloud_requests import (
     load_client,
     merged,
     new_name,

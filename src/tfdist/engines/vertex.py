@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist.cluster.config import Task
 from tfdist.cluster.roles import ROLES, SIZES
-from tfdist.engines.cloud import (
+from tfdist.engines.cloud_requests import (
     load_client,
     merged,
     new_name,

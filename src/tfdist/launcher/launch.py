@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Literal, TextIO
 
 from tfdist._utils.files import storage_errors
+from tfdist._utils.readable_text import short_path
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
@@ -22,7 +23,6 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
 from tfdist.launcher.outcome import LaunchReport
-from tfdist.launcher.progress_text import short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.launcher.record_events import EventFile

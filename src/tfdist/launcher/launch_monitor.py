@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
+from tfdist._utils.readable_text import count, short_path
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events
@@ -19,7 +20,6 @@ from tfdist.launcher.chief_reports import Joined, Progress, Silence
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.progress_text import count, short_path
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile, without_secrets
 from tfdist.launcher.supervisor.plan import SupervisorPlan

@@ -1,22 +1,18 @@
-"""Describe the progress of a training in one line, and times and counts, as people read them."""
+"""Describe the progress of a training in one line."""
 
 import itertools
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from tfdist._utils.readable_text import duration
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.run_events import RunStarted
 
 __all__ = [
     "average_speed",
-    "count",
     "describe_progress",
     "describe_run",
     "draw_progress",
-    "duration",
-    "short_path",
 ]
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
@@ -28,18 +24,6 @@ def describe_run(started: RunStarted, place: str) -> str:
     data = f" on {started.data}" if started.data else ""
     devices = f" on {started.devices}" if started.devices else ""
     return f"{started.model}{parameters}{data}\n{started.strategy}{devices}\nrun directory {place}"
-
-
-def short_path(path: str | os.PathLike[str]) -> str:
-    """Return a path from the current folder if it is in there; otherwise, or for an address, as it is.
-
-    >>> short_path("/no/such/run"), short_path("gs://bucket/run")
-    ('/no/such/run', 'gs://bucket/run')
-    """
-    text = os.fspath(path)
-    if "://" in text or not Path(text).absolute().is_relative_to(Path.cwd()):
-        return text
-    return os.path.relpath(text)
 
 
 class _Part(NamedTuple):
@@ -111,28 +95,6 @@ def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
             examples += report.examples_per_second * (now - before)
             seconds += now - before
     return examples / seconds if seconds else None
-
-
-def count(quantity: int, singular: str, plural: str = "") -> str:
-    """Return how many there are of something.
-
-    >>> count(1, "restart"), count(2, "process", "processes")
-    ('1 restart', '2 processes')
-    """
-    return f"{quantity:,} {singular if quantity == 1 else plural or singular + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in units that people read.
-
-    >>> duration(125)
-    '2 min 5 s'
-    """
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _draw_bar(part: float, width: int, encoding: str) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from tfdist._utils.readable_text import count
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
-from tfdist.launcher.progress_text import count
 
 __all__ = ["Cores", "describe_shares", "own_cores", "own_gpus", "share_cores"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tfdist.simulation.forecast import forecast
 from tfdist.simulation.setup import Compute, Exchange, Network, Servers, Setup
-from tfdist.simulation.simulated_speed import forecast
 
 __all__ = ["Point", "check_published"]
 

@@ -7,13 +7,13 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.devices_and_threads import device_kind
-from tfdist.strategies.extended_tf_strategies import (
+from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
+from tfdist.strategies.ps_transfer import PsTransfer
+from tfdist.strategies.strategy_classes import (
     MultiWorkerMirrored,
     ParameterServer,
     SynchronousParameterServer,
 )
-from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
-from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.tls import check_tls

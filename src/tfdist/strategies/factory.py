@@ -31,12 +31,6 @@ from tfdist.strategies.devices_and_threads import (
     device_kind,
     threads_to_wait,
 )
-from tfdist.strategies.extended_tf_strategies import (
-    Mirrored,
-    MultiWorkerMirrored,
-    ParameterServer,
-    SynchronousParameterServer,
-)
 from tfdist.strategies.options import (
     OF_PS,
     Communication,
@@ -51,6 +45,12 @@ from tfdist.strategies.options import (
 )
 from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
+from tfdist.strategies.strategy_classes import (
+    Mirrored,
+    MultiWorkerMirrored,
+    ParameterServer,
+    SynchronousParameterServer,
+)
 from tfdist.transport.authentication import SECRET
 
 __all__ = ["check_cluster", "check_strategy", "make_strategy"]

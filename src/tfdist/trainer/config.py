@@ -15,9 +15,14 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
 from tfdist.profiling.step_range import parse_steps
-from tfdist.trainer.sections.cluster_run import ElasticSection, LaunchSection, MetricsSection, WatchSection
 from tfdist.trainer.sections.data_and_model import DataSection, ModelSection
 from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.launch_and_watch import (
+    ElasticSection,
+    LaunchSection,
+    MetricsSection,
+    WatchSection,
+)
 from tfdist.trainer.sections.saving import (
     CheckpointSection,
     EvaluationSection,

@@ -23,7 +23,7 @@ from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost
 from tfdist.trainer.config import Config
-from tfdist.trainer.sections.cluster_run import ElasticSection
+from tfdist.trainer.sections.launch_and_watch import ElasticSection
 from tfdist.training.variables import take_from_chief
 
 __all__ = ["Elastic", "MembershipChanged"]

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import Config
 from tfdist.trainer.run_context import RunContext
-from tfdist.training.step_stats import Failure
+from tfdist.training.replica_stats import Failure
 from tfdist.training.variables import State, take_from_chief
 
 __all__ = ["Recovery", "check_on_nan"]

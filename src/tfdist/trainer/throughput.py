@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record_progress
-from tfdist.training.step_stats import milliseconds_of_tasks
+from tfdist.training.replica_stats import milliseconds_of_tasks
 
 __all__ = ["Stragglers", "Throughput"]
 

@@ -39,10 +39,10 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
+from tfdist.training.replica_stats import record_task_speed
 from tfdist.training.run_batches import name_steps
 from tfdist.training.session import Phase, Session
 from tfdist.training.software_and_devices import devices_of, machine, versions
-from tfdist.training.step_stats import record_task_speed
 from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.variables import State
 

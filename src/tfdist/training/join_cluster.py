@@ -15,18 +15,18 @@ from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.tasks_beside_chief import start_servers
-from tfdist.strategies.extended_tf_strategies import MultiWorkerMirrored
 from tfdist.strategies.factory import check_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
+from tfdist.strategies.strategy_classes import MultiWorkerMirrored
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.same_call import watch_calls
+from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
 
 __all__ = ["start", "watch_variables"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.prepare_datasets import with_none
 from tfdist.training.ps_cache import PsCache
-from tfdist.training.step_stats import now, only_after
+from tfdist.training.replica_stats import now, only_after
 
 __all__ = ["Totals", "make_execution"]
 
@@ -21,7 +21,7 @@ class Totals(NamedTuple):
 
     Attributes:
         metrics: One tensor for each metric variable; after a custom step of the model, its logs.
-        stats: The table of StepStats, without rows if nothing is measured.
+        stats: The table of ReplicaStats, without rows if nothing is measured.
     """
 
     metrics: tuple[Any, ...]

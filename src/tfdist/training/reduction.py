@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfdist._utils.group_by_key import places_by_key
 from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.errors import DataError
-from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.gradient_arithmetic import scaled
+from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.gradients_of_one_process import summed
 
 __all__ = ["AddUp", "Shared", "batch_size", "shared_mean", "summed_apart", "unpacked"]

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import StorageError
-from tfdist.strategies.extended_tf_strategies import ring_of
 from tfdist.strategies.ring_all_reduce import RingAllReduce
+from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.checkpoint import ROUNDING_ERRORS
 
 __all__ = ["collect_rounding_errors", "restore_rounding_errors"]

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
 from tfdist.coordination.calls_between_tasks import resolver_of
-from tfdist.coordination.compare_fit_calls import NAMES, CallState, out_of_step
-from tfdist.coordination.watch_fit_calls import CallWatch
+from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
+from tfdist.coordination.watch_calls import CallWatch
 from tfdist.errors import ConfigError
 from tfdist.training.stop_together import sum_over_workers
 

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import __version__
+from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import worker_count
-from tfdist.launcher.progress_text import count
 from tfdist.launcher.share_cores_and_gpus import own_cores
 
 __all__ = ["devices_of", "machine", "versions"]

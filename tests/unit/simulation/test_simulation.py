@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tfdist.cli.simulate import _counts
 from tfdist.errors import ConfigError
 from tfdist.simulation.events import Clock, Core, Queue, send
+from tfdist.simulation.forecast import advise, forecast
 from tfdist.simulation.published import check_published
 from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.ring import _sharers, _sharing
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
-from tfdist.simulation.simulated_speed import advise, forecast
 
 ALONE = 0.1  # seconds of a step
 

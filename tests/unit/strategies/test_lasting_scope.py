@@ -9,7 +9,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies import lasting_patches  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.strategies.extended_tf_strategies import Mirrored  # noqa: E402
+from tfdist.strategies.strategy_classes import Mirrored  # noqa: E402
 
 
 @pytest.fixture

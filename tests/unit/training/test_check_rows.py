@@ -16,8 +16,8 @@ from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E
 from tfdist.training.check_rows import with_equal_rows  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.on_batch import evaluate_batch, fit_batch  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
+from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch  # noqa: E402
 
 keras = tf.keras
 X = np.random.default_rng(1).normal(size=(9, 4)).astype("float32")

@@ -18,7 +18,7 @@ from tfdist.diagnostics.doctor.answering import Answering
 from tfdist.diagnostics.doctor.check_run import config_digest
 from tfdist.diagnostics.doctor.check_software import Loaded
 from tfdist.diagnostics.doctor.cluster_addresses import check_addresses, reach_all
-from tfdist.diagnostics.doctor.comparison import compare_hosts, compare_meeting
+from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to

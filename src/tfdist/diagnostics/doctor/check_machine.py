@@ -1,4 +1,4 @@
-"""Check this machine: cores, memory, files, disks. The software is checked in software.py."""
+"""Check this machine: cores, memory, files, disks. The software is checked in check_software.py."""
 
 import os
 import resource

@@ -103,7 +103,7 @@ def _setup(
 
 
 def _expected(setup: "Setup", workers: int, speeds: Mapping[Task, float]) -> Finding:
-    from tfdist.simulation.simulated_speed import forecast
+    from tfdist.simulation.forecast import forecast
 
     expected = forecast(setup, workers)
     found = (

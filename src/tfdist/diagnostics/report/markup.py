@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from tfdist.launcher import progress_text
+from tfdist._utils import readable_text
 
 __all__ = [
     "definitions",
@@ -102,7 +102,7 @@ def duration(seconds: float) -> str:
     """Return a time in units that people read; a time that no clock can have taken is unknown."""
     if not 0 <= seconds < _LONGEST_DURATION:
         return "unknown"
-    return f"{seconds:.2g} s" if seconds < 10 else progress_text.duration(seconds)
+    return f"{seconds:.2g} s" if seconds < 10 else readable_text.duration(seconds)
 
 
 def moment(time: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tfdist._utils.readable_text import count
 from tfdist.diagnostics.report.markup import (
     definitions,
     details,
@@ -28,7 +29,6 @@ from tfdist.diagnostics.report.timeline import (
     task_ends,
 )
 from tfdist.launcher.launch import launch
-from tfdist.launcher.progress_text import count
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,

@@ -13,7 +13,7 @@ from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoi
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import with_none
-from tfdist.training.step_stats import Failure
+from tfdist.training.replica_stats import Failure
 
 __all__ = ["OwnStep"]
 

@@ -237,7 +237,7 @@ class SharedCustomStep(MetricStep):
         self, data: Any, totals: Totals, seed: GraphSeed
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         size = batch_size(data)
-        begun, data = self._step_stats.begun(data)
+        begun, data = self._replica_stats.begun(data)
         counted, _ = self._split(totals)
         replica = self._replica(data, self._metrics.before_batch(counted), self._share(size), seed)
         if self._replicas > 1 and not self._is_synchronized:
@@ -253,7 +253,7 @@ class SharedCustomStep(MetricStep):
         ]
         metrics = [self._or_zero(value, size) for value in self._metrics.counted(replica.scope)]
         state = self._state(replica)
-        stats = self._step_stats.ended(begun, values, self._or_zero(loss, size), size)
+        stats = self._replica_stats.ended(begun, values, self._or_zero(loss, size), size)
         shared = shared_mean(
             [],
             [self._or_zero(tf.convert_to_tensor(value), size) for value in (*state, *logs)],

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.strategies.gradient_arithmetic import divided
+from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.keras.fused_optimizers import fuse_keras_2
@@ -74,7 +74,7 @@ class Keras2Step(KerasStep):
     def _train_on_part(self, data: Any) -> tf.Tensor:
         model, optimizer = self._model, self._model.optimizer
         # XLA does not support reading a clock.
-        begun, data = (None, data) if uses_xla(model, self._strategy) else self._step_stats.begun(data)
+        begun, data = (None, data) if uses_xla(model, self._strategy) else self._replica_stats.begun(data)
         x, y, sample_weight = unpacked(data)
         scales = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape, GraphSeed(self._strategy).of_this_replica():
@@ -86,7 +86,7 @@ class Keras2Step(KerasStep):
             gradients = optimizer.get_unscaled_gradients(gradients)
         size = batch_size(x)
         weight = None if self._divided_by is None else size
-        seen = self._step_stats.ended(begun, gradients, loss, size)
+        seen = self._replica_stats.ended(begun, gradients, loss, size)
         shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
         gradients = shared.gradients
         if self._adds_up_again:

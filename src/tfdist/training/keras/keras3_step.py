@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import added_losses, call_model, compiled_loss, loss_trackers
 from tfdist._utils.tf_private import traced_by_chief
-from tfdist.strategies.extended_tf_strategies import ps_transfer_of
 from tfdist.strategies.gradient_arithmetic import with_values
+from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.gradients_of_one_process import (
     addends,
@@ -272,7 +272,7 @@ class Keras3Step(MetricStep):
         fetched: FetchedVariables | None = None,
     ) -> Shared:
         x, _, _ = unpacked(data)
-        begun, data = self._step_stats.begun(data)
+        begun, data = self._replica_stats.begun(data)
         part = self._computed(self._compiled(compute), data, batch_size(x))
         count = len(self._metrics.variables)
         loss = tf.add_n(part.sums[count:])
@@ -280,7 +280,7 @@ class Keras3Step(MetricStep):
         return shared_mean(
             part.gradients,
             part.state,
-            [*metrics, *part.sums[count:], self._step_stats.ended(begun, part, loss, batch_size(x))],
+            [*metrics, *part.sums[count:], self._replica_stats.ended(begun, part, loss, batch_size(x))],
             size=batch_size(x),
             weight=part.weight,
             added=part.added,

@@ -14,7 +14,7 @@ from tfdist.training.keras.metrics import MetricState
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
-from tfdist.training.step_stats import Failure, StepStats
+from tfdist.training.replica_stats import Failure, ReplicaStats
 
 __all__ = ["KerasStep", "MetricStep", "check_metrics_of_checkpoint", "value_of"]
 
@@ -33,7 +33,7 @@ class KerasStep:
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
-        self._step_stats = StepStats(strategy)
+        self._replica_stats = ReplicaStats(strategy)
         self._applied: AppliedSteps | None = None
 
     def noting_applied_steps(self) -> AppliedSteps | None:
@@ -66,7 +66,7 @@ class KerasStep:
 
     def empty_totals(self) -> Totals:
         """Return the totals of no examples."""
-        return Totals((), self._step_stats.zeros())
+        return Totals((), self._replica_stats.zeros())
 
     def merged(self, totals: Totals, others: Totals) -> Totals:
         """Return totals merged with those of other steps."""
@@ -91,16 +91,16 @@ class KerasStep:
         """Do nothing: no replica writes anything for itself."""
 
     def times(self, totals: Totals) -> tf.Tensor | None:
-        """Return the table of `StepStats`, with a row for each replica or asynchronous worker, if known."""
+        """Return the table of `ReplicaStats`, a row for each replica or asynchronous worker, if known."""
         return totals.stats
 
     def is_failing(self, totals: Totals) -> tf.Tensor:
         """Return, inside a graph, whether a loss was NaN or infinite."""
-        return self._step_stats.is_failing(totals.stats)
+        return self._replica_stats.is_failing(totals.stats)
 
     def failure(self, totals: Totals) -> Failure | None:
         """Return which replicas' losses were NaN or infinite, if any."""
-        return self._step_stats.failure(totals.stats)
+        return self._replica_stats.failure(totals.stats)
 
     def kept(self, totals: Totals) -> list[Any]:
         """Return what a checkpoint keeps of the metrics in the middle of an epoch."""
@@ -131,11 +131,11 @@ class MetricStep(KerasStep):
 
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""
-        return Totals((*self._metrics.reset(), *self._no_others()), self._step_stats.zeros())
+        return Totals((*self._metrics.reset(), *self._no_others()), self._replica_stats.zeros())
 
     def empty_totals(self) -> Totals:
         """Return the totals of no examples."""
-        return Totals((*self._metrics.zeros(), *self._no_others()), self._step_stats.zeros())
+        return Totals((*self._metrics.zeros(), *self._no_others()), self._replica_stats.zeros())
 
     def merged(self, totals: Totals, others: Totals) -> Totals:
         """Return totals merged with those of other steps, with the values of the later batch."""

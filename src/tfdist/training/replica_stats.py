@@ -22,7 +22,7 @@ __all__ = [
     "SECONDS",
     "STEPS",
     "Failure",
-    "StepStats",
+    "ReplicaStats",
     "computing_seconds",
     "milliseconds_of_tasks",
     "now",
@@ -42,7 +42,7 @@ class Failure(NamedTuple):
     of: int = 0
 
 
-class StepStats:
+class ReplicaStats:
     """The measurements of each replica, or of each asynchronous worker."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:

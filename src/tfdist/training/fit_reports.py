@@ -15,8 +15,8 @@ from tfdist.strategies.current import made_with
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
+from tfdist.training.replica_stats import EXAMPLES, record_task_speed
 from tfdist.training.software_and_devices import devices_of, machine, versions
-from tfdist.training.step_stats import EXAMPLES, record_task_speed
 
 __all__ = ["FitReports"]
 
@@ -75,7 +75,7 @@ class FitReports:
             record(PhaseBegun(phase=name))
 
     def after_steps(self, epoch: int, done: int, logs: Mapping[str, Any], times: Any) -> None:
-        """Report how many steps of an epoch are done, at most twice a second; `times` are its StepStats."""
+        """Report the steps of an epoch that are done, at most twice a second; `times` is their table."""
         if not self._is_chief:
             return
         if not self._speed.has_begun:

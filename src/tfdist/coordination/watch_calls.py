@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tfdist.coordination.compare_fit_calls import (
+from tfdist.coordination.calls_out_of_step import (
     CallState,
     are_out_of_step,
     first_waiting,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tfdist.coordination.compare_fit_calls import (
+from tfdist.coordination.calls_out_of_step import (
     CallState,
     are_out_of_step,
     first_waiting,

@@ -1,0 +1,40 @@
+"""Return counts, times and paths as people read them."""
+
+import os
+from pathlib import Path
+
+__all__ = ["count", "duration", "short_path"]
+
+
+def count(quantity: int, singular: str, plural: str = "") -> str:
+    """Return how many there are of something.
+
+    >>> count(1, "restart"), count(2, "process", "processes")
+    ('1 restart', '2 processes')
+    """
+    return f"{quantity:,} {singular if quantity == 1 else plural or singular + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in units that people read.
+
+    >>> duration(125)
+    '2 min 5 s'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def short_path(path: str | os.PathLike[str]) -> str:
+    """Return a path from the current folder if it is in there; otherwise, or for an address, as it is.
+
+    >>> short_path("/no/such/run"), short_path("gs://bucket/run")
+    ('/no/such/run', 'gs://bucket/run')
+    """
+    text = os.fspath(path)
+    if "://" in text or not Path(text).absolute().is_relative_to(Path.cwd()):
+        return text
+    return os.path.relpath(text)
