@@ -138,8 +138,11 @@ def test_the_chiefs_job_decides_and_a_failed_one_fails(api, tfdist):
 
 def test_logs_are_those_of_all_pods_of_a_task(api, tfdist):
     handle = tfdist("submit", "kubernetes", "--config", "train.yaml")
-    name = handle.rpartition("/")[2]
-    for role, pods in {"worker": {"a": "one\n", "b": "two\nthree"}, "chief": {"c": "I lead\n"}}.items():
+    name, step = handle.rpartition("/")[2], "step 40 of 80 (50 %), loss 0.2\n"
+    for role, pods in {
+        "worker": {"a": "one\n", "b": "two\nthree"},
+        "chief": {"c": f"I lead\n{step}"},
+    }.items():
         template = api.get("Job", f"{name}-{role}")["spec"]["template"]
         for pod, text in pods.items():
             api.add_pod(pod, template, text, INDEX)
@@ -148,9 +151,17 @@ def test_logs_are_those_of_all_pods_of_a_task(api, tfdist):
     assert tfdist("logs", handle, "--task", "worker:0") == "one\ntwo\nthree"
     assert tfdist("logs", handle, "--task", "worker:1") == ""
     assert "chief:0: I lead" in tfdist("logs", handle)
+    api.set_status("Job", f"{name}-ps", ready=1)
+    assert tfdist("status", handle).endswith("  step 40 of 80 (50 %), loss 0.2")
     api.set_status("Job", f"{name}-chief", conditions=[{"type": "Complete", "status": "True"}])
     followed = tfdist("logs", handle, "--follow").splitlines()
-    assert sorted(followed) == ["chief:0: I lead", "worker:0: one", "worker:0: three", "worker:0: two"]
+    assert sorted(followed) == [
+        "chief:0: I lead",
+        f"chief:0: {step.strip()}",
+        "worker:0: one",
+        "worker:0: three",
+        "worker:0: two",
+    ]
 
 
 def test_what_the_server_refuses_is_one_line_and_leaves_nothing(api, tfdist):

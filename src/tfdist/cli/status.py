@@ -3,21 +3,47 @@
 tfdist status slurm://cluster/123
 """
 
+import re
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
 from tfdist.cli._run_command import run
+from tfdist.engines.engine import Engine
+from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.logs_and_exit_status import last_progress
+from tfdist.errors import TfdistError
 
 __all__ = ["main"]
+
+# A line with which a chief says how far it has come, after what its logger writes before it.
+_PROGRESS = re.compile(r"(?:^|\s)(step [\d,]+(?: of [\d,]+ \(\d+ %\)|, [\d,.e+]+ examples/s).*)")
 
 
 def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""
     engine, submission = submission_of(command)
     state, words = engine.state(submission)
-    parts = [str(submission.handle), f"{state.value} ({words})", submission.place]
-    print("  ".join(filter(None, [*parts, last_progress(submission)])))
+    progress = last_progress(submission)
+    if progress is None and state is State.RUNNING:
+        progress = _printed_progress(engine, submission)
+    print(
+        "  ".join(
+            filter(None, [str(submission.handle), f"{state.value} ({words})", submission.place, progress])
+        )
+    )
+
+
+def _printed_progress(engine: Engine, submission: Submission) -> str | None:
+    """Return the last progress that the first task has printed; None if it has none, or is not heard."""
+    leads = [task for task in ("chief:0", "worker:0") if task in submission.tasks]
+    found = None
+    try:
+        for _, line in engine.logs(submission, leads[:1] or submission.tasks[:1], follow=False):
+            if match := _PROGRESS.search(line):
+                found = match[1]
+    except TfdistError:  # the state is known all the same
+        return None
+    return found
 
 
 if __name__ == "__main__":

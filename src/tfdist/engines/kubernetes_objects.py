@@ -13,6 +13,7 @@ import msgspec
 
 from tfdist.engines.job_description import Job, without_references
 from tfdist.errors import LOST, ConfigError, shown
+from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection
 
 __all__ = ["INSTANCE", "ROLE", "RUNS", "Application", "Object"]
@@ -181,7 +182,7 @@ class Application:
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
         job = replace(self.job, command=tuple(map(without_references, self.job.command)))
         roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
-        values = {**_PATHS, **self.job.thread_variables, **roles, **self.section.env}
+        values = {**_PATHS, LOG_PROGRESS: "1", **self.job.thread_variables, **roles, **self.section.env}
         secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
         container: Object = {
             "name": name,

@@ -9,8 +9,8 @@ from glob import escape
 from pathlib import Path
 
 from tfdist.engines.job_handle_and_state import State, Submission
-from tfdist.launcher.chief_reports import Progress, read_reports
 from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.reports import Progress, read_reports
 
 __all__ = [
     "array_folder",

@@ -16,7 +16,7 @@ import ray
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, is_free
 from tfdist.engines import ray_task_process
 from tfdist.engines.job_description import PYTHON
-from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.chief_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.environment import inherited_variables
 from tfdist.launcher.share_cores_and_gpus import Cores
 
@@ -149,7 +149,7 @@ class TaskActor:
         hidden = {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": "-1"}
         fixed = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch.name}
         if start.is_lead:
-            fixed[PROGRESS_FILE] = str(Path(self._scratch.name, "progress.json"))
+            fixed |= {PROGRESS_FILE: str(Path(self._scratch.name, "progress.json")), LOG_PROGRESS: "1"}
         return {**kept, **width, **hidden, "PYTHONPATH": _import_path(), **fixed, **start.variables}
 
     def _folder(self, wanted: str) -> str:

@@ -27,6 +27,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
 __all__ = ["SageMaker"]
@@ -177,6 +178,7 @@ def _variables(job: Job, section: SageMakerSection) -> dict[str, str]:
     return {
         SIZES: job.roles,
         RESTARTS: str(section.restarts),
+        LOG_PROGRESS: "1",
         **secret,
         **(config_variables(job.config) if job.config is not None else {}),
         **section.env,

@@ -18,8 +18,9 @@ import msgspec
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh_plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
-from tfdist.launcher.chief_reports import Progress, report_event, report_progress
+from tfdist.launcher.chief_reports import report_event, report_progress
 from tfdist.launcher.environment import SECRET
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import read_line
 
 __all__ = ["main"]

@@ -28,6 +28,7 @@ from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
 __all__ = ["Vertex"]
@@ -168,6 +169,7 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     variables = {
         SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),
+        LOG_PROGRESS: "1",
         **{name: without_references(value) for name, value in of_config.items()},
         **section.env,
     }

@@ -4,34 +4,34 @@ Only the chief gets the variable TFDIST_PROGRESS, which names the pipe's descrip
 `7:81442`. A child of the chief inherits the variable, but its descriptor 7 may be another file or closed.
 
 For engines whose user looks at a run from elsewhere, a file has the last report of progress. Beside it, the
-file SAVED_STEP has the step of the last checkpoint; a new one renews the engine's count of restarts.
+file SAVED_STEP has the step of the last checkpoint; a new one renews the engine's count of restarts. Where
+the user sees no file of the run, the chief prints its progress, since all engines keep what tasks print.
 """
 
 import contextlib
 import json
-import math
 import os
 import select
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
+from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.reports import Joined, Progress, Silence
 
 __all__ = [
+    "LOG_PROGRESS",
     "PROGRESS_FILE",
     "SAVED_STEP",
     "VARIABLE",
-    "Joined",
-    "Progress",
-    "Report",
-    "Silence",
     "address",
     "inherited_progress_file",
-    "read_reports",
+    "prints_progress",
     "report_event",
     "report_joined",
     "report_progress",
@@ -41,37 +41,14 @@ __all__ = [
 
 VARIABLE = "TFDIST_PROGRESS"
 PROGRESS_FILE = "TFDIST_PROGRESS_FILE"  # names the file; an engine sets it for the chief alone
+LOG_PROGRESS = "TFDIST_LOG_PROGRESS"  # an engine sets it to 1 where the chief is to print its progress
 SAVED_STEP = "saved_step"
 _SECONDS_BETWEEN_WRITES = 2.0  # a file of a network's file system
+_SECONDS_BETWEEN_LINES = 10.0
 
 _lock = threading.Lock()
-_written_at = float("-inf")
-
-
-class Progress(NamedTuple):
-    """A report of progress: the step reached, of how many, the speed, and loss and accuracy in training."""
-
-    step: int
-    steps: int | None = None
-    examples_per_second: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-
-
-class Silence(NamedTuple):
-    """A report that a task does not answer, and for how many seconds."""
-
-    silent: str
-    seconds: float
-
-
-class Joined(NamedTuple):
-    """A report that the chief takes part in the cluster through tfdist."""
-
-    joined: bool
-
-
-Report = Progress | Silence | Joined
+_written_at = _printed_at = float("-inf")
+_reports: deque[tuple[float, Progress]] = deque(maxlen=20)
 
 
 def report_joined() -> None:
@@ -90,11 +67,13 @@ def report_progress(
     """Tell the launcher, engine or Kubeflow how many steps are done; do nothing if none listens.
 
     A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
-    dropped. An engine's file is written every two seconds at most.
+    dropped. An engine's file is written every two seconds at most, and a line of a log every ten.
     """
-    report = Progress(step, steps, examples_per_second, loss, accuracy)._asdict()
-    _report(report)
-    _write_to_file(report, is_last=step == steps)
+    report = Progress(step, steps, examples_per_second, loss, accuracy)
+    _report(report._asdict())
+    _write_to_file(report._asdict(), is_last=step == steps)
+    if prints_progress():
+        _print(report)
     figures = {"loss": loss, "accuracy": accuracy, "examples_per_second": examples_per_second}
     report_to_kubeflow(step, steps, figures)
 
@@ -144,35 +123,9 @@ def address(pipe: int) -> str:
     return f"{pipe}:{os.fstat(pipe).st_ino}"
 
 
-def read_reports(data: bytes) -> Iterator[Report]:
-    """Yield the valid reports in the data, and skip everything else.
-
-    >>> list(read_reports(b'{"step": "two"}\\n{"silent": "ps:0", "seconds": 30}\\n'))
-    [Silence(silent='ps:0', seconds=30)]
-    """
-    for line in data.splitlines():
-        try:
-            values = json.loads(line)
-            report = next((kind for key, kind in _TYPE_OF_KEY.items() if key in values), Progress)(**values)
-        except (TypeError, ValueError, RecursionError):
-            continue
-        if _is_valid(report):
-            yield report
-
-
-_TYPE_OF_KEY: dict[str, type[Silence | Joined]] = {"silent": Silence, "joined": Joined}
-
-
-def _is_valid(report: Report) -> bool:
-    if isinstance(report, Joined):
-        return report.joined is True
-    if isinstance(report, Silence):
-        is_time = isinstance(report.seconds, (int, float)) and 0 <= report.seconds < math.inf
-        return is_time and isinstance(report.silent, str)
-    counts = (report.step, report.steps or 0)
-    figures = (report.examples_per_second or 0, report.loss or 0, report.accuracy or 0)
-    are_numbers = all(isinstance(number, int) and 0 <= number < 2**63 for number in counts)
-    return are_numbers and all(isinstance(number, (int, float)) for number in figures)
+def prints_progress() -> bool:
+    """Return whether an engine wants the chief to print its progress."""
+    return os.environ.get(LOG_PROGRESS) == "1"
 
 
 def inherited_progress_file() -> dict[str, str]:
@@ -205,3 +158,15 @@ def _replace(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):
         partial.write_text(f"{text}\n")
         partial.replace(path)
+
+
+def _print(report: Progress) -> None:
+    """Print the progress, unless a line of it is young."""
+    global _printed_at
+    now, is_last = time.monotonic(), report.step == report.steps
+    with _lock:
+        _reports.append((now, report))
+        if now - _printed_at < _SECONDS_BETWEEN_LINES and not is_last:
+            return
+        _printed_at = now
+        print(describe_progress(_reports), flush=True)

@@ -14,9 +14,9 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress, describe_run
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, stamped
 from tfdist.launcher.task_logs import LogTail, NotesForLogs
 

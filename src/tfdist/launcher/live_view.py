@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfdist.launcher import run_events
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.progress_text import average_speed, draw_progress
+from tfdist.launcher.reports import Progress
 
 __all__ = ["LiveView", "ProcessUsage", "Usage"]
 

@@ -11,10 +11,11 @@ from typing import TextIO
 
 import msgspec
 
-from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.chief_reports import prints_progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.record_events import listening
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
 
 __all__ = ["showing_progress"]
@@ -105,7 +106,7 @@ class _ProgressLog:
         now = time.monotonic()
         if isinstance(event, RunStarted):
             _log.info("%s", describe_run(event, self._place).replace("\n", "; "))
-        if not isinstance(event, Progressed):
+        if not isinstance(event, Progressed) or prints_progress():
             return
         self._reports.append((now, as_report(event)))
         if now - self._logged_at >= _SECONDS_BETWEEN_LINES:

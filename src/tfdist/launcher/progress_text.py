@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist._utils.readable_text import duration
-from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import RunStarted
 
 __all__ = [

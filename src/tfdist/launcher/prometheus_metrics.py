@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.cluster.addresses_and_free_ports import is_free
 from tfdist.errors import ConfigError
 from tfdist.launcher import run_events
-from tfdist.launcher.chief_reports import Progress
+from tfdist.launcher.reports import Progress
 
 __all__ = ["PrometheusMetrics", "serving_metrics"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tfdist.launcher import chief_reports
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, as_event, stamped
 
 __all__ = [
@@ -140,7 +141,7 @@ def record(event: AnyEvent) -> None:
         chief_reports.report_event(msgspec.json.encode(event))
 
 
-def record_progress(report: chief_reports.Progress) -> None:
+def record_progress(report: Progress) -> None:
     """Report progress to the launcher, engine or Kubeflow, and record it."""
     chief_reports.report_progress(**report._asdict())
     record(as_event(report))

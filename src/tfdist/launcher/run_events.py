@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union
 
 import msgspec
 
-from tfdist.launcher import chief_reports
+from tfdist.launcher.reports import Progress, Report, read_reports
 
 __all__ = [
     "FILE",
@@ -262,15 +262,15 @@ def stamped(event: _AnEvent) -> _AnEvent:
     return event
 
 
-def as_event(report: chief_reports.Progress) -> Progressed:
+def as_event(report: Progress) -> Progressed:
     """Return a report of progress as an event."""
     return stamped(Progressed(**report._asdict()))
 
 
-def as_report(event: Progressed) -> chief_reports.Progress:
+def as_report(event: Progressed) -> Progress:
     """Return an event as a report of progress."""
     speed, loss, accuracy = event.examples_per_second, event.loss, event.accuracy
-    return chief_reports.Progress(event.step, event.steps, speed, loss, accuracy)
+    return Progress(event.step, event.steps, speed, loss, accuracy)
 
 
 def read_event(line: bytes) -> AnyEvent | None:
@@ -282,9 +282,9 @@ def read_event(line: bytes) -> AnyEvent | None:
     return event
 
 
-def read_line(line: bytes) -> AnyEvent | chief_reports.Report | None:
+def read_line(line: bytes) -> AnyEvent | Report | None:
     """Return the event or the report in a line of the chief's; None if it is neither."""
-    return read_event(line) or next(chief_reports.read_reports(line), None)
+    return read_event(line) or next(read_reports(line), None)
 
 
 def read_events(path: Path) -> list[AnyEvent]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record_progress
+from tfdist.launcher.reports import Progress
 from tfdist.training.replica_stats import milliseconds_of_tasks
 
 __all__ = ["Stragglers", "Throughput"]

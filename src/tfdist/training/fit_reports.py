@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.record_events import record, record_progress
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, RunStarted
 from tfdist.strategies.current import made_with
 from tfdist.training.keras.callbacks import is_chief

@@ -81,6 +81,21 @@ def test_the_status_says_how_far_the_training_has_come(queue, config, tmp_path, 
     assert capsys.readouterr().out.endswith("a-b-7  step 20 of 80 (25 %), loss 0.25\n")
 
 
+def test_the_status_says_what_the_chief_has_printed_where_no_file_is_seen(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config))
+    folder = tmp_path / "runs" / "a-b-7" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_text(
+        "step 20 of 80 (25 %), loss 0.25\n[chief] step 1,040 of 2,080 (50 %), 12 examples/s\nstep 7: accuracy 1\n"
+    )
+    (folder / "rank-3.log").write_text("step 70 of 80 (87 %), loss 0.2\n")
+    status.main(["queue://here/7"])
+    assert capsys.readouterr().out.endswith("a-b-7  step 1,040 of 2,080 (50 %), 12 examples/s\n")
+    (tmp_path / "ended").touch()
+    status.main(["queue://here/7"])
+    assert "step" not in capsys.readouterr().out
+
+
 def test_logs_are_those_of_all_tasks_or_of_one(queue, config, tmp_path, capsys):
     submit.main(["queue"], config=str(config))
     folder = tmp_path / "runs" / "a-b-7" / "logs"

@@ -19,7 +19,7 @@ from tfdist.engines.ssh import Ssh, plan_of
 from tfdist.engines.ssh_launch import FoundHost, check_hosts, cluster_on
 from tfdist.engines.ssh_plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
-from tfdist.launcher.chief_reports import Progress, Silence, read_reports
+from tfdist.launcher.reports import Progress, Silence, read_reports
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, SshSection
 

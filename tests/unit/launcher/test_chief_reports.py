@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.launcher import chief_reports
-from tfdist.launcher.chief_reports import (
-    VARIABLE,
-    Joined,
-    Progress,
-    Silence,
-    address,
-    read_reports,
-    report_joined,
-    report_progress,
-    report_silent,
-)
+from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_progress, report_silent
 from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.reports import Joined, Progress, Silence, read_reports
 
 COUNTS = st.integers(0, 2**63 - 1)
 
@@ -63,6 +54,19 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
     report_progress(10, 10)  # is no error of the training
     assert [file.name for file in tmp_path.iterdir()] == ["progress.json"]
+
+
+def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
+    monkeypatch.setattr(chief_reports, "_printed_at", float("-inf"))
+    report_progress(1, 10)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv(chief_reports.LOG_PROGRESS, "1")
+    report_progress(1, 10, loss=0.5)
+    report_progress(2, 10)  # at once after the first: left out
+    report_progress(10, 10)  # but never the last one
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "step 1 of 10 (10 %), loss 0.5"
+    assert last.startswith("step 10 of 10 (100 %)")
 
 
 def test_the_launcher_is_told_that_a_task_has_joined(pipe):

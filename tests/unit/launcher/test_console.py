@@ -21,10 +21,10 @@ from launched import SECONDS, driver, holds, nothing_left, run, started, until  
 from run_started import run_started
 from tfdist._utils.readable_text import duration
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     LaunchEnded,
     LaunchStarted,

@@ -9,8 +9,8 @@ import pytest
 
 from run_started import run_started
 from tfdist.launcher import live_view
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.live_view import LiveView, ProcessUsage
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,

@@ -16,8 +16,8 @@ from commands import tfdist
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.errors import ConfigError
 from tfdist.launcher import metrics_server
-from tfdist.launcher.chief_reports import Progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
+from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     CheckpointSaved,
     Evaluated,

@@ -11,6 +11,7 @@ import pytest
 
 from tfdist.launcher import chief_reports, record_events, run_events
 from tfdist.launcher.record_events import EventFile, events_to_file, record, without_secrets
+from tfdist.launcher.reports import Progress, read_reports
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -105,10 +106,10 @@ def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     data = os.read(reader, 10_000)
     os.close(reader)
     assert [run_events.read_line(line).phase for line in data.splitlines()] == ["training"]
-    assert run_events.read_line(b'{"step": 3}') == chief_reports.Progress(3)
+    assert run_events.read_line(b'{"step": 3}') == Progress(3)
     assert run_events.read_line(b"neither") is None
     assert len(read_events(tmp_path / "events.jsonl")) == 2
-    assert list(chief_reports.read_reports(data)) == []
+    assert list(read_reports(data)) == []
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
