@@ -100,7 +100,7 @@ class Network:
         }
         cores, processes = own_cores(), {}
         for task, host in zip(cluster.tasks(), hosts, strict=True):
-            env = task_environment(cluster, task, Cores(1, 8), {}, wanted, is_width_forced=True)
+            env = task_environment(cluster, task, Cores(1), {}, wanted, is_width_forced=True)
             pin = ["taskset", "-c", str(cores[task.index % len(cores)])] if task.type == "worker" else []
             node = self._made.nodes[self._hosts.index(host)]
             with (folder / f"{task}.log").open("w") as out:

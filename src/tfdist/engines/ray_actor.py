@@ -17,13 +17,12 @@ from tfdist.cluster.addresses_and_free_ports import LocalPorts, is_free
 from tfdist.engines import ray_task_process
 from tfdist.engines.job_description import PYTHON
 from tfdist.launcher.chief_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
-from tfdist.launcher.environment import inherited_variables
+from tfdist.launcher.environment import default_variables, inherited_variables
 from tfdist.launcher.share_cores_and_gpus import Cores
 
 __all__ = ["FILES", "News", "Start", "TaskActor"]
 
 FILES = "{files}"  # in a word of the command: the folder of the files that the launch has sent
-_LEAST_WAITING = 8  # operations of TensorFlow that may wait at once, as the launcher on one machine has it
 _SECONDS_BETWEEN_READS = 0.2
 _SECONDS_TO_ANSWER = 5.0
 _MOST_BYTES = 1_000_000  # of a log, in one answer
@@ -143,14 +142,14 @@ class TaskActor:
         return int(path.read_text()) if path.exists() else 0
 
     def _environment(self, start: Start) -> dict[str, str]:
-        width = Cores(start.threads, max(_LEAST_WAITING, start.threads)).environment()
-        kept = inherited_variables(start.hosts)
+        given = {**default_variables(), **inherited_variables(start.hosts)}
+        width = Cores(start.threads).environment()  # in place of OMP_NUM_THREADS, which Ray sets
         # TensorFlow would allocate all memory of GPUs that Ray has given to nobody, or to another task.
         hidden = {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": "-1"}
-        fixed = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": self._scratch.name}
+        own = {"PYTHONPATH": _import_path(), "TMPDIR": self._scratch.name}
         if start.is_lead:
-            fixed |= {PROGRESS_FILE: str(Path(self._scratch.name, "progress.json")), LOG_PROGRESS: "1"}
-        return {**kept, **width, **hidden, "PYTHONPATH": _import_path(), **fixed, **start.variables}
+            own |= {PROGRESS_FILE: str(Path(self._scratch.name, "progress.json")), LOG_PROGRESS: "1"}
+        return {**given, **width, **hidden, **own, **start.variables}
 
     def _folder(self, wanted: str) -> str:
         """Return the folder in which the task runs: that of the job's runtime environment, if it has one."""

@@ -12,7 +12,15 @@ from tfdist._utils import stop_signal_names
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.share_cores_and_gpus import Cores
 
-__all__ = ["LAUNCH", "SECRET", "enable_onednn", "inherited_variables", "onednn_variables", "task_environment"]
+__all__ = [
+    "LAUNCH",
+    "SECRET",
+    "default_variables",
+    "enable_onednn",
+    "inherited_variables",
+    "onednn_variables",
+    "task_environment",
+]
 
 LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks of a launch
 # The variable with the secret that only the tasks of a launch know.
@@ -56,7 +64,12 @@ def task_environment(
     forced = width if is_width_forced else {}
     given = {**inherited_variables(), **defaults, **share.visible(), **forced, **(wanted or {})}
     own = {"TF_CONFIG": cluster.tf_config_json(*task)}
-    return {**width, **onednn_variables(), **_PYTHON_VARIABLES, **given, **own}
+    return {**width, **default_variables(), **given, **own}
+
+
+def default_variables() -> dict[str, str]:
+    """Return the variables that every task has unless the user has set them."""
+    return {**onednn_variables(), **_PYTHON_VARIABLES}
 
 
 def inherited_variables(hosts: Iterable[str] = ()) -> dict[str, str]:

@@ -26,14 +26,12 @@ class Cores:
 
     Attributes:
         threads: How many threads one operation of TensorFlow, or OpenMP, may use.
-        waiting: How many operations may run or wait at the same time.
         pinned: The cores that the task is bound to; empty for any.
         gpus: The GPUs that the task may see, as CUDA names them; None on a machine without GPUs.
         shares_gpus: Whether another task computes on the same GPUs; then each allocates memory as needed.
     """
 
     threads: int
-    waiting: int
     pinned: tuple[int, ...] = ()
     gpus: tuple[str, ...] | None = None
     shares_gpus: bool = False
@@ -42,7 +40,10 @@ class Cores:
         """Return the variables that TensorFlow and OpenMP read unless a program sets its own values."""
         return {
             "TF_NUM_INTRAOP_THREADS": str(self.threads),
-            "TF_NUM_INTEROP_THREADS": str(self.waiting),
+            # An operation that waits for another task occupies one of these threads. With only as many as
+            # cores, the tasks of a small machine may wait for each other without end. Waiting takes no core,
+            # so more are allowed.
+            "TF_NUM_INTEROP_THREADS": str(max(_MIN_INTEROP_THREADS, self.threads)),
             "OMP_NUM_THREADS": str(self.threads),
         }
 
@@ -84,11 +85,7 @@ def share_cores(
     computing = [task for task in cluster.computing_tasks() if task in here]
     part = max(1, len(cores) // max(1, len(computing)))
     width = threads or part
-    # An operation that waits for another task occupies one of these threads. With only as many threads as
-    # cores, the tasks of a small machine may wait for each other without end. Waiting takes no core, so more
-    # are allowed.
-    waiting = max(_MIN_INTEROP_THREADS, width)
-    shares = {task: Cores(width, waiting, gpus=() if gpus else None) for task in here}
+    shares = {task: Cores(width, gpus=() if gpus else None) for task in here}
     for index, task in enumerate(computing):
         if pin:
             shares[task] = replace(shares[task], pinned=_part(cores, index, part))
