@@ -14,7 +14,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
-from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR
+from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, check_alone
 from tfdist.launcher.notebook import EVERY_TASK
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
@@ -144,11 +144,9 @@ def _work_of(
             raise ConfigError(name, problem, remedy="Leave it out")
     if isinstance(what, str | os.PathLike):
         return {**_config_work(Path(what), roles, changes, folder), "run_dir": folder}
-    counts = _counts(ClusterConfig.local(**_local_sizes(roles)))
-    for role in alone:
-        if role not in counts:
-            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
-    common = {"counts": counts, "alone": alone, "run_dir": folder, "section": RaySection()}
+    cluster = ClusterConfig.local(**_local_sizes(roles))
+    check_alone(cluster, alone)
+    common = {"counts": _counts(cluster), "alone": alone, "run_dir": folder, "section": RaySection()}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
         return {

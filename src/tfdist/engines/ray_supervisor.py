@@ -1,8 +1,8 @@
 """Run the tasks of a cluster in actors of Ray: place them, start them, follow them, start lost ones again.
 
-The tasks run in rounds. A lost task is started again within the round if the others can continue without it
-and it gets its address back. Otherwise the round ends, and the next one starts all tasks, with new addresses
-where an actor is another.
+As in the supervisor of the launcher, RestartPolicy decides what follows from the end of a task. But a task
+that restarts alone needs its old address, which the others know. If it does not get that, all start again,
+with new addresses where an actor is another.
 """
 
 import contextlib
@@ -10,8 +10,7 @@ import os
 import re
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tfdist.engines.ray_actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import signals_to
-from tfdist.launcher.supervisor.restart_policy import Backoff, NewCheckpoints
+from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
 from tfdist.launcher.task_logs import task_log_path
 from tfdist.trainer.sections.engine import Placement
 
@@ -37,7 +36,6 @@ _SECONDS_TO_KILL = 15.0  # after the grace, until an actor that does not answer 
 _SECONDS_BETWEEN_HINTS = 30.0
 _MOST_LINES_SHOWN = 3
 _INTERNAL = re.compile("^node:|_group_|memory")  # resources that no user has named
-_NEVER = float("inf")
 _KILLED = -int(signal.SIGKILL)  # the status of a task whose actor is gone
 
 
@@ -90,9 +88,6 @@ class _Member:
     actor: Any = None
     address: tuple[str, int] | None = None
     is_running: bool = False
-    was_restarted: bool = False
-    restart_at: float = _NEVER
-    began: float = 0.0
     last_lines: list[str] = field(default_factory=list)
     results: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -106,12 +101,23 @@ class RayCluster:
     def __init__(self, work: Work) -> None:
         self._work = work
         tasks = [Task(role, i) for role in sorted(work.counts) for i in range(work.counts[role])]
-        self._members = [_Member(task, index) for index, task in enumerate(tasks)]
-        self._restarts, self._checkpoints = work.max_failures, NewCheckpoints()
-        self._backoff: defaultdict[Task | None, Backoff] = defaultdict(Backoff)
+        self._members = {str(task): _Member(task, index) for index, task in enumerate(tasks)}
+        # The addresses are not known yet.
+        cluster = ClusterConfig.of_addresses({task: f"localhost:{i}" for i, task in enumerate(tasks, 1)})
+        self._lead = cluster.lead
+        self._policy = RestartPolicy(
+            lead=str(cluster.lead),
+            servers=[str(task) for task in tasks if cluster.with_task(*task).serves],
+            alone=[str(task) for task in tasks if task.type in work.alone],
+            restarts=work.max_failures,
+            grace=work.grace + _SECONDS_TO_KILL,  # the task's own process kills it after its grace
+            linger=work.linger,
+            lost=LOST,
+            terminate=self._terminate,
+        )
+        self._checkpoints = NewCheckpoints()
         self._told: int | None = None
         self._failed: tuple[_Member, int] | None = None
-        self._begin_round()
 
     def run(self) -> None:
         """Run the tasks to their end.
@@ -122,33 +128,32 @@ class RayCluster:
             TfdistError: A task has failed.
             Preempted: This process was told to end; the tasks have saved their work.
         """
+        should_run = True
         with self._placed(), signals_to(self._on_signal):
             try:
-                while True:
-                    self._begin_round()
+                while should_run:
+                    self._policy.begin_round()
                     self._start_all()
                     self._follow()
-                    for member in self._members:
+                    for member in self._members.values():
                         if member.is_running:  # it has outlived its grace: its actor does not answer
                             self._drop_actor(member)
-                    if self._again_at == _NEVER:
-                        break
-                    self._wait_until(self._again_at)
+                    should_run = self._wait_for_next_round()
             finally:
-                for member in self._members:
+                for member in self._members.values():
                     self._drop_actor(member)
         self._raise_failure()
 
     def results(self, name: str) -> dict[str, bytes]:
         """Return the content of a result file, by the name of the task that has left it."""
-        return {str(m.task): m.results[name] for m in self._members if name in m.results}
+        return {task: m.results[name] for task, m in self._members.items() if name in m.results}
 
     # -- placement --
 
     @contextlib.contextmanager
     def _placed(self) -> Iterator[None]:
         """Reserve the resources of all tasks."""
-        bundles = [self._work.bundle(member.task.type) for member in self._members]
+        bundles = [self._work.bundle(member.task.type) for member in self._members.values()]
         self._group = placement_group(bundles, strategy=self._work.placement)
         try:
             deadline = time.monotonic() + self._work.start_timeout
@@ -186,15 +191,11 @@ class RayCluster:
 
     # -- a round --
 
-    def _begin_round(self) -> None:
-        self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
-        self._is_lead_done = self._is_ending = False
-        self._again_at = self._end_at = self._kill_at = _NEVER
-
     def _start_all(self) -> None:
         """Make the actors that are missing, collect the addresses, and start all tasks."""
+        self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
         asked = {}
-        for member in self._members:
+        for member in self._members.values():
             if member.actor is None:
                 self._new_actor(member)
             asked[member.actor.address.remote()] = member
@@ -211,17 +212,17 @@ class RayCluster:
                     raise TaskLost(str(member.task), f"its actor has not started: {_line(error)}") from None
             if self._told is not None:
                 return
-        addresses = {m.task: join_address(*m.address) for m in self._members if m.address}
+        addresses = {m.task: join_address(*m.address) for m in self._members.values() if m.address}
         self._cluster = ClusterConfig.of_addresses(addresses)
         self._secret = os.urandom(32).hex()
-        hosts = {member.address[0] for member in self._members if member.address}
-        places = ", ".join(f"{m.task} at {self._cluster.address(m.task)}" for m in self._members)
-        _say(f"{len(self._members)} tasks on {len(hosts)} nodes: {places}")
-        self._round_began = time.monotonic()
-        self._checkpoints.begin_life()
-        for member in self._members:
-            member.was_restarted, member.restart_at, member.results = False, _NEVER, {}
+        places = ", ".join(f"{task} at {address}" for task, address in addresses.items())
+        _say(f"{len(self._members)} tasks on {len(set(self._hosts()))} nodes: {places}")
+        for member in self._members.values():
+            member.results = {}
             self._start(member)
+
+    def _hosts(self) -> list[str]:
+        return [member.address[0] for member in self._members.values() if member.address]
 
     def _start(self, member: _Member) -> None:
         variables = {
@@ -234,27 +235,29 @@ class RayCluster:
             files=self._work.files,
             results=self._work.results,
             variables=variables,
-            hosts=[m.address[0] for m in self._members if m.address],
+            hosts=self._hosts(),
             folder=str(Path.cwd()),
             log=str(task_log_path(self._work.run_dir, member.task)),
             threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
-            is_lead=member.task == self._cluster.lead,
+            is_lead=member.task == self._lead,
         )
-        member.is_running, member.began, member.last_lines = True, time.monotonic(), []
+        self._policy.note_start(str(member.task))
+        if member.task == self._lead:
+            self._checkpoints.begin_life()
+        member.is_running, member.last_lines = True, []
         self._pending[member.actor.start.remote(start)] = member, self._on_started
 
     def _follow(self) -> None:
         """Handle what the actors answer until all tasks of the round have ended."""
-        while self._pending or any(member.restart_at < _NEVER for member in self._members):
-            now = time.monotonic()
-            if self._told is not None or now >= self._end_at:
-                self._end_all()
-            if now >= self._kill_at:
-                return
-            for member in self._members:
-                if member.restart_at <= now:
-                    self._restart_alone(member)
+        policy = self._policy
+        while (self._pending or policy.restart_at) and time.monotonic() < policy.kill_at:
+            if self._told is not None:
+                policy.stop()
+            if time.monotonic() >= policy.end_at and policy.begin_ending():
+                self._terminate(self._members)
+            for name in policy.take_due():
+                self._restart_alone(self._members[name])
             if not self._pending:
                 time.sleep(0.1)
                 continue
@@ -274,7 +277,7 @@ class RayCluster:
             member.is_running = False
             if not isinstance(error.cause, OSError):
                 raise TfdistError(str(member), _line(error.cause)) from error
-            self._end_all()
+            self._terminate(self._members)
             raise ConfigError(str(member), f"cannot start: {_line(error.cause)}") from None
         else:
             react(member, value)
@@ -282,7 +285,7 @@ class RayCluster:
     # -- reactions --
 
     def _on_started(self, member: _Member, pid: int) -> None:
-        if self._is_ending:
+        if self._policy.is_ending:
             member.actor.end.remote()
         self._pending[member.actor.news.remote()] = member, self._on_news
 
@@ -292,7 +295,7 @@ class RayCluster:
             print(f"{member.task}: {line}", flush=True)
         member.last_lines = [*member.last_lines, *lines][-_MOST_LINES_SHOWN:]
         if news.saved_step and self._checkpoints.is_new(news.saved_step):
-            self._restarts = self._work.max_failures
+            self._policy.renew()
         if news.status is None:
             self._pending[member.actor.news.remote()] = member, self._on_news
             return
@@ -300,53 +303,21 @@ class RayCluster:
         self._on_end(member, news.status)
 
     def _on_end(self, member: _Member, status: int) -> None:
-        """React to the end of a task as the launcher on one machine does."""
-        is_lost = status < 0 or status == LOST
-        if self._is_ending:
-            return
-        if status == 0:
-            if member.task == self._cluster.lead:
-                self._on_lead_done()
-        elif is_lost and self._is_lead_done and self._cluster.with_task(*member.task).serves:
-            return
-        elif is_lost and self._restarts and self._told is None:
-            self._restarts -= 1
-            self._start_again(member, status)
-        else:
+        reaction = self._policy.react(str(member.task), status)
+        if reaction.pause is not None:
+            what = " and starts again" if reaction.alone else ": all tasks start again"
+            left = f"{self._policy.allowed - reaction.restart} restarts are left"
+            _say(f"{member} is lost ({_status(status)}){what} in {reaction.pause:g} s; {left}")
+        elif status and not reaction.asked and not reaction.again:
             self._failed = self._failed or (member, status)
-            self._end_all()
-
-    def _on_lead_done(self) -> None:
-        self._is_lead_done = True
-        self._end_at = time.monotonic() + self._work.linger
-        for member in self._members:
-            if self._cluster.with_task(*member.task).serves:
-                member.restart_at = _NEVER
-                # It may not have met its chief, and would wait for it.
-                if member.was_restarted and member.is_running:
-                    member.actor.end.remote()
-
-    def _start_again(self, member: _Member, status: int) -> None:
-        alone, now = member.task.type in self._work.alone, time.monotonic()
-        backoff = self._backoff[member.task if alone else None]
-        pause = backoff.pause_after(now - (member.began if alone else self._round_began))
-        left = f"{self._restarts} restarts are left"
-        if alone:
-            _say(f"{member} is lost ({_status(status)}) and starts again in {pause:g} s; {left}")
-            member.restart_at = now + pause
-        else:
-            _say(f"{member} is lost ({_status(status)}): all tasks start again in {pause:g} s; {left}")
-            self._again_at = now + pause
-            self._end_all()
 
     def _restart_alone(self, member: _Member) -> None:
-        member.restart_at, member.was_restarted = _NEVER, True
         if member.actor is None:
             self._new_actor(member)
         self._pending[member.actor.address.remote()] = member, self._on_address
 
     def _on_address(self, member: _Member, address: tuple[str, int]) -> None:
-        if self._is_ending or self._is_lead_done:
+        if not self._policy.may_restart(str(member.task)):
             return
         if tuple(address) == member.address:
             self._start(member)
@@ -354,17 +325,12 @@ class RayCluster:
         # The others know the old address only. Their work is saved before they start again.
         member.address = address
         _say(f"{member.task} has another address: all tasks start again")
-        self._again_at = time.monotonic()
-        self._end_all()
+        self._policy.restart_all()
 
-    def _end_all(self) -> None:
-        """Send SIGTERM to every task that runs."""
-        if self._is_ending:
-            return
-        self._is_ending, self._end_at = True, _NEVER
-        self._kill_at = time.monotonic() + self._work.grace + _SECONDS_TO_KILL
-        for member in self._members:
-            member.restart_at = _NEVER
+    def _terminate(self, names: Iterable[str]) -> None:
+        """Send SIGTERM to those of the tasks that run."""
+        for name in names:
+            member = self._members[name]
             if member.is_running:
                 member.actor.end.remote()
 
@@ -373,9 +339,11 @@ class RayCluster:
             raise KeyboardInterrupt
         self._told = number
 
-    def _wait_until(self, when: float) -> None:
-        while time.monotonic() < when and self._told is None:
+    def _wait_for_next_round(self) -> bool:
+        """Wait until the next round is due; return whether there is one."""
+        while self._told is None and time.monotonic() < self._policy.next_round < NEVER:
             time.sleep(0.1)
+        return self._told is None and self._policy.next_round < NEVER
 
     def _raise_failure(self) -> None:
         if self._told == signal.SIGINT:

@@ -32,7 +32,7 @@ from tfdist.launcher.start_supervisor import started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 from tfdist.launcher.task_logs import opened_logs
 
-__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "launch", "signals_to"]
+__all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "check_alone", "launch", "signals_to"]
 
 NetworkIsolation = Literal["auto", "always", "never"]
 SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the chief has ended
@@ -196,6 +196,11 @@ def _check(
         raise ConfigError("launch", expected="a cluster", received="one without tasks")
     if restarts < 0:
         raise ConfigError("restarts", expected="0 or more", received=str(restarts))
+    check_alone(cluster, alone)
+
+
+def check_alone(cluster: ClusterConfig, alone: Collection[str]) -> None:
+    """Raise ConfigError for a role that cannot be started again alone."""
     for role in alone:
         known = dict.fromkeys([*ROLES, *(task.type for task in cluster.tasks())])
         if role not in known:

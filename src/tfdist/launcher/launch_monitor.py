@@ -310,7 +310,7 @@ class LaunchMonitor:
                 self._record(run_events.TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
                 self._note_exit(Task.parse(name), code, asked, again)
-                if "pause" in event:
+                if event["pause"] is not None:
                     self._say_restart(Task.parse(name), event["alone"], event["pause"], event["restart"])
             case {"unwritable": name, "reason": reason}:
                 lost = f"what {name} prints is lost until there is room"

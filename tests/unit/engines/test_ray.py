@@ -166,6 +166,7 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
         (["true"], {"changes": ["train.steps=1"]}, r"^changes: is for a config\. Leave it out$"),
         ("c.yaml", {"alone": ["worker"]}, r"^alone: is for a function\. Leave it out$"),
         (["true"], {"alone": ["wroker"]}, r"^alone: there is no 'wroker'\. Did you mean 'worker'\?$"),
+        (["true"], {"alone": ["worker"]}, r"^alone: worker:0 leads the others, .*\. Leave worker out$"),
         ("none.yaml", {}, r"^none\.yaml: "),
         ("addresses.yaml", {}, r"^addresses\.yaml:1: cluster: gives addresses, but Ray chooses the machines"),
         ("elastic.yaml", {}, r"^elastic\.yaml: elastic: is for tasks that others start"),

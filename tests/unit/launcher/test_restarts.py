@@ -17,7 +17,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
-from tfdist.launcher.supervisor.restart_policy import Backoff, NewCheckpoints
+from tfdist.launcher.supervisor.restart_policy import NEVER, Backoff, NewCheckpoints, RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -305,6 +305,51 @@ def test_the_command_line_offers_the_same(tmp_path):
 def test_what_is_soon_lost_again_waits_twice_as_long(lifetimes, pauses):
     backoff = Backoff()
     assert [backoff.pause_after(seconds) for seconds in lifetimes] == pauses
+
+
+@pytest.fixture
+def policy():
+    """Return a policy for a chief, a server and an evaluator, which have started, and note whom it ends."""
+    ended = set()
+    policy = RestartPolicy(
+        lead="chief:0",
+        servers=["worker:0"],
+        alone=["worker:0", "evaluator:0"],
+        restarts=3,
+        grace=30.0,
+        linger=600.0,
+        lost=138,
+        terminate=ended.update,
+    )
+    for name in ("chief:0", "worker:0", "evaluator:0"):
+        policy.note_start(name)
+    policy.ended = ended
+    return policy
+
+
+def test_after_the_chief_only_those_that_do_not_serve_it_restart(policy):
+    for name in ("worker:0", "evaluator:0"):
+        assert policy.react(name, -9).alone
+    assert sorted(policy.take_due()) == ["evaluator:0", "worker:0"]
+    assert policy.may_restart("worker:0")
+    policy.react("chief:0", 0)
+    assert policy.ended == {"worker:0"}
+    assert not policy.may_restart("worker:0")
+    assert policy.may_restart("evaluator:0")
+    assert policy.react("worker:0", -9) == (True, False, False, None, 0)
+
+
+def test_no_task_restarts_once_all_must_end(policy):
+    policy.react("worker:0", -9)
+    assert policy.react("chief:0", 138) == (False, True, False, 0.0, 2)
+    assert not policy.may_restart("worker:0")
+    assert policy.react("evaluator:0", 1).again  # with all others
+    policy.stop()
+    assert policy.next_round == NEVER
+    assert policy.begin_ending()
+    assert not policy.begin_ending()
+    assert not policy.restart_at
+    assert policy.react("evaluator:0", 1) == (True, False, False, None, 0)
 
 
 SAVES_AND_DIES = (

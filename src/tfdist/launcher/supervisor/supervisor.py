@@ -9,8 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from .fork_server import ForkServer
@@ -18,7 +17,7 @@ from .log_writer import LogWriter
 from .plan import SupervisorPlan, TaskPlan
 from .private_network import enter_private_network, why_no_private_network
 from .process_tree import adopt_orphans, children_of, die_with_parent, in_session, with_variable
-from .restart_policy import Backoff
+from .restart_policy import NEVER, RestartPolicy
 from .start_child import STOP_SIGNALS, start
 
 __all__ = ["Supervisor", "main"]
@@ -26,32 +25,32 @@ __all__ = ["Supervisor", "main"]
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
 _SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server
-_NEVER = float("inf")
-_ALL_TASKS = ""  # used in place of a task's name
 
 
 class Supervisor:
-    """Run the tasks of a plan until the last of them, and of their descendants, has ended.
-
-    The tasks run in rounds. A lost task is started again within the round if it may restart alone.
-    Otherwise the round ends, and the next one starts all tasks.
-    """
+    """Run the tasks of a plan until the last of them, and of their descendants, has ended."""
 
     def __init__(self, control: socket.socket, plan: SupervisorPlan, heard: bytes, launcher: int) -> None:
         self._control = control
         self._launcher = launcher
         self._plan = plan
         self._tasks = {task.name: task for task in plan.tasks}
-        self._allowed = plan.restarts  # without a new checkpoint in between
-        self._restarts = self._allowed  # the remaining restarts
-        self._backoff: defaultdict[str, Backoff] = defaultdict(Backoff)
+        self._policy = RestartPolicy(
+            lead=plan.lead,
+            servers=[task.name for task in plan.tasks if task.serves],
+            alone=[task.name for task in plan.tasks if task.alone],
+            restarts=plan.restarts,
+            grace=plan.grace,
+            linger=plan.linger,
+            lost=plan.lost,
+            terminate=self._terminate,
+        )
+        self._running: dict[int, str] = {}  # names by pid
         self._fork_server: ForkServer | None = None
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that this process adopted and killed
         self._is_sweeping = False
         self._received = heard
-        self._next_round = _NEVER
-        self._begin_round()
         self._wakeup_reader, ringer = os.pipe()
         for end in (self._wakeup_reader, ringer):
             os.set_blocking(end, False)
@@ -72,7 +71,8 @@ class Supervisor:
         if should_run and self._plan.loads_once and sys.platform == "linux":
             self._open_fork_server()
         while should_run:
-            self._begin_round()
+            self._policy.begin_round()
+            self._running = {}
             if self._settle_fork_server() and self._start(self._tasks):
                 self._watch()
             remaining = self._sweep()
@@ -84,42 +84,31 @@ class Supervisor:
         self._forward_news()
         self._send_event(ended=remaining, orphans=self._orphans)
 
-    def _begin_round(self) -> None:
-        self._running: dict[int, str] = {}  # names by pid
-        self._began: dict[str, float] = {}
-        self._restarted: set[str] = set()
-        self._restart_at: dict[str, float] = {}  # when each lost task is started again
-        self._is_lead_done = self._asked = False
-        self._end_at = self._kill_at = self._next_round = _NEVER
-
     def _watch(self) -> None:
         """Wait until all tasks of this round have ended, or must be killed."""
-        while (self._running or self._restart_at) and time.monotonic() < self._kill_at:
-            self._wait(min(self._end_at, self._kill_at, *self._restart_at.values()))
-            if time.monotonic() >= self._end_at:
+        policy = self._policy
+        while (self._running or policy.restart_at) and time.monotonic() < policy.kill_at:
+            self._wait(min(policy.end_at, policy.kill_at, *policy.restart_at.values()))
+            if time.monotonic() >= policy.end_at:
                 self._ask()
-            due = [name for name, when in self._restart_at.items() if when <= time.monotonic()]
-            for name in due:
-                del self._restart_at[name]
-            self._restarted.update(due)
-            if due:
+            if due := policy.take_due():
                 self._start(due)
 
     def _wait_for_next_round(self) -> bool:
         """Wait until the next round is due; return whether there is one."""
-        while time.monotonic() < self._next_round < _NEVER:
-            self._wait(self._next_round)
-        return self._next_round < _NEVER
+        while time.monotonic() < self._policy.next_round < NEVER:
+            self._wait(self._policy.next_round)
+        return self._policy.next_round < NEVER
 
     def _wait(self, deadline: float) -> None:
         """Wait for events until this time, and handle them."""
         seconds = deadline - time.monotonic()
-        ready = dict(self._poll.poll(None if deadline == _NEVER else max(seconds, 0) * 1000 + 1))
+        ready = dict(self._poll.poll(None if deadline == NEVER else max(seconds, 0) * 1000 + 1))
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
         if _LAUNCHER_DIED in signals and os.getppid() != self._launcher:
             self._kill()
         elif any(number in signals for number in STOP_SIGNALS):
-            self._end()
+            self._policy.stop()
         if self._control.fileno() in ready:
             self._read_commands()
         if self._fork_server is not None and self._fork_server.control.fileno() in ready:
@@ -156,9 +145,9 @@ class Supervisor:
                 case "kill":
                     self._kill()
                 case "end":
-                    self._end()
-                case "renew":  # the chief has saved a new checkpoint
-                    self._restarts = self._allowed
+                    self._policy.stop()
+                case "renew":
+                    self._policy.renew()
                 case {"kill": name}:
                     self._signal(signal.SIGKILL, [name])
 
@@ -196,21 +185,20 @@ class Supervisor:
         return self._may_continue()
 
     def _may_continue(self) -> bool:
-        return self._end_at == self._kill_at == _NEVER
+        return self._policy.end_at == self._policy.kill_at == NEVER
 
     def _start(self, names: Iterable[str]) -> bool:
         """Start tasks; end all if one cannot be started."""
-        self._began.setdefault(_ALL_TASKS, time.monotonic())
         for name in names:
+            self._policy.note_start(name)
             pid, error = self._start_one(self._tasks[name], self._log_writer.pipe_of(name))
             if error:
                 self._send_event(unstartable=name, error=error, program=self._plan.command[0])
                 self._kill()
                 return False
             self._running[pid] = name
-            self._began[name] = time.monotonic()
             self._send_event(started=name, pid=pid)
-        if self._fork_server is not None and not (self._allowed or self._restart_at):
+        if self._fork_server is not None and not (self._policy.allowed or self._policy.restart_at):
             self._fork_server.close()  # to free its memory
         return True
 
@@ -236,73 +224,23 @@ class Supervisor:
         # Of tasks that end at the same time, one that a signal ended failed first; a lost one may name
         # another.
         for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
-            self._send_event(exited=name, pid=pid, code=code, **self._follow(name, code))
-            if name in self._restart_at:
+            reaction = self._policy.react(name, code)
+            self._send_event(exited=name, pid=pid, code=code, **reaction._asdict())
+            if name in self._policy.restart_at:
                 self._kill_leftovers(name, pid)
-
-    def _follow(self, name: str, code: int) -> dict[str, Any]:
-        """React to the end of a task; return what to report about it."""
-        is_lost = code < 0 or code == self._plan.lost
-        if self._asked or self._next_round < _NEVER:
-            return {"asked": self._asked, "again": self._next_round < _NEVER}
-        if code == 0:
-            if name == self._plan.lead:
-                self._start_linger()
-        elif is_lost and self._is_lead_done and self._tasks[name].serves:
-            return {"asked": True, "again": False}  # its chief was already done
-        elif is_lost and self._restarts:
-            return {"asked": False, "again": True, **self._start_again(name)}
-        else:
-            self._end()
-        return {"asked": False, "again": False}
-
-    def _start_again(self, name: str) -> dict[str, Any]:
-        """Set the time at which a lost task, or all tasks, start again; return which, and the pause."""
-        self._restarts -= 1
-        alone, now = self._tasks[name].alone, time.monotonic()
-        restarted = name if alone else _ALL_TASKS
-        pause = self._backoff[restarted].pause_after(now - self._began[restarted])
-        if alone:
-            self._restart_at[name] = now + pause
-        else:
-            self._next_round = now + pause
-            self._end_at = now
-        return {"alone": alone, "pause": pause, "restart": self._allowed - self._restarts}
-
-    def _start_linger(self) -> None:
-        """Set the time by which the other tasks must end after the lead."""
-        self._is_lead_done = True
-        self._end_at = min(self._end_at, time.monotonic() + self._plan.linger)
-        self._restart_at = {
-            name: when for name, when in self._restart_at.items() if not self._tasks[name].serves
-        }
-        # A server that was just started again may not have met its chief, and would wait for it.
-        self._terminate(name for name in self._restarted if self._tasks[name].serves)
-
-    def _end(self) -> None:
-        """End all tasks, with SIGTERM first, and start none again."""
-        self._allowed, self._restarts, self._next_round = 0, 0, _NEVER
-        self._end_at = min(self._end_at, time.monotonic())
 
     def _ask(self) -> None:
         """Send SIGTERM to every task's process group, and set the time for SIGKILL."""
-        self._end_at = _NEVER
-        self._restart_at.clear()
-        if self._asked:
-            return
-        self._asked = True
-        self._kill_at = min(self._kill_at, time.monotonic() + self._plan.grace)
-        if self._running:
-            self._send_event(asked=list(self._running.values()), done=self._is_lead_done)
+        if self._policy.begin_ending() and self._running:
+            self._send_event(asked=list(self._running.values()), done=self._policy.is_lead_done)
             self._terminate(self._tasks)
 
     def _kill(self) -> None:
-        self._allowed, self._restarts, self._next_round = 0, 0, _NEVER
-        self._asked = True
-        self._kill_at = 0.0
+        self._policy.stop()
+        self._policy.begin_ending()
+        self._policy.kill_at = 0.0
 
-    def _terminate(self, names: Iterable[str]) -> None:
-        names = list(names)
+    def _terminate(self, names: Collection[str]) -> None:
         self._signal(signal.SIGTERM, names)
         self._signal(signal.SIGCONT, names)  # a stopped process does not react otherwise
 
@@ -326,7 +264,7 @@ class Supervisor:
 
     def _sweep(self) -> list[int]:
         """Kill and collect all remaining processes, until none is left that could start another one."""
-        self._asked = True
+        self._policy.is_ending = True
         self._reap()
         self._is_sweeping = True
         self._signal(signal.SIGKILL, self._tasks)
