@@ -3,7 +3,6 @@
 tfdist status slurm://cluster/123
 """
 
-import re
 from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
@@ -12,11 +11,9 @@ from tfdist.engines.engine import Engine
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.logs_and_exit_status import last_progress
 from tfdist.errors import TfdistError
+from tfdist.launcher.progress_text import find_progress
 
 __all__ = ["main"]
-
-# A line with which a chief says how far it has come, after what its logger writes before it.
-_PROGRESS = re.compile(r"(?:^|\s)(step [\d,]+(?: of [\d,]+ \(\d+ %\)|, [\d,.e+]+ examples/s).*)")
 
 
 def main(command: Sequence[str]) -> None:
@@ -39,8 +36,7 @@ def _printed_progress(engine: Engine, submission: Submission) -> str | None:
     found = None
     try:
         for _, line in engine.logs(submission, leads[:1] or submission.tasks[:1], follow=False):
-            if match := _PROGRESS.search(line):
-                found = match[1]
+            found = find_progress(line) or found
     except TfdistError:  # the state is known all the same
         return None
     return found

@@ -15,13 +15,12 @@ import select
 import stat
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
-from tfdist.launcher.progress_text import describe_progress
+from tfdist.launcher.progress_text import ProgressLines
 from tfdist.launcher.reports import Joined, Progress, Silence
 
 __all__ = [
@@ -44,11 +43,10 @@ PROGRESS_FILE = "TFDIST_PROGRESS_FILE"  # names the file; an engine sets it for 
 LOG_PROGRESS = "TFDIST_LOG_PROGRESS"  # an engine sets it to 1 where the chief is to print its progress
 SAVED_STEP = "saved_step"
 _SECONDS_BETWEEN_WRITES = 2.0  # a file of a network's file system
-_SECONDS_BETWEEN_LINES = 10.0
 
 _lock = threading.Lock()
-_written_at = _printed_at = float("-inf")
-_reports: deque[tuple[float, Progress]] = deque(maxlen=20)
+_written_at = float("-inf")
+_lines = ProgressLines()
 
 
 def report_joined() -> None:
@@ -161,12 +159,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _print(report: Progress) -> None:
-    """Print the progress, unless a line of it is young."""
-    global _printed_at
-    now, is_last = time.monotonic(), report.step == report.steps
     with _lock:
-        _reports.append((now, report))
-        if now - _printed_at < _SECONDS_BETWEEN_LINES and not is_last:
-            return
-        _printed_at = now
-        print(describe_progress(_reports), flush=True)
+        if (line := _lines.after(report)) is not None:
+            print(line, flush=True)

@@ -4,8 +4,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -13,14 +11,12 @@ import msgspec
 
 from tfdist.launcher.chief_reports import prints_progress
 from tfdist.launcher.live_view import LiveView
-from tfdist.launcher.progress_text import describe_progress, describe_run
+from tfdist.launcher.progress_text import ProgressLines, describe_run
 from tfdist.launcher.record_events import listening
-from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
 
 __all__ = ["showing_progress"]
 
-_SECONDS_BETWEEN_LINES = 10.0
 _CLEAR = "\r\x1b[2K"
 _log = logging.getLogger("tfdist")
 
@@ -94,24 +90,19 @@ class _Bar:
 
 
 class _ProgressLog:
-    """Lines about the progress, at most one in ten seconds."""
+    """The run and its progress as lines of a log."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
-        self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
-        self._logged_at = time.monotonic()
+        self._place, self._lines = place, ProgressLines()
 
     def handle(self, event: AnyEvent) -> None:
-        """Log the progress, if that is due."""
-        now = time.monotonic()
+        """Log the start, and the progress if that is due and is not printed for an engine."""
         if isinstance(event, RunStarted):
             _log.info("%s", describe_run(event, self._place).replace("\n", "; "))
         if not isinstance(event, Progressed) or prints_progress():
             return
-        self._reports.append((now, as_report(event)))
-        if now - self._logged_at >= _SECONDS_BETWEEN_LINES:
-            self._logged_at = now
-            _log.info("%s", describe_progress(self._reports))
+        if (line := self._lines.after(as_report(event))) is not None:
+            _log.info("%s", line)
 
 
 def _columns(stream: TextIO) -> int:

@@ -1,6 +1,9 @@
 """Describe the progress of a training in one line."""
 
 import itertools
+import re
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,13 +12,18 @@ from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import RunStarted
 
 __all__ = [
+    "ProgressLines",
     "average_speed",
     "describe_progress",
     "describe_run",
     "draw_progress",
+    "find_progress",
 ]
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
+_SECONDS_BETWEEN_LINES = 10.0
+# What `describe_progress` returns, after what a logger writes before it.
+_LINE = re.compile(r"(?:^|\s)(step [\d,]+(?: of [\d,]+ \(\d+ %\)|, [\d,.e+]+ examples/s).*)")
 
 
 def describe_run(started: RunStarted, place: str) -> str:
@@ -40,6 +48,33 @@ def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
     'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, accuracy 0.9870, 1 min 20 s left'
     """
     return "".join(part.text for part in _parts(reports, ""))
+
+
+def find_progress(line: str) -> str | None:
+    """Return the progress that a line of a log describes; None if it describes none.
+
+    >>> find_progress("I1128 tfdist: step 200 of 1,000 (20 %), loss 0.1235")
+    'step 200 of 1,000 (20 %), loss 0.1235'
+    """
+    match = _LINE.search(line)
+    return match[1] if match else None
+
+
+class ProgressLines:
+    """Lines about the progress for a log, one in ten seconds at most, and one at the end."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
+        self._described_at = time.monotonic()
+
+    def after(self, report: Progress) -> str | None:
+        """Return the line that is due after a report, if any."""
+        now = time.monotonic()
+        self._reports.append((now, report))
+        if now - self._described_at < _SECONDS_BETWEEN_LINES and report.step != report.steps:
+            return None
+        self._described_at = now
+        return describe_progress(self._reports)
 
 
 def draw_progress(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.launcher import chief_reports
+from tfdist.launcher import chief_reports, progress_text
 from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_progress, report_silent
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.reports import Joined, Progress, Silence, read_reports
@@ -57,7 +57,10 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
 
 
 def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
-    monkeypatch.setattr(chief_reports, "_printed_at", float("-inf"))
+    now = [0.0]
+    monkeypatch.setattr(progress_text.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(chief_reports, "_lines", progress_text.ProgressLines())
+    now[0] = 10.0
     report_progress(1, 10)
     assert capsys.readouterr().out == ""
     monkeypatch.setenv(chief_reports.LOG_PROGRESS, "1")
@@ -67,6 +70,8 @@ def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
     first, last = capsys.readouterr().out.splitlines()
     assert first == "step 1 of 10 (10 %), loss 0.5"
     assert last.startswith("step 10 of 10 (100 %)")
+    for line in (first, last):
+        assert progress_text.find_progress(f"I1128 12:00:00 tfdist: {line}") == line
 
 
 def test_the_launcher_is_told_that_a_task_has_joined(pipe):

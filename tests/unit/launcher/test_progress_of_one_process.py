@@ -5,7 +5,7 @@ import json
 import logging
 
 from run_started import run_started
-from tfdist.launcher import progress_of_one_process
+from tfdist.launcher import progress_of_one_process, progress_text
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
 
 def test_a_file_gets_a_line_in_ten_seconds(monkeypatch, caplog):
     now = [0.0]
-    monkeypatch.setattr(progress_of_one_process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_text.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, "tfdist"), showing_progress(stream):
         for step in range(1, 10):
