@@ -262,6 +262,11 @@ def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Itera
         yield
 
 
+def has_constraint_of_keras(variable: Any) -> bool:
+    """Return whether a variable of Keras 3 has a constraint of Keras itself, which is deterministic."""
+    return type(variable.constraint).__module__.partition(".")[0] == "keras"
+
+
 @contextlib.contextmanager
 def constraints_ignored(variables: Sequence[Any]) -> Iterator[None]:
     """Make optimizers of Keras 3 leave the constraints of variables out, within the block."""

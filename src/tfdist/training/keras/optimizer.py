@@ -18,6 +18,7 @@ from tfdist._utils.keras_private import (
     average_weights,
     constraints_ignored,
     gradients_added_up_by,
+    has_constraint_of_keras,
     is_sgd_of_keras,
     known_gradients,
     overwrite_by_averages,
@@ -120,9 +121,9 @@ class Updating:
     def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         optimizer, steps = self._optimizer, self._steps
         if not steps and not optimizer.ema_overwrite_frequency:
-            with constraints_ignored(self._variables):
+            with constraints_ignored([each for each in self._variables if has_constraint_of_keras(each)]):
                 self._run(self._apply, gradients, scale)
-            self._constrain(gradients)
+            self._constrain_copies(gradients)
             return
         if steps:
             tf.cond(
@@ -133,7 +134,8 @@ class Updating:
         else:
             self._run(self._update, gradients, scale)
         self._average()
-        self._constrain(gradients)
+        self._run(self._constrain, gradients)
+        self._constrain_copies(gradients)
         step_counter(optimizer).assign_add(1)
 
     def _update_and_reset(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
@@ -154,16 +156,17 @@ class Updating:
                 lambda: None,
             )
 
-    def _constrain(self, gradients: list[Any]) -> None:
-        """Constrain the weights that have gradients, each copy where it is.
+    def _constrain_copies(self, gradients: list[Any]) -> None:
+        """Constrain weights by Keras's own constraints, each copy where it is.
 
-        Keras assigns a constrained weight in each replica, for which TensorFlow would average the copies.
+        Keras assigns a constrained weight in each replica, for which TensorFlow averages the copies: they
+        may differ if a constraint is the user's own, and draws random numbers.
         """
         for variable, gradient in zip(self._variables, gradients, strict=True):
-            constraint = variable.constraint
-            if constraint is not None and gradient is not None:
+            if gradient is not None and has_constraint_of_keras(variable):
                 self._strategy.extended.update(
-                    variable_of_tensorflow(variable), lambda copy, keep=constraint: copy.assign(keep(copy))
+                    variable_of_tensorflow(variable),
+                    lambda copy, keep=variable.constraint: copy.assign(keep(copy)),
                 )
 
     def _run(self, change: Callable[..., None], *args: Any) -> None:
@@ -220,6 +223,12 @@ class Updating:
         known, variables = self._known(gradients, scale)
         dense = [tf.convert_to_tensor(gradient) for gradient in known]
         accumulate_gradients(self._optimizer, dense, variables)
+
+    def _constrain(self, gradients: list[Any]) -> None:
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            if gradient is None or variable.constraint is None or has_constraint_of_keras(variable):
+                continue
+            variable.assign(variable.constraint(variable))
 
     def _known(self, gradients: list[Any], scale: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
         known, variables = known_gradients(self._optimizer, gradients, self._variables)
