@@ -247,20 +247,18 @@ def _exchanges_before() -> list[tf.Operation]:
     if tf.executing_eagerly():
         return []
     graph = tf.compat.v1.get_default_graph()
-    before = _exchanges_of(graph)
-    if before or not is_branch_or_loop(graph):
-        return before
-    is_over = _mark_of_exchanges(graph.outer_graph)
-    return [] if is_over is None else [tf.identity(is_over).op]
-
-
-def _exchanges_of(graph: tf.Graph) -> list[tf.Operation]:
-    """Return the last exchange of a graph, and the calls of functions with later ones."""
     names = _names_by_graph.get(graph, [])
     own = [name for name in names if name is not None]
     before = [graph.get_operation_by_name(name) for name in own[-1:]]
     if names and names[-1] is None:
         before += [operation for operation in graph.get_operations() if _is_call(operation)]
+    # (A function may be called from other graphs too, and can take nothing from one of them.)
+    if (
+        not own
+        and is_branch_or_loop(graph)
+        and (is_over := _mark_of_exchanges(graph.outer_graph)) is not None
+    ):
+        before.append(tf.identity(is_over).op)
     return before
 
 

@@ -218,10 +218,12 @@ def test_a_variable_whose_exchange_meets_that_of_a_later_call_is_named(cluster):
     with chief.watch.variable("kernel"), other.watch.call("barrier", meets=True):
         errors = []
         asking = threading.Thread(
-            target=lambda: errors.append(other.watch.why_broken(SECONDS, is_broken=True))
+            target=lambda: errors.append(chief.watch.why_broken(SECONDS, is_broken=True))
         )
         asking.start()
-        errors.append(chief.watch.why_broken(SECONDS, is_broken=True))
+        while not chief.watch._is_taken:  # otherwise the chief would end by itself
+            time.sleep(0.01)
+        errors.append(other.watch.why_broken(SECONDS, is_broken=True))
         asking.join()
     assert len(errors) == 2
     for error in errors:

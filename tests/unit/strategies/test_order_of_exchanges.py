@@ -73,6 +73,20 @@ def in_branch_of_branch(exchanges, take, weights):
     return late_one, tf.cond(take, inner, lambda: tf.zeros([1]))
 
 
+def in_branches_after_a_call(exchanges, take, weights):
+    late_one = exchange(exchanges, late(take))
+    called = tf.function(lambda value: value + 1.0, autograph=False)
+
+    def inner():
+        one = called(weights)
+        leave = tf.logical_not(tf.reduce_all(one > 0.0))
+        return tf.cond(
+            leave, lambda: exchange(exchanges, tf.zeros([1])), lambda: exchange(exchanges, weights)
+        )
+
+    return late_one, tf.cond(take, inner, lambda: tf.zeros([1]))
+
+
 def in_branch_of_a_step(exchanges, take, weights):
     """A step of a loop, which adds gradients and counts up, and weights in a branch after the gradients."""
 
@@ -88,7 +102,7 @@ def in_branch_of_a_step(exchanges, take, weights):
         return counted
 
     return tf.while_loop(
-        lambda count, _: count < 1,
+        lambda count, _: count < 2,
         lambda count, _: (count + 1, tf.cond(take, step, lambda: tf.zeros([1]))),
         [tf.constant(0), tf.zeros([1])],
         parallel_iterations=1,
@@ -101,7 +115,7 @@ def in_loop(exchanges, take, weights):
     def body(count):
         return count + tf.cast(exchange(exchanges, weights)[0], tf.int32)
 
-    return late_one, tf.while_loop(lambda count: count < 2, body, [tf.constant(0)])
+    return late_one, tf.while_loop(lambda count: count < 6, body, [tf.constant(0)])
 
 
 def after_branch(exchanges, take, weights):
@@ -119,8 +133,9 @@ PROGRAMS = {
     in_branch: [1.0, 2.0],
     in_other_branch: [1.0, 2.0],
     in_branch_of_branch: [1.0, 2.0],
-    in_branch_of_a_step: [0.5 * 2.0, 1.0, 2.0],
-    in_loop: [1.0, 2.0],
+    in_branch_of_a_step: 2 * [0.5 * 2.0, 1.0, 2.0],
+    in_branches_after_a_call: [1.0, 2.0],
+    in_loop: [1.0, 2.0, 2.0, 2.0],
     after_branch: [1.0, 2.0],
     after_gradients: [1.0, 2.0],
 }
