@@ -322,6 +322,9 @@ class RayCluster:
         if tuple(address) == member.address:
             self._start(member)
             return
+        if self._policy.is_lead_done:
+            _say(f"{member.task} has another address after the end of {self._lead}: it does not start again")
+            return
         # The others know the old address only. Their work is saved before they start again.
         member.address = address
         _say(f"{member.task} has another address: all tasks start again")
