@@ -227,6 +227,17 @@ def test_lines_of_cloud_logging_have_the_names_of_tasks(vertex):
     assert 'resource.labels.task_name=("workerpool1-1" OR "workerpool2-0")' in asked
 
 
+def test_the_last_lines_are_asked_for_alone(vertex):
+    engine, _, web = vertex
+    submission = engine.submit(job(secret=False), {})
+    web.entries = {
+        "entries": [entry("b", "workerpool0-0", None), entry("a", "workerpool0-0", {"message": "one"})]
+    }
+    assert engine.last_lines(submission, "chief:0") == ["one", "text"]
+    [(_, body)] = web.requests
+    assert json.loads(body)["orderBy"] == "timestamp desc"
+
+
 def entry(identity, task, payload):
     return {
         "insertId": identity,

@@ -32,14 +32,15 @@ def main(command: Sequence[str]) -> None:
 
 def _printed_progress(engine: Engine, submission: Submission) -> str | None:
     """Return the last progress that the first task has printed; None if it has none, or is not heard."""
+    last_lines = getattr(engine, "last_lines", None)  # an engine without it has a file of the progress
+    if last_lines is None:
+        return None
     leads = [task for task in ("chief:0", "worker:0") if task in submission.tasks]
-    found = None
     try:
-        for _, line in engine.logs(submission, leads[:1] or submission.tasks[:1], follow=False):
-            found = find_progress(line) or found
+        lines = last_lines(submission, (leads or submission.tasks)[0])
     except TfdistError:  # the state is known all the same
         return None
-    return found
+    return next(filter(None, map(find_progress, reversed(lines))), None)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tfdist.trainer.sections.engine import KubernetesSection
 __all__ = ["KubectlEngine"]
 
 _SECONDS_BETWEEN_LOOKS = 2.0
+_LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 _STATES = {
@@ -95,6 +96,13 @@ class KubectlEngine(abc.ABC):
         for _ in threads:
             while (line := lines.get()) is not None:
                 yield line
+
+    def last_lines(self, submission: Submission, task: str) -> list[str]:
+        """Return the last lines of a task's newest pod."""
+        pods = _pods(submission, task)
+        if not pods:
+            return []
+        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1]).splitlines()
 
     def cancel(self, submission: Submission) -> None:
         """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.

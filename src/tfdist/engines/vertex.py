@@ -33,6 +33,7 @@ from tfdist.trainer.sections.engine import VertexSection
 
 __all__ = ["Vertex"]
 
+_LAST_ENTRIES = 200
 _SECONDS_BETWEEN_READS = 10.0
 _STATES = {
     "JOB_STATE_QUEUED": State.PENDING,
@@ -88,13 +89,7 @@ class Vertex:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the tasks from Cloud Logging, which gets them some seconds later."""
-        pools = _pool_of(Counter(Task.parse(task).type for task in submission.tasks))
-        chosen = {pools[Task.parse(task)]: task for task in tasks}
-        names = " OR ".join(f'"{name}"' for name in chosen)
-        number = submission.handle.number
-        wanted = (
-            f'resource.type="ml_job" resource.labels.job_id="{number}" resource.labels.task_name=({names})'
-        )
+        chosen, wanted = _entries_of(submission, tasks)
         client = self._log_client(submission.handle.place.rpartition(".")[0])
         seen: set[str] = set()
         since = ""
@@ -108,6 +103,16 @@ class Vertex:
                 since = f' timestamp>="{entry.timestamp.isoformat()}"'
                 for line in _text(entry.payload).splitlines():
                     yield chosen[entry.resource.labels["task_name"]], line
+
+    def last_lines(self, submission: Submission, task: str) -> list[str]:
+        """Return the last lines of a task."""
+        client = self._log_client(submission.handle.place.rpartition(".")[0])
+        _, wanted = _entries_of(submission, [task])
+        with _one_line_errors():
+            last = list(
+                client.list_entries(filter_=wanted, order_by="timestamp desc", max_results=_LAST_ENTRIES)
+            )
+        return [line for entry in reversed(last) for line in _text(entry.payload).splitlines()]
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM."""
@@ -159,6 +164,17 @@ def _request(job: Job, section: VertexSection, name: str) -> dict[str, Any]:
     if section.labels:
         request["labels"] = dict(section.labels)
     return merged(request, section.request)
+
+
+def _entries_of(submission: Submission, tasks: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Return the tasks by what Cloud Logging calls them, and the filter of their entries."""
+    pools = _pool_of(Counter(Task.parse(task).type for task in submission.tasks))
+    chosen = {pools[Task.parse(task)]: task for task in tasks}
+    names = " OR ".join(f'"{name}"' for name in chosen)
+    number = submission.handle.number
+    return chosen, (
+        f'resource.type="ml_job" resource.labels.job_id="{number}" resource.labels.task_name=({names})'
+    )
 
 
 def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dict[str, Any]]:

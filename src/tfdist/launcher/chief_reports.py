@@ -159,6 +159,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _print(report: Progress) -> None:
-    with _lock:
+    # As with the launcher's pipe, an output that is closed or full must not disturb the training.
+    with _lock, contextlib.suppress(OSError, ValueError):
         if (line := _lines.after(report)) is not None:
             print(line, flush=True)

@@ -21,9 +21,9 @@ __all__ = [
 ]
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
-_SECONDS_BETWEEN_LINES = 10.0
-# What `describe_progress` returns, after what a logger writes before it.
-_LINE = re.compile(r"(?:^|\s)(step [\d,]+(?: of [\d,]+ \(\d+ %\)|, [\d,.e+]+ examples/s).*)")
+_SECONDS_BETWEEN_LINES, _SECONDS_BEFORE_LAST_LINE = 10.0, 1.0
+# What `describe_progress` returns, after what a logger, or a bar of Keras that has no end, writes before it.
+_LINE = re.compile(r"step \d[\d,]*(?: of [\d,]+ \(\d+ %\))?(?:, .*)?$")
 
 
 def describe_run(started: RunStarted, place: str) -> str:
@@ -57,11 +57,11 @@ def find_progress(line: str) -> str | None:
     'step 200 of 1,000 (20 %), loss 0.1235'
     """
     match = _LINE.search(line)
-    return match[1] if match else None
+    return match[0] if match else None
 
 
 class ProgressLines:
-    """Lines about the progress for a log, one in ten seconds at most, and one at the end."""
+    """Lines about the progress for a log: one in ten seconds, and one for the last step of a training."""
 
     def __init__(self) -> None:
         self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
@@ -69,9 +69,11 @@ class ProgressLines:
 
     def after(self, report: Progress) -> str | None:
         """Return the line that is due after a report, if any."""
-        now = time.monotonic()
+        now, is_last = time.monotonic(), report.step == report.steps
+        if self._reports and report.step < self._reports[-1][1].step:  # of another training
+            self._reports.clear()
         self._reports.append((now, report))
-        if now - self._described_at < _SECONDS_BETWEEN_LINES and report.step != report.steps:
+        if now - self._described_at < (_SECONDS_BEFORE_LAST_LINE if is_last else _SECONDS_BETWEEN_LINES):
             return None
         self._described_at = now
         return describe_progress(self._reports)

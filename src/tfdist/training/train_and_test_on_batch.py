@@ -95,7 +95,8 @@ def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any)
     strategy, is_training = strategy_of(model, None), what == "train_on_batch"
     with in_call(what, strategy), naming_lost_tasks(what, strategy), traces_kept(model) as traces:
         batch = _tensors(model, strategy, arrays, class_weight)
-        check_rows([part for part in tf.nest.flatten(batch) if part is not None])
+        if strategy.num_replicas_in_sync > 1:
+            check_rows([part for part in tf.nest.flatten(batch) if part is not None])
         step, runner = _phase(what, model, strategy, batch, traces)
         runner.rewind(_distributed(batch, strategy))
         totals = step.begin()

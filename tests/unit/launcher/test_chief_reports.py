@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 
 import pytest
 from hypothesis import given
@@ -65,13 +66,27 @@ def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
     monkeypatch.setenv(chief_reports.LOG_PROGRESS, "1")
     report_progress(1, 10, loss=0.5)
-    report_progress(2, 10)  # at once after the first: left out
-    report_progress(10, 10)  # but never the last one
+    now[0] = 12.0
+    report_progress(2, 10)  # soon after the first: left out
+    report_progress(10, 10)  # but not the last one
+    report_progress(10, 10)  # at once after it: left out
     first, last = capsys.readouterr().out.splitlines()
     assert first == "step 1 of 10 (10 %), loss 0.5"
     assert last.startswith("step 10 of 10 (100 %)")
-    for line in (first, last):
-        assert progress_text.find_progress(f"I1128 12:00:00 tfdist: {line}") == line
+    now[0] = 30.0
+    report_progress(1, 10)  # of another training, whose speed begins anew
+    assert capsys.readouterr().out == "step 1 of 10 (10 %)\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    now[0] = 60.0
+    report_progress(2, 10)  # without an output there is no error either
+
+
+@pytest.mark.parametrize("before", ["", "I1128 12:00:00 tfdist: ", "\r 5/80 - 1s 2ms/step - loss: 0.5000"])
+@given(COUNTS.filter(bool), COUNTS.filter(bool) | st.none(), *[st.floats(1e-9, 1e9) | st.none()] * 3)
+def test_what_is_printed_is_found_again(before, step, steps, speed, loss, accuracy):
+    line = progress_text.describe_progress([(0.0, Progress(step, steps, speed, loss, accuracy))])
+    assert progress_text.find_progress(before + line) == line
+    assert progress_text.find_progress("tfdist: step 20 of 80: test loss 0.5") is None
 
 
 def test_the_launcher_is_told_that_a_task_has_joined(pipe):
