@@ -231,21 +231,22 @@ def test_lines_of_cloudwatch_have_the_names_of_tasks(engine):
     assert lines == [("worker:0", line) for line in ("tfdist: this container is worker:0", "a", "b", "c")]
 
 
-def test_the_last_lines_are_those_about_steps(engine):
-    asked = {
-        "logGroupName": GROUP,
-        "logStreamNamePrefix": "cifar-7/",
-        "startTime": ANY,
-        "filterPattern": "step",
+def test_the_last_lines_are_those_of_all_containers(engine):
+    streams = {
+        "cifar-7/algo-1-9": ["a"],
+        "cifar-7/algo-2-9": ["step 1 of 4 (25 %)", "step 2 of 4 (50 %)\nmore"],
     }
-    events = [{"message": "step 1 of 4 (25 %)"}, {"message": "step 2 of 4 (50 %)\nmore"}]
-    engine.stubs["logs"].add_response("filter_log_events", {"events": events}, asked)
+    stub = engine.stubs["logs"]
+    stub.add_response("describe_log_streams", {"logStreams": [{"logStreamName": name} for name in streams]})
+    for name, texts in streams.items():
+        asked = {"logGroupName": GROUP, "logStreamName": name, "limit": 200}
+        stub.add_response("get_log_events", {"events": [{"message": text} for text in texts]}, asked)
     lines = engine.last_lines(SUBMISSION, "chief:0")
-    assert lines == ["step 1 of 4 (25 %)", "step 2 of 4 (50 %)", "more"]
+    assert lines == ["a", "step 1 of 4 (25 %)", "step 2 of 4 (50 %)", "more"]
 
 
 def test_a_job_that_has_not_printed_has_no_lines(engine):
-    engine.stubs["logs"].add_client_error("filter_log_events", "ResourceNotFoundException", "no group")
+    engine.stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException", "no group")
     assert engine.last_lines(SUBMISSION, "chief:0") == []
     engine.stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException", "no group")
     assert list(engine.logs(SUBMISSION, ("worker:0",), follow=False)) == []

@@ -7,7 +7,6 @@ environment variables to all who may describe the job.
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ _CHANNEL = "tfdist"  # the input channel with the secret
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _MOST_CHARACTERS, _MOST_WORDS = 256, 100  # of the command; these are SageMaker's limits
 _MOST_VALUE, _MOST_VARIABLES = 512, 100
-_SECONDS_OF_LAST_LINES = 120.0
+_LAST_EVENTS = 200
 _SECONDS_BETWEEN_READS = 5.0
 _STATES = {
     "Completed": State.SUCCEEDED,
@@ -106,20 +105,17 @@ class SageMaker:
                         yield str(task), line
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
-        """Return the last lines about steps; CloudWatch does not know which task has printed them."""
+        """Return the last lines of all containers: only the first line of each names its task."""
         del task
         client = self._client("logs", submission.handle.place)
-        since = int(1000 * (time.time() - _SECONDS_OF_LAST_LINES))
-        place = {"logGroupName": _LOG_GROUP, "logStreamNamePrefix": f"{submission.handle.number}/"}
-        pages = client.get_paginator("filter_log_events").paginate(
-            **place, startTime=since, filterPattern="step"
-        )
-        with _one_line_errors():
-            try:
-                events = [event["message"] for page in pages for event in page["events"]]
-            except client.exceptions.ResourceNotFoundException:  # see _streams
-                return []
-        return [line for message in events for line in message.splitlines()]
+        lines: list[str] = []
+        for stream in _streams(client, submission.handle.number):
+            with _one_line_errors():
+                answer = client.get_log_events(
+                    logGroupName=_LOG_GROUP, logStreamName=stream, limit=_LAST_EVENTS
+                )
+            lines += [line for event in answer["events"] for line in event["message"].splitlines()]
+        return lines
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and 120 seconds to save their work."""
