@@ -154,7 +154,7 @@ class TaskActor:
     def _folder(self, wanted: str) -> str:
         """Return the folder in which the task runs: that of the job's runtime environment, if it has one."""
         has_own = ray.get_runtime_context().runtime_env.get("working_dir")
-        return str(Path.cwd()) if has_own or not Path(wanted).is_dir() else wanted
+        return str(Path.cwd()) if has_own or not (wanted and Path(wanted).is_dir()) else wanted
 
     def _local(self, word: str) -> str:
         if word == PYTHON:

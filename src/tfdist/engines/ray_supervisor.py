@@ -236,7 +236,7 @@ class RayCluster:
             results=self._work.results,
             variables=variables,
             hosts=self._hosts(),
-            folder=str(Path.cwd()),
+            folder=_current_folder(),
             log=str(task_log_path(self._work.run_dir, member.task)),
             threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
@@ -362,6 +362,14 @@ class RayCluster:
         problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
         kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
         raise kind(str(member), problem, remedy=f"Its log is {log} on that node")
+
+
+def _current_folder() -> str:
+    """Return the current folder; "" if it is gone: where nodes share a file system, each replaces it."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was the working_dir of the job, which tasks know by themselves
+        return ""
 
 
 def _status(status: int) -> str:
