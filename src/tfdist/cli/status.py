@@ -23,11 +23,8 @@ def main(command: Sequence[str]) -> None:
     progress = last_progress(submission)
     if progress is None and state is State.RUNNING:
         progress = _printed_progress(engine, submission)
-    print(
-        "  ".join(
-            filter(None, [str(submission.handle), f"{state.value} ({words})", submission.place, progress])
-        )
-    )
+    parts = [str(submission.handle), f"{state.value} ({words})", submission.place, progress]
+    print("  ".join(filter(None, parts)))
 
 
 def _printed_progress(engine: Engine, submission: Submission) -> str | None:

@@ -68,8 +68,9 @@ def report_progress(
     dropped. An engine's file is written every two seconds at most, and a line of a log every ten.
     """
     report = Progress(step, steps, examples_per_second, loss, accuracy)
-    _report(report._asdict())
-    _write_to_file(report._asdict(), is_last=step == steps)
+    values = report._asdict()
+    _report(values)
+    _write_to_file(values, is_last=step == steps)
     if prints_progress():
         _print(report)
     figures = {"loss": loss, "accuracy": accuracy, "examples_per_second": examples_per_second}
