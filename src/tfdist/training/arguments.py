@@ -73,7 +73,8 @@ def callbacks_of(callbacks: Any) -> list[Any]:
     """Return callbacks as a flat list; accept None, one callback, nested lists and Keras's CallbackList."""
     if callbacks is None:
         return []
-    parts = getattr(callbacks, "callbacks", callbacks)  # the attribute of a CallbackList
+    is_list = any(base.__name__ == "CallbackList" for base in type(callbacks).__mro__)  # of any Keras
+    parts = callbacks.callbacks if is_list else callbacks
     if isinstance(parts, (list, tuple, set)):
         return [callback for part in parts for callback in callbacks_of(part)]
     if isinstance(parts, type):

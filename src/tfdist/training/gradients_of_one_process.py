@@ -35,48 +35,89 @@ __all__ = [
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
 
 
+_Lookup = tuple[tf.Tensor, tf.Tensor]  # rows, and the gradient's values for them
+
+
 class Addend(NamedTuple):
     """The values of a sparse gradient to add, slice by slice, to those of another with the same rows."""
 
     values: tf.Tensor
 
 
-def addends(gradients: list[Any], added: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the gradients of two losses of a step in forms that `summed` adds up slice by slice."""
-    if not added:
-        return gradients, added
-    pairs = [_as_addends(*pair) for pair in zip(gradients, added, strict=True)]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+def addends(gradients: Sequence[list[Any]]) -> list[list[Any]]:
+    """Return the gradients of each loss of a step in forms that `summed` adds up slice by slice."""
+    if len(gradients) < 2 or not gradients[0]:
+        return list(gradients)
+    of_variables = [_as_addends(of_losses) for of_losses in zip(*gradients, strict=True)]
+    return [list(of_loss) for of_loss in zip(*of_variables, strict=True)]
 
 
-def _as_addends(gradient: Any, added: Any) -> tuple[Any, Any]:
-    is_sparse = [isinstance(part, tf.IndexedSlices) for part in (gradient, added)]
-    if gradient is None or added is None or not any(is_sparse):
-        return gradient, added
-    if not all(is_sparse):  # one process adds tensors up too
-        return tf.convert_to_tensor(gradient), tf.convert_to_tensor(added)
-    are_same = _are_same(gradient.indices, added.indices)
-    return gradient, Addend(added.values) if are_same else added
+def _as_addends(gradients: Sequence[Any]) -> list[Any]:
+    """Return the gradients of one variable, of each loss, in these forms."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in known):
+        return list(gradients)
+    if not all(isinstance(gradient, tf.IndexedSlices) for gradient in known):  # one process adds tensors too
+        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+    lookups: list[_Lookup] = []  # those of all losses, which the slices of one process are of
+    places = [_places_in(lookups, gradient) for gradient in known]
+    first = tf.IndexedSlices(
+        _values_at(lookups, places[0]), _joined([rows for rows, _ in lookups]), known[0].dense_shape
+    )
+    forms = iter([first, *(Addend(_values_at(lookups, each)) for each in places[1:])])
+    return [None if gradient is None else next(forms) for gradient in gradients]
 
 
-def summed(gradient: Any, factor: tf.Tensor, added: Any, added_factor: tf.Tensor) -> Any:
-    """Return the sum of the gradients of two losses, each times a factor."""
-    one = scaled(gradient, factor)
-    if added is None:
-        return one
-    if isinstance(added, Addend):
-        values = one.values + scaled(added.values, added_factor)
-        return tf.IndexedSlices(values, one.indices, one.dense_shape)
-    other = scaled(added, added_factor)
-    if gradient is None:
-        return other
-    if isinstance(one, tf.IndexedSlices):
-        values, indices = (
-            tf.concat([getattr(part, name) for part in (one, other)], axis=0)
-            for name in ("values", "indices")
-        )
-        return tf.IndexedSlices(values, indices, one.dense_shape)
-    return one + other
+def _places_in(lookups: list[_Lookup], gradient: tf.IndexedSlices) -> dict[int, tf.Tensor]:
+    """Return the values of a sparse gradient by the place of their lookup, and add those that are new."""
+    found: dict[int, tf.Tensor] = {}
+    for rows, values in _lookups_of(gradient):
+        same = (place for place, (other, _) in enumerate(lookups) if _are_same(other, rows))
+        place = next((place for place in same if place not in found), len(lookups))
+        if place == len(lookups):
+            lookups.append((rows, values))
+        found[place] = values
+    return found
+
+
+def _lookups_of(gradient: tf.IndexedSlices) -> list[_Lookup]:
+    """Return the parts of a sparse gradient that TensorFlow has put together, one for each lookup."""
+    if not tf.executing_eagerly():
+        both = gradient.indices.op, gradient.values.op
+        if all(operation.type == "ConcatV2" for operation in both):
+            rows, values = (operation.inputs[:-1] for operation in both)
+            if len(rows) == len(values) and all(part.shape.rank == 1 for part in rows):
+                return list(zip(rows, values, strict=True))
+    return [(gradient.indices, gradient.values)]
+
+
+def _values_at(lookups: list[_Lookup], found: dict[int, tf.Tensor]) -> tf.Tensor:
+    return _joined(
+        [found[place] if place in found else tf.zeros_like(like) for place, (_, like) in enumerate(lookups)]
+    )
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def summed(gradients: Sequence[Any], factors: Sequence[tf.Tensor]) -> Any:
+    """Return the sum of the gradients of one variable, of each loss, times the losses' factors."""
+    total: Any = None
+    for gradient, factor in zip(gradients, factors, strict=True):
+        if gradient is None:
+            continue
+        values = gradient.values if isinstance(gradient, Addend) else gradient
+        total = _plus(total, scaled(values, factor))
+    return total
+
+
+def _plus(total: Any, addend: Any) -> Any:
+    if total is None:
+        return addend
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(total.values + addend, total.indices, total.dense_shape)
+    return total + addend
 
 
 def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:

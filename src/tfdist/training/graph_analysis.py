@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["adds_one", "is_length", "only_added_to", "operations_behind", "passed_on", "reduction_of"]
+__all__ = [
+    "adds_one",
+    "has_chosen_rows",
+    "is_length",
+    "only_added_to",
+    "operations_behind",
+    "passed_on",
+    "reduction_of",
+]
 
 _PASSES_ON = (
     "Cast", "Identity", "Neg", "EnsureShape", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
@@ -71,7 +79,7 @@ def reduction_of(number: Any) -> str | None:
         return reduction_of(inputs[0])
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if inputs[0].shape.rank and inputs[0].shape[0] is None and not _is_reduced(inputs[0]):
-            return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
+            return "sum" if operation.type != "Mean" else None if has_chosen_rows(inputs[0]) else "mean"
         return "same" if _is_same(number) else reduction_of(inputs[0])
     if operation.type in ("Add", "AddV2", "AddN", "Sub"):
         kinds = {reduction_of(tensor) for tensor in inputs}
@@ -119,8 +127,10 @@ def _is_size(operation: tf.Operation) -> bool:
     return operation.type in _SIZES or is_length(operation)
 
 
-def _is_chosen(values: tf.Tensor) -> bool:
-    """Return whether the values are those of chosen examples, of which each replica has another number."""
+def has_chosen_rows(values: Any) -> bool:
+    """Return whether values are those of chosen examples, of which each replica has another number."""
+    if tf.executing_eagerly():  # there is no graph to look at
+        return False
     made_by = operations_behind([values], until=_reads_variable)
     return any(operation.type in _CHOOSING for operation in made_by)
 

@@ -140,7 +140,8 @@ def _check_loss(model: Any) -> None:
     """Refuse losses whose reductions replicas cannot combine."""
     known = {"sum", "mean"} | (set() if is_keras_2(model) else {"mean_with_sample_weight", "none"})
     names = reductions(model)
-    if names - known or len(names) > 1:
+    are_combined = len(names) == 1 or not (is_keras_2(model) or "none" in names)
+    if names - known or (names and not are_combined):
         problem = f"reduces over the batch by {' and '.join(sorted(names))}"
         remedy = "Use one reduction for all outputs: sum_over_batch_size, or sum"
         raise ConfigError("loss", problem, remedy=remedy)

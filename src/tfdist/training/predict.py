@@ -75,6 +75,9 @@ def predict(
     refuse_unknown(predict, unknown)
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
+    if steps is not None and not is_keras_2(model):  # Keras 3 runs whole executions
+        together = steps_per_execution(model)
+        steps = -(-whole_number("steps", steps, 1) // together) * together
     made = made_data(model, strategy, x, batch_size=batch_size, steps=steps)
     data, expected = _limited(made, steps)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)

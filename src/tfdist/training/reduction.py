@@ -12,7 +12,7 @@ from tfdist.strategies.gradient_arithmetic import scaled
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.gradients_of_one_process import summed
 
-__all__ = ["AddUp", "Shared", "batch_size", "shared_mean", "summed_apart", "unpacked"]
+__all__ = ["AddUp", "OfLoss", "Shared", "batch_size", "rows_of", "shared_mean", "summed_apart", "unpacked"]
 
 # Adds gradients up over the replicas, each scaled by this replica's share; None stays None.
 AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]
@@ -41,24 +41,50 @@ def batch_size(x: Any) -> tf.Tensor:
     return tf.shape(first)[0]
 
 
+def rows_of(x: Any) -> int | None:
+    """Return the number of examples in a batch, None if its graph does not fix it."""
+    number = tf.get_static_value(batch_size(x))
+    return None if number is None else int(number)
+
+
+class OfLoss(NamedTuple):
+    """A replica's gradients of one loss, None for a variable that has no part in it, and the loss's divisor.
+
+    Attributes:
+        gradients: The gradients.
+        weight: The divisor; None for a sum, whose gradients are added up unweighted.
+        are_weighed: Whether the gradients are those of the loss times its divisor.
+    """
+
+    gradients: Sequence[Any]
+    weight: tf.Tensor | None
+    are_weighed: bool = False
+
+
 class Shared(NamedTuple):
-    """The results of a reduction over all replicas, the same on each of them."""
+    """The results of a reduction over all replicas, the same on each of them.
+
+    Attributes:
+        gradients: The sums of the gradients of all losses.
+        state: The variables that the forward pass updates.
+        sums: The values that are added up.
+        size: The number of examples.
+        weights: The divisor of each loss, 1 for a sum.
+    """
 
     gradients: list[Any]
     state: list[tf.Tensor]
     sums: list[tf.Tensor]
     size: tf.Tensor
-    weight: tf.Tensor
+    weights: list[tf.Tensor]
 
 
 def shared_mean(
-    gradients: Sequence[Any],
+    losses: Sequence[OfLoss],
     state: Sequence[tf.Tensor],
     sums: Sequence[tf.Tensor],
     *,
     size: tf.Tensor,
-    weight: tf.Tensor | None,
-    added: Sequence[Any] = (),
     add_up: AddUp | None = None,
 ) -> Shared:
     """Average gradients and state over the global batch, and add sums up.
@@ -68,42 +94,50 @@ def shared_mean(
     divisor.
 
     Args:
-        gradients: This replica's gradients; None for a variable that has no part in the loss.
+        losses: This replica's gradients of each loss that has a divisor of its own, in the forms of
+            `addends`.
         state: New values of variables that the forward pass updates, such as moving averages.
         sums: Values to add up, such as the counts of a metric.
         size: The number of this replica's examples.
-        weight: The divisor of the loss; None if the loss is a sum, whose gradients are added up unweighted.
-        added: Gradients of losses that are weighted by examples, if the loss itself is not.
         add_up: A function that adds gradients up. If None, the strategy's ring does, if any, or TensorFlow.
     """
     context = tf.distribute.get_replica_context()
     size = tf.cast(size, tf.float64)
     one = tf.constant(1.0, tf.float64)
-    by = one if weight is None else tf.cast(weight, tf.float64)
+    weights = [one if loss.weight is None else tf.cast(loss.weight, tf.float64) for loss in losses]
     if context.num_replicas_in_sync == 1:
-        both = _added_up(gradients, one, added, one) if added else list(gradients)
-        return Shared(both, list(state), list(sums), size, by)
-    if added:  # with two divisors, gradients can be added only after both are known
-        sizes, weights = context.all_reduce(tf.distribute.ReduceOp.SUM, [size, by])
-        share = one if weight is None else tf.math.divide_no_nan(by, weights)
-        gradients = _added_up(gradients, share, added, tf.math.divide_no_nan(size, sizes))
-    is_mean = weight is not None and not added
+        [gradients] = [loss.gradients for loss in losses] or [[]]
+        return Shared(list(gradients), list(state), list(sums), size, weights)
+    # Then gradients can be added up only after all divisors are known.
+    are_scaled = len(losses) > 1 or any(loss.are_weighed for loss in losses)
+    is_mean = len(losses) == 1 and losses[0].weight is not None and not are_scaled
+    by = weights[0] if is_mean else one
+    if are_scaled and losses[0].gradients:
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, weights)
+        shares = [
+            one if loss.weight is None else tf.math.divide_no_nan(one if loss.are_weighed else weight, total)
+            for loss, weight, total in zip(losses, weights, totals, strict=True)
+        ]
+        gradients = _of_all_losses(losses, shares)
+    else:
+        gradients = [gradient for loss in losses for gradient in loss.gradients]
     known = [gradient for gradient in gradients if gradient is not None]
     # A float64 holds counts and 32-bit numbers exactly. All small values go together in one exchange.
     has_any = tf.cast(size > 0, tf.float64)
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
-    numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, by, has_any]
+    numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, *weights, has_any]
     if add_up is None and ring_of(context.strategy) is not None:
-        summed, reduced = _reduced_over_ring(known, numbers, by, is_mean=is_mean)
+        total_gradients, reduced = _reduced_over_ring(known, numbers, by, is_mean=is_mean)
     elif add_up is None:
-        summed, reduced = _reduced_by_tensorflow(known, numbers, by, is_mean=is_mean)
+        total_gradients, reduced = _reduced_by_tensorflow(known, numbers, by, is_mean=is_mean)
     else:
         # Small values first: they give the share by which each gradient is scaled once, when it is sent.
         reduced = _summed_as_one(numbers)
         share = tf.math.divide_no_nan(by, reduced[-2]) if is_mean else one
-        summed = [gradient for gradient in add_up(gradients, share) if gradient is not None]
-    total, weights, parts = reduced[-3], reduced[-2], tf.maximum(reduced[-1], 1.0)
-    means = iter(summed)
+        total_gradients = [gradient for gradient in add_up(gradients, share) if gradient is not None]
+    sizes = reduced[len(state) + len(sums) :]
+    total, weights, parts = sizes[0], sizes[1:-1], tf.maximum(sizes[-1], 1.0)
+    means = iter(total_gradients)
     values = [
         tf.cast(value / (total if old.dtype.is_floating else parts), old.dtype)
         for value, old in zip(reduced, state, strict=False)
@@ -111,9 +145,9 @@ def shared_mean(
     return Shared(
         [None if gradient is None else next(means) for gradient in gradients],
         values,
-        reduced[len(state) : -3],
+        reduced[len(state) : len(state) + len(sums)],
         total,
-        one if weight is None else weights,
+        [one if loss.weight is None else weight for loss, weight in zip(losses, weights, strict=True)],
     )
 
 
@@ -175,10 +209,9 @@ def summed_apart(
     ]
 
 
-def _added_up(
-    gradients: Sequence[Any], factor: tf.Tensor, others: Sequence[Any], other_factor: tf.Tensor
-) -> list[Any]:
-    return [summed(one, factor, other, other_factor) for one, other in zip(gradients, others, strict=True)]
+def _of_all_losses(losses: Sequence[OfLoss], factors: Sequence[tf.Tensor]) -> list[Any]:
+    of_variables = zip(*(loss.gradients for loss in losses), strict=True)
+    return [summed(gradients, factors) for gradients in of_variables]
 
 
 def _all_summed(values: Sequence[Any]) -> list[Any]:

@@ -87,8 +87,8 @@ def test_two_losses_make_the_slices_of_their_sum(look_up, is_eager):
             first, second = tf.reduce_sum(rows**2), tf.reduce_sum(rows**3)
             both = 2.0 * first + 0.5 * second
         of_first, of_second, expected = (tape.gradient(loss, table) for loss in (first, second, both))
-        [first], [added] = addends([of_first], [of_second])
-        found = summed(first, tf.constant(2.0), added, tf.constant(0.5))
+        [first], [added] = addends([[of_first], [of_second]])
+        found = summed([first, added], [tf.constant(2.0), tf.constant(0.5)])
         return isinstance(added, Addend), found.values, expected.values, found.indices, expected.indices
 
     step = step if is_eager else tf.function(step, autograph=False)
@@ -106,8 +106,8 @@ def test_losses_of_different_lookups_keep_the_slices_of_both():
         with tf.GradientTape(persistent=True) as tape:
             first, second = tf.reduce_sum(tf.gather(table, x)), tf.reduce_sum(tf.gather(table, y))
         gradients = [[tape.gradient(loss, table)] for loss in (first, second)]
-        [first], [second] = addends(*gradients)
-        found = summed(first, tf.constant(1.0), second, tf.constant(2.0))
+        [first], [second] = addends(gradients)
+        found = summed([first, second], [tf.constant(1.0), tf.constant(2.0)])
         return found.indices, found.values
 
     indices, values = step(tf.constant([1, 2]), tf.constant([1, 4, 4]))
@@ -121,12 +121,15 @@ def test_a_dense_gradient_and_a_sparse_one_make_a_dense_one():
         first, second = tf.reduce_sum(table), tf.reduce_sum(tf.gather(table, [1, 1]))
     dense, sparse = tape.gradient(first, table), tape.gradient(second, table)
     for one, other, factors in ((dense, sparse, (1.0, 0.5)), (sparse, dense, (0.5, 1.0))):
-        [first], [second] = addends([one], [other])
-        found = summed(first, tf.constant(factors[0]), second, tf.constant(factors[1]))
+        [first], [second] = addends([[one], [other]])
+        found = summed([first, second], list(map(tf.constant, factors)))
         assert found.numpy().tolist() == [[1, 1], [2, 2], [1, 1]]
-    [none], [only] = addends([None], [dense])
-    assert summed(none, tf.constant(1.0), only, tf.constant(3.0)).numpy()[0, 0] == 3
-    assert summed(dense, tf.constant(2.0), None, tf.constant(3.0)).numpy()[0, 0] == 2
+    [none], [only] = addends([[None], [dense]])
+    factors = [tf.constant(2.0), tf.constant(3.0)]
+    assert summed([none, only], factors).numpy()[0, 0] == 3
+    assert summed([dense, None], factors).numpy()[0, 0] == 2
+    assert summed([None, None], factors) is None
+    assert addends([[], []]) == [[], []]
 
 
 def test_each_row_gets_the_sum_of_its_slices():

@@ -54,7 +54,7 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
-from tfdist.training.reduction import batch_size, shared_mean
+from tfdist.training.reduction import OfLoss, batch_size, rows_of, shared_mean
 
 __all__ = ["SharedCustomStep"]
 
@@ -259,7 +259,6 @@ class SharedCustomStep(MetricStep):
             [self._or_zero(tf.convert_to_tensor(value), size) for value in (*state, *logs)],
             [*self._metrics.to_add_up(metrics, counted, size), stats],
             size=size,
-            weight=size,
         )
         return shared.sums, shared.state[: len(state)], shared.state[len(state) :]
 
@@ -289,7 +288,7 @@ class SharedCustomStep(MetricStep):
             with (
                 replica.scope,
                 self._randomness.unseeded_from_here(),
-                recorded_divisors() as replica.divisors,
+                recorded_divisors(rows_of(data)) as replica.divisors,
                 replica.seed.of_this_replica(),
                 replicas_hidden(),
             ):
@@ -403,7 +402,7 @@ class SharedCustomStep(MetricStep):
         with replica.updating():
             weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
             are_unique = have_unique_rows(known) if self._replicas > 1 else [False] * len(known)
-            shared = shared_mean(known, [], [], size=replica.size, weight=weight)
+            shared = shared_mean([OfLoss(known, weight)], [], [], size=replica.size)
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
                 updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)

@@ -239,7 +239,7 @@ def new_seed() -> int:
 def length(x: Any) -> int:
     """Return the number of examples in arrays or tensors, or in a structure of them."""
     first = next(part for part in tf.nest.flatten(x) if part is not None)
-    return int(first.shape[0]) if tf.is_tensor(first) else len(first)  # ragged tensors have no len()
+    return int(first.shape[0]) if hasattr(first, "shape") else len(first)  # of a list
 
 
 def _in_one_line(error: Exception) -> str:

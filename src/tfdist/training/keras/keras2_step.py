@@ -15,7 +15,7 @@ from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import reductions, uses_xla
 from tfdist.training.multi_step import Totals
-from tfdist.training.reduction import batch_size, shared_mean, unpacked
+from tfdist.training.reduction import OfLoss, batch_size, shared_mean, unpacked
 
 __all__ = ["Keras2Step"]
 
@@ -87,7 +87,7 @@ class Keras2Step(KerasStep):
         size = batch_size(x)
         weight = None if self._divided_by is None else size
         seen = self._replica_stats.ended(begun, gradients, loss, size)
-        shared = shared_mean(gradients, [], [seen], size=size, weight=weight)
+        shared = shared_mean([OfLoss(gradients, weight)], [], [seen], size=size)
         gradients = shared.gradients
         if self._adds_up_again:
             gradients = [divided(gradient, self._strategy.num_replicas_in_sync) for gradient in gradients]

@@ -25,17 +25,21 @@ from tfdist.training.gradients_of_one_process import (
     have_unique_rows,
     shaped,
     slices_of_one_process,
-    unweighed,
+    summed,
     weighed,
     with_rows_summed,
 )
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
+    Divisor,
+    LossPart,
     check_numbers,
     check_rank,
+    have_several_divisors,
     losses_of_one_process,
     mean_of,
+    parts_by_divisor,
     recorded_divisors,
     weight_of,
 )
@@ -50,7 +54,7 @@ from tfdist.training.model_checks import has_own, reductions
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
-from tfdist.training.reduction import Shared, batch_size, shared_mean, unpacked
+from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, unpacked
 
 __all__ = ["Keras3Step"]
 
@@ -62,22 +66,23 @@ _log = logging.getLogger("tfdist")
 
 
 class _Losses(NamedTuple):
-    """The losses of a replica: those that a model is compiled with, and those that its layers add.
+    """The loss of a replica.
 
-    With `reduction=None`, `compiled` has one for each example, and no gradient but that of their sum.
+    Attributes:
+        parts: The parts of the loss with divisors of their own. With `reduction=None`, the only one has a
+            loss for each example, and no gradient but that of their sum.
+        places: The place among the parts of the loss of each output, where there are several outputs.
     """
 
-    compiled: tf.Tensor
-    added: tf.Tensor | None  # separate only if they have another weight
-    weight: tf.Tensor | None
+    parts: list[LossPart]
+    places: list[int]
 
 
 class _Part(NamedTuple):
-    """The results of one replica."""
+    """The results of one replica; `gradients` and `weights` are those of each part of the loss."""
 
-    gradients: list[Any]
-    added: list[Any]
-    weight: tf.Tensor | None
+    gradients: list[list[Any]]
+    weights: list[tf.Tensor | None]
     state: list[tf.Tensor]
     sums: list[tf.Tensor]
 
@@ -90,11 +95,13 @@ class _Traced:
         fetched: The variables that are fetched from parameter servers for the step.
         written: The variables besides the weights that the step writes to.
         unique: Which gradients have each row once on each replica, as in one process.
+        places: Of `_Losses`.
     """
 
     fetched: FetchedVariables | None = None
     written: list[Any] = field(default_factory=list)
     unique: list[bool] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
 
 class Keras3Step(MetricStep):
@@ -251,10 +258,12 @@ class Keras3Step(MetricStep):
             traced.fetched,
         )
         gradients = with_rows_summed(shared.gradients, traced.unique)
-        return shaped(gradients, self._trainable), shared.state, self._counted(shared)
+        return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced.places)
 
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
-        return self._gradients(data, scale, self._metrics.zeros(), _Traced()).gradients
+        part = self._gradients(data, scale, self._metrics.zeros(), _Traced())
+        ones = [tf.ones([], tf.float64)] * len(part.gradients)
+        return [summed(of_variable, ones) for of_variable in zip(*part.gradients, strict=True)]
 
     def _test_on_part(
         self, data: Any, totals: Totals, *, came: Sequence[tuple[Any, tf.Tensor]], traced: _Traced
@@ -262,7 +271,7 @@ class Keras3Step(MetricStep):
         shared = self._shared(
             lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics
         )
-        return shared.state, self._counted(shared)
+        return shared.state, self._counted(shared, traced.places)
 
     def _shared(
         self,
@@ -278,12 +287,13 @@ class Keras3Step(MetricStep):
         loss = tf.add_n(part.sums[count:])
         metrics = self._metrics.to_add_up(part.sums[:count], counted, batch_size(x))
         return shared_mean(
-            part.gradients,
+            [
+                OfLoss(*pair, are_weighed=self._is_synchronized)
+                for pair in zip(part.gradients, part.weights, strict=True)
+            ],
             part.state,
             [*metrics, *part.sums[count:], self._replica_stats.ended(begun, part, loss, batch_size(x))],
             size=batch_size(x),
-            weight=part.weight,
-            added=part.added,
             add_up=None if fetched is None else fetched.add_up,
         )
 
@@ -310,24 +320,23 @@ class Keras3Step(MetricStep):
             self._randomness.unseeded_from_here(),
         ):
             losses = self._forward(data, training=True)
-            scaled = [weighed(loss, scale) for loss in (losses.compiled, losses.added)]
-            weighs = [losses.weight, batch_size(unpacked(data)[0])] if self._is_synchronized else [None, None]
-            scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weighs, strict=True)]
+            scaled = [weighed(part.loss, scale) for part in losses.parts]
+            weights = [part.weight if self._is_synchronized else None for part in losses.parts]
+            scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weights, strict=True)]
         found = self._written(scope, traced)
         new = {id(variable): value for variable, value in found}
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
-        weights = [
+        sources = [
             new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
             for variable in self._trainable
         ]
-        gradients, added = (
-            [] if loss is None else unweighed(self._gradients_of(tape, loss, weights), weight)
-            for loss, weight in zip(scaled, weighs, strict=True)
-        )
-        gradients, added = addends(gradients, added)
-        traced.unique = self._have_unique_rows(gradients, added)
+        gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
+        traced.unique, traced.places = self._have_unique_rows(gradients), losses.places
+        gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
-        return _Part(gradients, added, losses.weight, state, self._sums(scope, losses, data))
+        return _Part(
+            gradients, [part.weight for part in losses.parts], state, self._sums(scope, losses, data)
+        )
 
     def _written(self, scope: RecordingScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that layers have written, with their values; note the variables."""
@@ -341,11 +350,10 @@ class Keras3Step(MetricStep):
             return gradients
         return slices_of_one_process(gradients, self._trainable, are_added_up=self._updating.adds_rows_up)
 
-    def _have_unique_rows(self, gradients: list[Any], added: list[Any]) -> list[bool]:
+    def _have_unique_rows(self, gradients: list[list[Any]]) -> list[bool]:
         if self._strategy.num_replicas_in_sync == 1:
-            return [False] * len(gradients)
-        others = have_unique_rows(added or [None] * len(gradients))
-        return [one or other for one, other in zip(have_unique_rows(gradients), others, strict=True)]
+            return [False] * len(gradients[0])
+        return [any(of_losses) for of_losses in zip(*map(have_unique_rows, gradients), strict=True)]
 
     def _tested(
         self,
@@ -359,13 +367,19 @@ class Keras3Step(MetricStep):
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
             losses = self._forward(data, training=False)
         state = self._layer_writes.to_share(self._written(scope, traced), seeds)
-        return _Part([], [], losses.weight, state, self._sums(scope, losses, data))
+        traced.places = losses.places
+        return _Part(
+            [[] for _ in losses.parts],
+            [part.weight for part in losses.parts],
+            state,
+            self._sums(scope, losses, data),
+        )
 
     def _forward(self, data: Any, *, training: bool) -> _Losses:
         model = self._model
         x, y, sample_weight = unpacked(data)
         y_pred = call_model(model, x, training=training)
-        with recorded_divisors() as divisors:
+        with tf.GradientTape() as of_loss, recorded_divisors(rows_of(x), of_loss.watch) as divisors:
             loss = compiled_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
@@ -374,16 +388,26 @@ class Keras3Step(MetricStep):
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
             if not has_own(model, "compute_loss"):
                 self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
+        return self._parts(loss, divisors, batch_size(x), of_loss)
+
+    def _parts(
+        self, loss: tf.Tensor, divisors: list[Divisor], size: tf.Tensor, of_loss: tf.GradientTape
+    ) -> _Losses:
+        """Divide the loss into parts with divisors of their own; `of_loss` is the tape that recorded it."""
+        outputs, replicas = len(self._loss_trackers) - 1, self._strategy.num_replicas_in_sync
+        places = [0] * outputs
         if self._has_losses_of_examples:
-            return _Losses(loss, None, None)
-        if has_own(model, "compute_loss"):  # its result counts as a mean over examples
-            return _Losses(loss, None, batch_size(x))
-        replicas = self._strategy.num_replicas_in_sync
-        weight, is_of_examples = weight_of(divisors, batch_size(x), replicas=replicas)
-        added = added_losses(model)
+            return _Losses([LossPart(loss, None)], places)
+        if has_own(self._model, "compute_loss"):  # its result counts as a mean over examples
+            return _Losses([LossPart(loss, size)], places)
+        added = added_losses(self._model)
+        if replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
+            return _Losses(*parts_by_divisor(loss, divisors, added, size, of_loss))
+        weight, is_of_examples = weight_of(divisors, size, replicas=replicas)
         if is_of_examples or not added or replicas == 1:
-            return _Losses(loss, None, weight)
-        return _Losses(loss - tf.add_n(added), tf.add_n(added), weight)
+            return _Losses([LossPart(loss, weight)], places)
+        total = tf.add_n(added)
+        return _Losses([LossPart(loss - total, weight), LossPart(total, size)], places)
 
     def _check_logs(self, logs: Any) -> None:
         """Warn once of what an overridden compute_metrics adds to the logs, which know the metrics only."""
@@ -421,32 +445,34 @@ class Keras3Step(MetricStep):
             tf.math.divide_no_nan(*(scope.get_current_value(part) for part in (tracker.total, tracker.count)))
             for tracker in self._loss_trackers[1:]
         ]
-        weight = 1.0 if losses.weight is None else losses.weight
+        weights = [1.0 if part.weight is None else part.weight for part in losses.parts]
         if self._has_losses_of_examples:  # their mean is logged
-            weight = batch_size(x)
-        added = 0.0 if losses.added is None else losses.added
+            weights = [batch_size(x)]
         return [
             *self._batch_means.weighted(self._metrics.variables, self._metrics.counted(scope), batch_size(x)),
-            weighted(added, batch_size(x)),
-            *(weighted(loss, weight) for loss in (mean_of(losses.compiled), *of_outputs)),
+            *(weighted(mean_of(part.loss), by) for part, by in zip(losses.parts, weights, strict=True)),
+            *(weighted(loss, weights[place]) for loss, place in zip(of_outputs, losses.places, strict=True)),
         ]
 
-    def _counted(self, shared: Shared) -> list[tf.Tensor]:
+    def _counted(self, shared: Shared, places: Sequence[int]) -> list[tf.Tensor]:
         """Return what a batch adds to the metrics.
 
         Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
         one, since a graph does not know its size in advance; by size without a graph or a reduction.
         """
         variables = self._metrics.variables
-        added, *losses, seen = shared.sums[len(variables) :]
+        *losses, seen = shared.sums[len(variables) :]
         averaged = self._batch_means.averaged(variables, shared.sums[: len(variables)], shared.size)
         counts = {id(variable): value for variable, value in zip(variables, averaged, strict=True)}
-        weight = shared.size if self._has_losses_of_examples else shared.weight
+        weights = [shared.size] if self._has_losses_of_examples else shared.weights
+        parts, of_outputs = losses[: len(weights)], losses[len(weights) :]
+        loss = tf.add_n(list(map(tf.math.divide_no_nan, parts, weights)))
+        means = [
+            tf.math.divide_no_nan(total, weights[at]) for total, at in zip(of_outputs, places, strict=True)
+        ]
         is_by_size = self._model.run_eagerly or self._has_losses_of_examples
-        of_outputs = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)
-        for tracker, total in zip(self._loss_trackers, losses, strict=True):
-            size = shared.size if tracker is self._loss_trackers[0] else of_outputs
-            counts[id(tracker.total)] = size * tf.math.divide_no_nan(total, weight)
-            counts[id(tracker.count)] = size
-        counts[id(self._loss_trackers[0].total)] += added
+        size = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)
+        sizes = [shared.size, *(size for _ in means)]
+        for tracker, mean, size in zip(self._loss_trackers, [loss, *means], sizes, strict=True):
+            counts[id(tracker.total)], counts[id(tracker.count)] = size * mean, size
         return [*(counts[id(variable)] for variable in variables), seen]

@@ -17,15 +17,18 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
-from tfdist.training.graph_analysis import reduction_of
+from tfdist.training.graph_analysis import has_chosen_rows, reduction_of
 from tfdist.training.model_checks import has_own
 
 __all__ = [
     "Divisor",
+    "LossPart",
     "check_numbers",
     "check_rank",
+    "have_several_divisors",
     "losses_of_one_process",
     "mean_of",
+    "parts_by_divisor",
     "recorded_divisors",
     "weight_of",
 ]
@@ -37,15 +40,24 @@ _INEXACT = (
 )
 _log = logging.getLogger("tfdist")
 
+_OF_EXAMPLES = {"count", "number", "weighted number"}  # kinds of divisors that are the number of examples
 _REPLACING = threading.RLock()
 _HERE = threading.local()  # each replica is traced in a thread of its own
+
+
+class LossPart(NamedTuple):
+    """The part of a loss that is divided by one divisor; None if it is not divided."""
+
+    loss: tf.Tensor
+    weight: tf.Tensor | None
 
 
 class Divisor(NamedTuple):
     """The divisor of a loss.
 
     Attributes:
-        kind: The kind: "count", "mask", "weights", or "sum" for a loss that is not divided. A function that
+        kind: The kind: "count", "mask", "weights", "chosen" for a mean over chosen values, or "sum" for a
+            loss that is not divided. A function that
             returns one number for a batch has the kind "number" if it is unknown how its parts make the
             whole, and "weighted number" if weights of the examples multiply it.
         value: The divisor; None if it is the number of examples, or if there is none.
@@ -69,29 +81,68 @@ def losses_of_one_process(keras: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_divisors() -> Iterator[list[Divisor]]:
-    """Collect the divisor of each loss that this thread computes, within `losses_of_one_process`."""
-    _HERE.divisors = []
+def recorded_divisors(
+    rows: int | None, watch: Callable[[tf.Tensor], None] | None = None
+) -> Iterator[list[Divisor]]:
+    """Collect the divisor of each loss that this thread computes, within `losses_of_one_process`.
+
+    Args:
+        rows: The number of examples, None in a graph that does not fix it.
+        watch: A function to call with each loss before anything else is computed from it.
+    """
+    _HERE.divisors, _HERE.rows, _HERE.watch = [], rows, watch
     try:
         yield _HERE.divisors
     finally:
-        del _HERE.divisors
+        del _HERE.divisors, _HERE.rows, _HERE.watch
 
 
 def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
     """Return the weight of a sum of losses, None for sums, and whether it is the number of examples."""
-    kinds = {divisor.kind for divisor in divisors}
-    if kinds == {"sum"}:
-        return None, False
-    if kinds <= {"count", "number", "weighted number"}:
-        return size, True
-    if len(divisors) == 1:
-        return divisors[0].value, False
+    if not have_several_divisors(divisors):
+        if divisors and divisors[0].kind == "sum":
+            return None, False
+        is_of_examples = all(divisor.kind in _OF_EXAMPLES for divisor in divisors)
+        return (size, True) if is_of_examples else (divisors[0].value, False)
     if replicas == 1:  # the sum has no other part
         return size, True
-    problem = "of several outputs are divided by different numbers, such as what is masked in each"
+    problem = "are divided by different numbers, such as what is masked in each, and only their sum is known"
     remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
     raise ConfigError("losses", problem, remedy=remedy)
+
+
+def have_several_divisors(divisors: list[Divisor]) -> bool:
+    """Return whether losses are not all divided by the same number."""
+    kinds = {divisor.kind for divisor in divisors}
+    return len(divisors) > 1 and kinds != {"sum"} and not kinds <= _OF_EXAMPLES
+
+
+def parts_by_divisor(
+    loss: tf.Tensor, divisors: list[Divisor], added: list[tf.Tensor], size: tf.Tensor, tape: tf.GradientTape
+) -> tuple[list[LossPart], list[int]]:
+    """Return the parts of a model's loss, and the place among them of the loss of each output.
+
+    Args:
+        loss: The sum of the losses of the outputs, each times its weight, and of what is added.
+        divisors: The losses of the outputs, with their divisors.
+        added: Other losses, which are added to it.
+        size: The number of examples, which is the divisor of the losses that are added.
+        tape: It has watched the losses of the outputs, and recorded how the sum was computed.
+    """
+    factors = tape.gradient(loss, [divisor.loss for divisor in divisors], unconnected_gradients="zero")
+    terms: dict[Any, list[tf.Tensor]] = {}
+    weights: dict[Any, tf.Tensor | None] = {}
+    places = []
+    for index, (divisor, factor) in enumerate(zip(divisors, factors, strict=True)):
+        is_of_examples = divisor.kind in _OF_EXAMPLES
+        key = "count" if is_of_examples else "sum" if divisor.kind == "sum" else index
+        terms.setdefault(key, []).append(tf.cast(divisor.loss * tf.stop_gradient(factor), loss.dtype))
+        weights[key] = size if is_of_examples else divisor.value
+        places.append(list(terms).index(key))
+    if added:
+        terms.setdefault("count", []).extend(tf.cast(value, loss.dtype) for value in added)
+        weights["count"] = size
+    return [LossPart(tf.add_n(terms[key]), weights[key]) for key in terms], places
 
 
 def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
@@ -124,6 +175,8 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         if hasattr(_HERE, "divisors"):
             kind, value = _divisor(keras, values, sample_weight, mask, reduction)
             _HERE.divisors.append(Divisor(kind, value, loss))
+            if _HERE.watch is not None:
+                _HERE.watch(loss)
         return loss
 
     return reduce_weighted_values
@@ -133,8 +186,9 @@ def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
 ) -> tuple[str, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
-    if not keras.ops.ndim(values) and reduction is not None:
-        return _kind_of_number(values, sample_weight, reduction), None
+    is_number = not keras.ops.ndim(values) and reduction is not None
+    if is_number or _is_without_rows(values):
+        return _kind_of_number(values, sample_weight, reduction or "sum"), None
     if reduction == "sum":
         return "sum", None
     if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
@@ -144,7 +198,14 @@ def _divisor(
         known = tf.math.count_nonzero(mask, dtype=tf.float64)
         share = known / tf.cast(tf.size(mask), tf.float64)
         return "mask", share * tf.cast(tf.size(values), tf.float64)
+    if values.shape.rank and has_chosen_rows(values):
+        return "chosen", tf.cast(tf.size(values), tf.float64)
     return "count", None
+
+
+def _is_without_rows(values: Any) -> bool:
+    """Return whether a loss has no row for each example, but one for each class or the like."""
+    return bool(values.shape.rank) and values.shape[0] not in (None, _HERE.rows)
 
 
 def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:

@@ -89,7 +89,7 @@ class PredictStep:
             if state and tf.distribute.get_replica_context().num_replicas_in_sync > 1:
                 size = tf.shape(numbers)[0]
                 state = computed_or_zero(lambda: state, size)
-                state = shared_mean([], state, [], size=size, weight=None).state
+                state = shared_mean([], state, [], size=size).state
             return numbers, outputs, state
 
         with self._randomness.drawing(), assignments_refused(self._model):

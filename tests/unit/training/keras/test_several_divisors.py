@@ -1,0 +1,160 @@
+"""Outputs whose losses are divided by different numbers train on two devices as in one process."""
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.evaluate import evaluate  # noqa: E402
+from tfdist.training.fit import fit  # noqa: E402
+
+keras = tf.keras
+pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="test_keras2_masks.py has Keras 2")
+COUNT = 13  # in batches of 4: the last leaves a replica without any
+RNG = np.random.default_rng(1)
+WORDS = RNG.integers(0, 4, (COUNT, 5))
+WORDS[:, 0] = 1
+WORDS[4:6] = 0  # all of the first replica's part of the second batch
+TAGS, PAIRS, NUMBERS = (RNG.normal(size=(COUNT, *shape)) for shape in ((5, 1), (5, 2), (1,)))
+X = RNG.normal(size=(COUNT, 4))
+WEIGHTS = np.where(np.arange(COUNT) % 4 < 2, 0.0, RNG.uniform(size=COUNT))  # none on the first replica
+
+
+class Penalty(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.3 * tf.reduce_mean(tf.square(inputs)))
+        return inputs
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return own_strategy()
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+def test_all_of_this_holds_on_several_devices():
+    run_on_several(__file__)
+
+
+def two_masks():
+    """Two outputs for each word, both masked, and one for the whole, which is not."""
+    words = keras.Input((5,))
+    embedded = keras.layers.Embedding(4, 3, mask_zero=True, embeddings_regularizer="l2")(words)
+    tags, pairs = (keras.layers.Dense(units, name=f"of_{units}")(embedded) for units in (1, 2))
+    number = keras.Input((4,))
+    whole = keras.layers.Dense(1, name="whole")(Penalty()(keras.layers.Dense(4, "tanh")(number)))
+    model = keras.Model([words, number], [tags, pairs, whole])
+    options = {
+        "loss": ["mse", "mae", "mse"],
+        "loss_weights": [1.0, 0.5, 2.0],
+        "weighted_metrics": [["mae"], [], []],
+    }
+    return model, options, ((WORDS, X), (TAGS, PAIRS, NUMBERS))
+
+
+def separate_tables():
+    """Two embeddings, of which each has a part in the loss of one output; sums of squares of slices."""
+    words = keras.Input((5,))
+    embedded = [keras.layers.Embedding(4, 3, mask_zero=masks)(words) for masks in (True, False)]
+    both = keras.layers.Dense(1, name="of_both")(keras.layers.Concatenate()(embedded))
+    one = keras.layers.Dense(2, name="of_one")(embedded[1])
+    return keras.Model(words, [both, one]), {"loss": ["mse", "mae"]}, (WORDS, (TAGS, PAIRS))
+
+
+def flat(*losses):
+    number = keras.Input((4,))
+    hidden = keras.layers.Dense(3, "tanh", activity_regularizer="l2", kernel_regularizer="l2")(number)
+    outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in ("first", "second")}
+    options = {"loss": dict(zip(outputs, losses, strict=True)), "loss_weights": {"first": 0.3, "second": 2.0}}
+    return keras.Model(number, outputs), options, (X, {name: NUMBERS * 2 for name in outputs})
+
+
+def sum_and_mean():
+    return flat(keras.losses.MeanSquaredError(reduction="sum"), "mae")
+
+
+def weights_and_mean():
+    model, options, data = flat(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "mse")
+    return model, options, (*data, {"first": WEIGHTS, "second": WEIGHTS[::-1].copy()})
+
+
+def weights_and_sum():
+    losses = [keras.losses.MeanSquaredError(reduction=each) for each in ("mean_with_sample_weight", "sum")]
+    model, options, data = flat(*losses)
+    return model, options, (*data, {"first": WEIGHTS, "second": WEIGHTS[::-1].copy()})
+
+
+def two_lookups():
+    """One table in which a masked output looks up once, and another output twice."""
+    first, second = keras.Input((5,)), keras.Input((5,))
+    table = keras.layers.Embedding(4, 3, mask_zero=True)
+    one, other = table(first), table(second)
+    both = keras.layers.Dense(2, name="of_both")(keras.layers.Concatenate()([one, other]))
+    outputs = [keras.layers.Dense(1, name="of_one")(one), both]
+    return (
+        keras.Model([first, second], outputs),
+        {"loss": ["mse", "mae"]},
+        ((WORDS, WORDS[::-1].copy()), (TAGS, PAIRS)),
+    )
+
+
+def synchronized():
+    """Of a part without weight, the examples still count in the moments of the whole batch."""
+    number = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(3)(number))
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return keras.Model(number, keras.layers.Dense(1)(hidden)), {"loss": loss}, (X, NUMBERS, WEIGHTS)
+
+
+def frozen():
+    model, options, data = two_masks()
+    model.trainable = False
+    return model, options, data
+
+
+CASES = [
+    (two_masks, False),
+    (two_masks, True),
+    (separate_tables, False),
+    (two_lookups, False),
+    (sum_and_mean, False),
+    (weights_and_mean, False),
+    (weights_and_sum, False),
+    (synchronized, False),
+    (frozen, False),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device divides each loss itself")
+@pytest.mark.parametrize(("make", "run_eagerly"), CASES)
+def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly):
+    def made():
+        keras.utils.set_random_seed(1)
+        model, options, data = make()
+        model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), run_eagerly=run_eagerly, **options)
+        return model, tf.data.Dataset.from_tensor_slices(data).batch(4)
+
+    kerass, data = made()
+    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0).history
+    with strategy.scope():
+        ours, _ = made()
+    found = fit(ours, data, epochs=2, verbose=0).history
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-11), name
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-9, abs=1e-11)
+    tested = kerass.evaluate(data, return_dict=True, verbose=0)
+    assert evaluate(ours, data, return_dict=True, verbose=0) == pytest.approx(tested, rel=1e-11)
