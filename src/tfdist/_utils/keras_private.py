@@ -31,6 +31,22 @@ def build_model(model: Any, batch_spec: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def build_model_eagerly(keras: ModuleType, model: Any, batch: tuple[Any, Any, Any]) -> None:
+    """Build a model, its metrics and its optimizer for x, y and sample weights, without a graph.
+
+    The functions of losses and metrics are not called.
+    """
+    x, y, _ = batch
+    with keras.StatelessScope() if model.built else contextlib.nullcontext():
+        y_pred = model(x)
+    for part in (model._compile_metrics, model._compile_loss):
+        if part is not None and not part.built:
+            part.build(y, y_pred)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
+
+
 def call_model(model: Any, x: Any, *, training: bool) -> Any:
     """Call a model of Keras 3, with `training` if its `call` takes that."""
     return model(x, training=training) if model._call_has_training_arg else model(x)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import build_model
+from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.applied_steps import AppliedSteps, Begun
 from tfdist.training.await_server_writes import settle_writes
@@ -14,7 +14,7 @@ from tfdist.training.coordinated_runner import CoordinatedRunner
 from tfdist.training.data import Data, distribute, distribute_to_workers
 from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
-from tfdist.training.keras.compat import build_for, has_call, is_keras_2
+from tfdist.training.keras.compat import build_for, has_call, is_keras_2, keras_of
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step
@@ -22,7 +22,7 @@ from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.model_checks import check_model, check_targets, has_own
+from tfdist.training.model_checks import check_model, check_targets, has_own, is_alone
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import unpacked
@@ -77,6 +77,15 @@ def graph_on_workers(execution: Callable[..., Any], dataset: Any, applied: Appli
     return (GraphsOfBatches if isinstance(dataset, ChiefData) else WorkerGraph)(execution, applied)
 
 
+def _zeros(spec: Any) -> Any:
+    """Return a batch of one example of zeros; None if a part is no plain tensor."""
+    if not all(part is None or isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
+        return None
+    return tf.nest.map_structure(
+        lambda part: None if part is None else tf.zeros([size or 1 for size in part.shape], part.dtype), spec
+    )
+
+
 class Session:
     """The state that training and evaluation of one model under one strategy share."""
 
@@ -124,7 +133,14 @@ class Session:
                 build_for(model, unpacked(batch)[0])
         elif has_call(model):
             with self.strategy.scope(), built_on_parts(model.optimizer):
-                build_model(model, batch)
+                try:
+                    build_model(model, batch)
+                except Exception:
+                    # Without a strategy, Keras calls nothing in a graph, such as a metric of scikit-learn.
+                    zeros = _zeros(batch) if model.run_eagerly and is_alone(self.strategy) else None
+                    if zeros is None:
+                        raise
+                    build_model_eagerly(keras_of(model), model, unpacked(zeros))
 
     @property
     def spec(self) -> Any:

@@ -44,6 +44,8 @@ def test_callbacks_may_be_none_or_one_or_lists():
     assert callbacks_of(one) == [one]
     assert callbacks_of([one, (other,), None]) == [one, other]
     assert callbacks_of(keras.callbacks.CallbackList([one, other])) == [one, other]
+    one.callbacks = [other]  # an attribute of a user's own
+    assert callbacks_of([one]) == [one]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,33 @@ def test_is_keras_fit(strategy, together):
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 builds its metrics in a step")
+def test_run_eagerly_runs_what_no_graph_can(strategy):
+    class Numbers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x) * float(np.mean(x.numpy()) < 9)
+
+    def within_half(y_true, y_pred):
+        return float(np.mean(np.abs(y_true.numpy() - y_pred.numpy()) < 0.5))
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = Numbers()
+        model.compile("adam", "mse", metrics=[within_half], run_eagerly=True)
+        return model
+
+    expected = made().fit(batches(), epochs=2, validation_data=batches(), shuffle=False, verbose=0)
+    with strategy.scope():
+        model = made()
+    found = fit(model, batches(), strategy=strategy, epochs=2, validation_data=batches(), verbose=0)
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=1e-5)
+
+
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no optional inputs")
 @pytest.mark.parametrize("kind", ["arrays", "generator"])
 @pytest.mark.parametrize("has_other", [True, False])

@@ -151,6 +151,13 @@ def test_ends_with_the_steps_or_by_a_callback(strategy):
     endless = batches(pictures()).repeat()
     assert len(predict(model, endless, steps=5, verbose=0)) == 4 + 4 + 1 + 4 + 4
     assert len(predict(model, batches(pictures()), callbacks=Trace(until=1), verbose=0)) == 8
+    model.compile("sgd", "mse", steps_per_execution=2)
+    rows = 9 if IS_KERAS_2 else 13  # Keras 3 runs two whole executions
+    assert (
+        len(predict(model, endless, steps=3, verbose=0))
+        == len(model.predict(endless, steps=3, verbose=0))
+        == rows
+    )
     with pytest.raises(DataError, match="never ends"):
         predict(model, endless, verbose=0)
     with pytest.raises(ConfigError, match="has no argument 'batch'"):

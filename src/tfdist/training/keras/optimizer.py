@@ -25,6 +25,7 @@ from tfdist._utils.keras_private import (
     step_counter,
     variable_of_tensorflow,
 )
+from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.fused_optimizers import fuse
 from tfdist.training.keras.lazy_adam import LazyAdam
@@ -120,7 +121,14 @@ class Updating:
 
     def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         optimizer, steps = self._optimizer, self._steps
-        if not steps and not optimizer.ema_overwrite_frequency:
+        has_branches = bool(steps or optimizer.ema_overwrite_frequency)
+        if has_branches and self._overrides("apply", "apply_gradients"):
+            problem = (
+                "overrides how gradients are applied, and counts steps by gradient_accumulation_steps or"
+            )
+            remedy = "Override update_step, or leave these options out"
+            raise ConfigError("optimizer", f"{problem} ema_overwrite_frequency", remedy=remedy)
+        if not has_branches:
             with constraints_ignored([each for each in self._variables if has_constraint_of_keras(each)]):
                 self._run(self._apply, gradients, scale)
             self._constrain_copies(gradients)
@@ -137,6 +145,12 @@ class Updating:
         self._run(self._constrain, gradients)
         self._constrain_copies(gradients)
         step_counter(optimizer).assign_add(1)
+
+    def _overrides(self, *methods: str) -> bool:
+        """Return whether the optimizer's class has methods of its own in place of Keras's."""
+        kind = type(self._optimizer)
+        of_keras = next(each for each in kind.__mro__ if each.__module__.startswith("keras."))
+        return any(getattr(kind, each) is not getattr(of_keras, each) for each in methods)
 
     def _update_and_reset(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         self._run(self._update, gradients, scale)
@@ -208,7 +222,12 @@ class Updating:
     # -- in replica context --
 
     def _apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
-        self._optimizer.apply(_unscaled(gradients, scale), self._variables)
+        unscaled = _unscaled(gradients, scale)
+        # Keras's `fit` calls the method that a class may override, unless the losses are scaled.
+        if self._scaler is None and self._overrides("apply_gradients"):
+            self._optimizer.apply_gradients(zip(unscaled, self._variables, strict=True))
+        else:
+            self._optimizer.apply(unscaled, self._variables)
 
     def _update(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         known, variables = self._known(gradients, scale)

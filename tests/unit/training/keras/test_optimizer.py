@@ -1,10 +1,13 @@
-"""The slices of a row are added up in advance only for optimizers whose update stays the same."""
+"""Rows are added up in advance where the update stays the same, and a method that a class overrides is called."""
 
+import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
 keras = tf.keras
 
+from tfdist.errors import ConfigError  # noqa: E402
+from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.lazy_adam import LazyAdam  # noqa: E402
 from tfdist.training.keras.optimizer import Updating  # noqa: E402
 
@@ -32,3 +35,26 @@ class Own(keras.optimizers.SGD):
 )
 def test_rows_are_added_up_where_the_update_is_linear(make, expected):
     assert Updating(tf.distribute.get_strategy(), make(), []).adds_rows_up is expected
+
+
+class Centered(keras.optimizers.SGD):
+    """An optimizer that changes gradients where Keras's own `fit` calls it."""
+
+    def apply_gradients(self, grads_and_vars):
+        pairs = [(gradient - tf.reduce_mean(gradient), variable) for gradient, variable in grads_and_vars]
+        return super().apply_gradients(pairs)
+
+
+def test_gradients_are_applied_by_the_method_that_a_class_overrides():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    weights = []
+    for train in (keras.Model.fit, fit):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(Centered(0.1), "mse")
+        train(model, x, x[:, :2], epochs=2, batch_size=4, shuffle=False, verbose=0)
+        weights.append(model.get_weights()[0])
+    assert weights[1] == pytest.approx(weights[0], rel=1e-6)
+    model.compile(Centered(0.1, gradient_accumulation_steps=2), "mse")
+    with pytest.raises(ConfigError, match="optimizer: overrides how gradients are applied"):
+        fit(model, x, x[:, :2], verbose=0)

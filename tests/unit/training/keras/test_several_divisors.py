@@ -77,7 +77,7 @@ def flat(*losses):
     hidden = keras.layers.Dense(3, "tanh", activity_regularizer="l2", kernel_regularizer="l2")(number)
     outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in ("first", "second")}
     options = {"loss": dict(zip(outputs, losses, strict=True)), "loss_weights": {"first": 0.3, "second": 2.0}}
-    return keras.Model(number, outputs), options, (X, {name: NUMBERS * 2 for name in outputs})
+    return keras.Model(number, outputs), options, (X, dict.fromkeys(outputs, NUMBERS * 2))
 
 
 def sum_and_mean():
