@@ -222,6 +222,7 @@ def table_of(setup: Setup, model: str, link: str, ways: Sequence[str], flags: An
     kind = " ps" if WAYS[ways[0]].strategy else ""
     kind += " tls" if any(WAYS[name].encryption for name in ways) else ""
     kind += " buckets" if any(WAYS[name].buckets for name in ways) else ""
+    kind += " horovod" if {WAYS[name].loop for name in ways} == {"tfdist", "horovod"} else ""
     put(f"networks {model} {flags.workers} {link}{kind}", head, found, before="networks more")
 
 

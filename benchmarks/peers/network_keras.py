@@ -91,21 +91,22 @@ def _pause(x, seconds):
     @tf.custom_gradient
     def paused(x):
         def backward(upstream):
-            return _sleep(upstream, seconds * (1 - _OF_FORWARD))
+            return _sleep(upstream, seconds * (1 - _OF_FORWARD), after=x)
 
-        return _sleep(x, seconds * _OF_FORWARD), backward
+        return _sleep(x, seconds * _OF_FORWARD, after=x), backward
 
     return paused(x)
 
 
-def _sleep(x, seconds):
-    def sleep(x):
+def _sleep(x, seconds, after):
+    def sleep(x, _):
         import time
 
         time.sleep(seconds)
         return x
 
-    y = tf.numpy_function(sleep, [x], x.dtype)
+    # What computes has no side effects: TensorFlow returns no gradient of a branch before those are over.
+    y = tf.numpy_function(sleep, [x, after], x.dtype, stateful=False)
     y.set_shape(x.shape)
     return y
 
@@ -117,7 +118,7 @@ def bare(name: str, seconds: float) -> Any:
         if name in _SHAPES
         else keras.Input((TOKENS,), dtype="int32")
     )
-    x = _Zeros()(x_in)
+    x = _AlmostZeros()(x_in)
     for layer, share in zip(LAYERS[name], time_shares(name), strict=True):
         if layer.is_table:
             rows = keras.layers.Embedding(*layer.weights[0])(x_in)
@@ -127,9 +128,12 @@ def bare(name: str, seconds: float) -> Any:
     return keras.Model(x_in, x)
 
 
-class _Zeros(keras.layers.Layer):  # type: ignore[misc]
+class _AlmostZeros(keras.layers.Layer):  # type: ignore[misc]
+    """Numbers that TensorFlow does not know: what depends on constants it computes only once."""
+
     def call(self, x):
-        return tf.zeros((tf.shape(x)[0], 1))
+        numbers = tf.reshape(x, (tf.shape(x)[0], -1))[:, :1]
+        return tf.cast(numbers, tf.float32) * 1e-30
 
 
 class _Sum(keras.layers.Layer):  # type: ignore[misc]
