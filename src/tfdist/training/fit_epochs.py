@@ -156,7 +156,7 @@ class FitEpochs:
             position=self._schedule.position,
             part=part,
             before=before,
-            callbacks_write=self._stopping.is_within_epochs,
+            are_own=self._stopping.is_within_epochs,
         )
         with contextlib.closing(batches):
             for done, logs in batches:

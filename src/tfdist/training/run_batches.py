@@ -100,7 +100,7 @@ def run_batches(
     position: DataPosition | None,
     part: EpochPart | None,
     before: int = 0,
-    callbacks_write: bool = False,
+    are_own: bool = False,
     together: int | None = None,
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Run an epoch; yield after each execution how many batches are done, and the logs of its last batch.
@@ -118,7 +118,8 @@ def run_batches(
         position: The position in the data, which epochs of a number of steps share; None if none ends early.
         part: The part of the epoch that is done already.
         before: How many steps earlier epochs have taken, for the profiler's recordings.
-        callbacks_write: Whether callbacks may write variables between two executions.
+        are_own: Whether callbacks are the user's own, which may read metrics and write variables between two
+            executions.
         together: The steps of an execution; those that the model is compiled with if None.
     """
     part, step = EpochPart() if part is None else part, phase.step
@@ -139,7 +140,7 @@ def run_batches(
             is_expected = not (is_over or part.is_leaving) and (expected is None or part.done < expected)
             if calls is not None and is_expected:
                 getattr(calls, f"on_{name}_batch_begin")(part.index)
-            if callbacks_write and part.done:
+            if are_own and part.done:
                 phase.runner.settle_writes()
             ran, part.totals = (0, part.totals) if is_over else next(running, (0, part.totals))
             if part.is_leaving and not ran:
@@ -156,6 +157,8 @@ def run_batches(
             part.done += ran
             count(model, name, ran)
             last = last_index(model, part.index, ran)
+            if are_own:
+                step.store(part.totals)
             if calls is not None:
                 getattr(calls, f"on_{name}_batch_end")(last, part.logs)
             part.index = last + 1

@@ -58,6 +58,7 @@ def linear_accuracy(data):
     return max(found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's, of NumPy's
 def test_a_small_cnn_beats_a_linear_model_clearly(data):
     keras = tf.keras

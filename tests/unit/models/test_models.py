@@ -105,9 +105,8 @@ def test_all_export_with_their_preprocessing_inside(tmp_path):
         np.testing.assert_allclose(np.load(folder / "logits.npy"), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet")) for name in SHAPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_learns_a_batch_by_heart(name):
     keras.utils.set_random_seed(1)
     model = build(name, SHAPES[name], 4)

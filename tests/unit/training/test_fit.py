@@ -51,6 +51,27 @@ def test_is_keras_fit(strategy, together):
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
 
 
+def test_a_callback_may_read_the_metrics_of_an_epoch(strategy):
+    class Reads(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.found = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.found.append(
+                [float(metric.result()) for metric in self.model.metrics if metric.name == "loss"]
+            )
+
+    kerass, ours = Reads(), Reads()
+    linear().fit(batches(), epochs=2, shuffle=False, callbacks=[kerass], verbose=0)
+    with strategy.scope():
+        model = linear()
+    fit(model, batches(), strategy=strategy, epochs=2, callbacks=[ours], verbose=0)
+    assert len(ours.found) == 8
+    for mine, its in zip(ours.found, kerass.found, strict=True):
+        assert mine == pytest.approx(its, rel=1e-5)
+
+
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 builds its metrics in a step")
 def test_run_eagerly_runs_what_no_graph_can(strategy):
     class Numbers(keras.Model):
