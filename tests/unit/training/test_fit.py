@@ -51,6 +51,26 @@ def test_is_keras_fit(strategy, together):
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
 
 
+def test_a_callback_may_freeze_layers_before_the_first_batch(strategy):
+    class Freezes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.layers[0].trainable = False
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    alone = made()
+    alone.fit(batches(), epochs=2, shuffle=False, callbacks=[Freezes()], verbose=0)
+    with strategy.scope():
+        model = made()
+    fit(model, batches(), strategy=strategy, epochs=2, callbacks=[Freezes()], verbose=0)
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-5)
+
+
 def test_a_callback_may_read_the_metrics_of_an_epoch(strategy):
     class Reads(keras.callbacks.Callback):
         def __init__(self):

@@ -118,14 +118,25 @@ class Keras3Step(MetricStep):
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = randomness
         self._layer_writes = LayerWrites(model, strategy, randomness)
+        self._trainable = parts_of(model.trainable_variables)
         if model.optimizer is not None:
-            self._trainable = parts_of(model.trainable_variables)
             self._updating = Updating(strategy, model.optimizer, self._trainable)
-        ps_transfer = ps_transfer_of(strategy)
+        self._ps_variables = self._variables_on_ps()
+
+    def _variables_on_ps(self) -> PsVariables | None:
+        """Return the variables that the transport to parameter servers carries, None without one."""
+        ps_transfer = ps_transfer_of(self._strategy)
         # Outside graphs the chief runs one operation at a time, and a transfer needs two at the same time.
-        self._ps_variables: PsVariables | None = None
-        if ps_transfer is not None and not model.run_eagerly:
-            self._ps_variables = PsVariables(ps_transfer, model.trainable_variables)
+        if ps_transfer is None or self._model.run_eagerly:
+            return None
+        return PsVariables(ps_transfer, self._model.trainable_variables)
+
+    def _follow_trainable(self) -> None:
+        """Train what is trainable when the step is traced, as Keras does: callbacks may have changed it."""
+        trainable = parts_of(self._model.trainable_variables)
+        if list(map(id, trainable)) != list(map(id, self._trainable)):
+            self._trainable, self._ps_variables = trainable, self._variables_on_ps()
+            self._updating.variables = trainable
 
     @property
     def unseeded(self) -> list[Any]:
@@ -172,6 +183,7 @@ class Keras3Step(MetricStep):
 
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part; return the totals after it."""
+        self._follow_trainable()
         scale, traced = self._updating.loss_scale(), _Traced()
         train_on_part = functools.partial(self._train_on_part, traced=traced)
         with self._tracing():

@@ -37,14 +37,18 @@ Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
 
 
 class Updating:
-    """The update of a model's weights; the public methods are for cross-replica context."""
+    """The update of a model's weights; the public methods are for cross-replica context.
+
+    Attributes:
+        variables: The weights.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy, optimizer: Any, variables: list[Any]) -> None:
         self._strategy = strategy
         self._scaler: Any = optimizer if hasattr(optimizer, "inner_optimizer") else None
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
-        self._variables = variables
+        self.variables = variables
         self._deliver: Deliver | None = None
         self._note: Callable[[], None] | None = None
         self._arrived: list[Any] = []  # the gradients, where the step counter counts
@@ -129,7 +133,7 @@ class Updating:
             remedy = "Override update_step, or leave these options out"
             raise ConfigError("optimizer", f"{problem} ema_overwrite_frequency", remedy=remedy)
         if not has_branches:
-            with constraints_ignored([each for each in self._variables if has_constraint_of_keras(each)]):
+            with constraints_ignored([each for each in self.variables if has_constraint_of_keras(each)]):
                 self._run(self._apply, gradients, scale)
             self._constrain_copies(gradients)
             return
@@ -176,7 +180,7 @@ class Updating:
         Keras assigns a constrained weight in each replica, for which TensorFlow averages the copies: they
         may differ if a constraint is the user's own, and draws random numbers.
         """
-        for variable, gradient in zip(self._variables, gradients, strict=True):
+        for variable, gradient in zip(self.variables, gradients, strict=True):
             if gradient is not None and has_constraint_of_keras(variable):
                 self._strategy.extended.update(
                     variable_of_tensorflow(variable),
@@ -225,9 +229,9 @@ class Updating:
         unscaled = _unscaled(gradients, scale)
         # Keras's `fit` calls the method that a class may override, unless the losses are scaled.
         if self._scaler is None and self._overrides("apply_gradients"):
-            self._optimizer.apply_gradients(zip(unscaled, self._variables, strict=True))
+            self._optimizer.apply_gradients(zip(unscaled, self.variables, strict=True))
         else:
-            self._optimizer.apply(unscaled, self._variables)
+            self._optimizer.apply(unscaled, self.variables)
 
     def _update(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         known, variables = self._known(gradients, scale)
@@ -244,13 +248,13 @@ class Updating:
         accumulate_gradients(self._optimizer, dense, variables)
 
     def _constrain(self, gradients: list[Any]) -> None:
-        for variable, gradient in zip(self._variables, gradients, strict=True):
+        for variable, gradient in zip(self.variables, gradients, strict=True):
             if gradient is None or variable.constraint is None or has_constraint_of_keras(variable):
                 continue
             variable.assign(variable.constraint(variable))
 
     def _known(self, gradients: list[Any], scale: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-        known, variables = known_gradients(self._optimizer, gradients, self._variables)
+        known, variables = known_gradients(self._optimizer, gradients, self.variables)
         factor = self._optimizer.loss_scale_factor
         return _unscaled(_unscaled(known, scale), factor), variables
 
