@@ -50,7 +50,7 @@ from tfdist.training.keras.recording_scopes import RecordingScope, recording_sco
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
-from tfdist.training.model_checks import has_own, reductions
+from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
@@ -360,7 +360,9 @@ class Keras3Step(MetricStep):
         gradients = shaped(biases_apart(tape.gradient(loss, weights)), self._trainable)
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
-        return slices_of_one_process(gradients, self._trainable, are_added_up=self._updating.adds_rows_up)
+        # XLA returns tensors of wrong sizes, or crashes, where several of them have sizes that it computes.
+        are_added_up = self._updating.adds_rows_up and not uses_xla(self._model, self._strategy)
+        return slices_of_one_process(gradients, self._trainable, are_added_up=are_added_up)
 
     def _have_unique_rows(self, gradients: list[list[Any]]) -> list[bool]:
         if self._strategy.num_replicas_in_sync == 1:

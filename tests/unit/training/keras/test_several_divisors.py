@@ -158,3 +158,20 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly):
         assert mine == pytest.approx(its, rel=1e-9, abs=1e-11)
     tested = kerass.evaluate(data, return_dict=True, verbose=0)
     assert evaluate(ours, data, return_dict=True, verbose=0) == pytest.approx(tested, rel=1e-11)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device adds no rows up")
+def test_xla_returns_the_rows_of_several_tables(strategy):
+    def made(**options):
+        keras.utils.set_random_seed(1)
+        model, losses, data = separate_tables()
+        model.compile(keras.optimizers.SGD(0.1), **losses, **options)
+        return model, tf.data.Dataset.from_tensor_slices(data).batch(4)
+
+    kerass, data = made(jit_compile=False)
+    kerass.fit(data, shuffle=False, verbose=0)
+    with strategy.scope():
+        ours, _ = made(jit_compile=True)
+    fit(ours, data, verbose=0)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-9, abs=1e-11)
