@@ -64,7 +64,7 @@ def two_masks():
 
 
 def separate_tables():
-    """Two embeddings, of which each has a part in the loss of one output; sums of squares of slices."""
+    """Two embeddings, of which each has a part in the loss of one output."""
     words = keras.Input((5,))
     embedded = [keras.layers.Embedding(4, 3, mask_zero=masks)(words) for masks in (True, False)]
     both = keras.layers.Dense(1, name="of_both")(keras.layers.Concatenate()(embedded))
@@ -82,11 +82,6 @@ def flat(*losses):
 
 def sum_and_mean():
     return flat(keras.losses.MeanSquaredError(reduction="sum"), "mae")
-
-
-def weights_and_mean():
-    model, options, data = flat(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "mse")
-    return model, options, (*data, {"first": WEIGHTS, "second": WEIGHTS[::-1].copy()})
 
 
 def weights_and_sum():
@@ -126,10 +121,8 @@ def frozen():
 CASES = [
     (two_masks, False),
     (two_masks, True),
-    (separate_tables, False),
     (two_lookups, False),
     (sum_and_mean, False),
-    (weights_and_mean, False),
     (weights_and_sum, False),
     (synchronized, False),
     (frozen, False),
