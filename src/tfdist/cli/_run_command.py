@@ -9,15 +9,17 @@ default are those of the flag. `run` defines the flags, so two commands that are
         run(main)
 """
 
+import contextlib
 import inspect
 import logging
 import os
+import select
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TextIO, get_args, get_origin
 
 from absl import flags
 from absl import logging as absl_logging
@@ -139,17 +141,33 @@ def _status(call: Callable[[], int | None]) -> str | int | None:
         status = call()
         sys.stdout.flush()
     except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # somebody has closed the terminal
+            print(f"tfdist: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe. Python would report it again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # The reader (`| head`) has closed the pipe, or somebody the terminal.
+        if not isinstance(error, BrokenPipeError) and not _is_closed(sys.stdout):
+            raise
         return 0
     except SystemExit as end:
         return end.code
+    finally:
+        for stream in filter(_is_closed, (sys.stdout, sys.stderr)):
+            # Python would report it again at its end, with another exit status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Return whether the other end of a pipe or a terminal was closed."""
+    poll = select.poll()
+    try:
+        poll.register(stream, 0)
+    except (OSError, TypeError, ValueError):  # a stream of a test or a notebook, or None
+        return False
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
 def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list[str]:

@@ -19,6 +19,7 @@ from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, stamped
 from tfdist.launcher.task_logs import LogTail, NotesForLogs
+from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
 __all__ = ["Screen", "ScreenOptions"]
 
@@ -67,7 +68,7 @@ class Screen:
         """
         self._out = _Output(stream)
         self._tails, self._options = tails, options or ScreenOptions()
-        self._live = self._out.is_terminal and not self._options.json
+        self._live = self._out.is_terminal and moves_its_cursor() and not self._options.json
         coloured = self._is_coloured = self._live and not os.environ.get("NO_COLOR")
         self._prefixes = {
             tail.name: _colour(f"[{tail.name}]", number) + " " if coloured else f"[{tail.name}] "
@@ -139,8 +140,8 @@ class Screen:
 
     def close(self) -> None:
         """Remove the view."""
-        self._live = False
-        if self._out.is_terminal:
+        if self._live:
+            self._live = False
             self._out.add(self._over_block())
             self._block = []
             self._out.flush()
@@ -169,14 +170,19 @@ class Screen:
     def _draw(self, *, at_once: bool) -> None:
         """Draw the view again, if that is due."""
         now = time.monotonic()
-        if self._out.is_full or (now - self._shown_at < _SECONDS_BETWEEN_BARS and not at_once):
+        if (
+            self._out.is_gone
+            or self._out.is_full
+            or (now - self._shown_at < _SECONDS_BETWEEN_BARS and not at_once)
+        ):
             return
         if now - self._measured_at > _SECONDS_BETWEEN_MEASUREMENTS:
             self._measured_at = now
             self._view.measure()
         self._shown_at = now
         # The last column stays free: some terminals begin a new line after it.
-        block = self._view.lines(self._out.columns - 1, self._out.lines)
+        columns, lines = terminal_size(self._out.fileno)
+        block = self._view.lines(columns - 1, lines)
         if block != self._block:
             over = self._over_block()
             self._block = block
@@ -201,27 +207,18 @@ class _Output:
         # A stream that only looks like a file (a notebook's, a test's) is written with its own method.
         self.fileno = stream.fileno() if type(stream) is io.TextIOWrapper else None
         self.is_terminal = self.fileno is not None and os.isatty(self.fileno)
+        self.is_gone = False  # the reader of the pipe, or the terminal
         self._poll = select.poll()
         if self.fileno is not None:
             stream.flush()
             self._poll.register(self.fileno, select.POLLOUT)
-        self._is_gone = False
 
     @property
     def is_full(self) -> bool:
         return bool(self._unwritten)
 
-    @property
-    def columns(self) -> int:
-        # A terminal whose size is not set reports 0.
-        return (os.get_terminal_size(self.fileno).columns if self.fileno is not None else 0) or 80
-
-    @property
-    def lines(self) -> int:
-        return (os.get_terminal_size(self.fileno).lines if self.fileno is not None else 0) or 24
-
     def add(self, text: str) -> None:
-        if self._is_gone:
+        if self.is_gone:
             return
         if self.fileno is None:
             self._stream.write(text)
@@ -234,8 +231,8 @@ class _Output:
                 written = os.write(self.fileno, self._unwritten[:_PIPE_BYTES])
             except BlockingIOError:  # another process filled the pipe in between
                 return
-            except OSError:  # the reader has closed it: the job continues, and its log files have the rest
-                self._is_gone = True
+            except OSError:  # somebody has closed it: the job continues, and its log files have the rest
+                self.is_gone = True
                 self._unwritten.clear()
                 return
             del self._unwritten[:written]

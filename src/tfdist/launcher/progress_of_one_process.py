@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from typing import TextIO
@@ -14,6 +13,7 @@ from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import ProgressLines, describe_run
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
+from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
 __all__ = ["showing_progress"]
 
@@ -38,7 +38,7 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False, place:
         with listening(lambda event: print(msgspec.json.encode(event).decode(), file=stream, flush=True)):
             yield
         return
-    if not stream.isatty():
+    if not stream.isatty() or not moves_its_cursor():
         with listening(_ProgressLog(place).handle):
             yield
         return
@@ -61,7 +61,7 @@ class _Bar:
     def __init__(self, stream: TextIO, place: str) -> None:
         self._stream, self._place = stream, place
         self._view = LiveView("", coloured=False, encoding=stream.encoding or "utf-8")
-        self._is_shown = False
+        self._is_shown = self._is_gone = False
 
     def handle(self, event: AnyEvent) -> None:
         """Draw the bar again if the event changes it."""
@@ -71,22 +71,29 @@ class _Bar:
             self._view.handle(event)
         elif isinstance(event, RunStarted):
             self.clear()
-            self._stream.write(f"{describe_run(event, self._place)}\n")
+            self._write(f"{describe_run(event, self._place)}\n")
             return
         if not self._view.reports:
             return
-        columns = _columns(self._stream)
-        self._stream.write(_CLEAR + self._view.lines(columns - 1, 1)[-1])
-        self._stream.flush()
+        columns, _ = terminal_size(self._stream.fileno())
+        self._write(_CLEAR + self._view.lines(columns - 1, 1)[-1])
         self._is_shown = True
 
     def clear(self, _: object = None) -> bool:
         """Remove the bar, before a line is logged; return True, as a filter of logs that keeps the line."""
         if self._is_shown:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+            self._write(_CLEAR)
             self._is_shown = False
         return True
+
+    def _write(self, text: str) -> None:
+        if self._is_gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # somebody has closed the terminal: the training continues
+            self._is_gone = True
 
 
 class _ProgressLog:
@@ -103,7 +110,3 @@ class _ProgressLog:
             return
         if (line := self._lines.after(as_report(event))) is not None:
             _log.info("%s", line)
-
-
-def _columns(stream: TextIO) -> int:
-    return os.get_terminal_size(stream.fileno()).columns or 80  # 0 where the size is not set

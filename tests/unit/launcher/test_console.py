@@ -21,6 +21,7 @@ from launched import SECONDS, driver, holds, nothing_left, run, started, until  
 from run_started import run_started
 from tfdist._utils.readable_text import duration
 from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import LOST
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import describe_progress
@@ -38,6 +39,12 @@ STARTED = run_started(cluster={"worker": 2})
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 ONE = {"workers": 1}
+# Begins a command that has the terminal of its standard input as its own.
+_AS_FOREGROUND = (
+    sys.executable,
+    "-c",
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])",
+)
 REPORTING = """
 import time
 from tfdist.launcher import report_progress
@@ -281,12 +288,70 @@ def test_the_time_left_starts_again_with_a_run_that_went_back():
     assert stream.getvalue() == "[launcher] step 100 of 1,000 (10 %)\n"
 
 
+def test_a_terminal_that_was_closed_ends_no_view(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with open(slave, "w", closefd=False) as stream:
+        screen = Screen(stream, [], lead="worker:0")
+        screen.handle(STARTED)
+        screen.refresh(to_the_end=True)
+        assert b"\x1b[J" in os.read(master, 65536)
+        os.close(master)
+        for step in (1, 2):
+            screen.progress(Progress(step, 10))
+            screen.refresh(to_the_end=True)
+        assert not screen.has_unwritten
+        screen.close()
+    os.close(slave)
+
+
+@pytest.mark.parametrize("term", ["dumb", "Unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    master, slave = os.openpty()
+    with open(slave, "w", closefd=False) as stream:
+        screen = Screen(stream, [], lead="worker:0")
+        screen.progress(Progress(1, 10))
+        screen.refresh(to_the_end=True)
+        screen.close()
+        assert os.read(master, 65536) == b"[launcher] step 1 of 10 (10 %)\r\n"
+    os.close(slave)
+    os.close(master)
+
+
+def test_tasks_save_their_work_when_the_terminal_is_closed(tmp_path):
+    code = (
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    for step in range(20):\n"  # longer than the view needs until it is drawn again
+        "        print('saving', step, flush=True)\n"
+        "        time.sleep(0.05)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(138)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    launch = [sys.executable, "-m", "tfdist", "launch", "--workers", "2", "--run_dir", str(tmp_path)]
+    logs = [tmp_path / "logs" / f"worker-{index}.log" for index in (0, 1)]
+    master, slave = os.openpty()
+    environ = {**os.environ, "TERM": "xterm"}
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave, "env": environ}
+    with started([*_AS_FOREGROUND, *launch, "--", sys.executable, "-c", code], **terminal) as process:
+        os.close(slave)
+        until(lambda: all(holds(log, "begun") for log in logs), "all have begun")
+        os.read(master, 65536)
+        os.close(master)
+        assert process.wait(SECONDS) == LOST
+    assert [log.read_text().splitlines()[-1] for log in logs] == ["saved", "saved"]
+
+
 def _on_a_terminal(command, *, columns=80, act=None, status=0):
     """Run a command as the foreground of a terminal of its own; give all that it was sent."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    with started([sys.executable, "-c", own, *command], stdin=slave, stdout=slave, stderr=slave) as process:
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave, "env": {**os.environ, "TERM": "xterm"}}
+    with started([*_AS_FOREGROUND, *command], **terminal) as process:
         os.close(slave)
         if act:
             act(master)

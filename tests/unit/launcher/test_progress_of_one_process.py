@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+
+import pytest
 
 from run_started import run_started
 from tfdist.launcher import progress_of_one_process, progress_text
@@ -21,6 +24,9 @@ class Terminal(io.StringIO):
     def isatty(self):
         return True
 
+    def fileno(self):
+        return -1
+
 
 def steps(*numbers):
     for step in numbers:
@@ -29,7 +35,8 @@ def steps(*numbers):
 
 def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
     stream = Terminal()
-    monkeypatch.setattr(progress_of_one_process, "_columns", lambda _: 120)
+    monkeypatch.setattr(progress_of_one_process, "terminal_size", lambda _: (120, 24))
+    monkeypatch.setenv("TERM", "xterm")
     handler = logging.StreamHandler(stream)
     logging.getLogger().addHandler(handler)
     try:
@@ -52,6 +59,35 @@ def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
     assert "test accuracy 0.7500" in last
     assert stream.getvalue().endswith("\r\x1b[2K")
     assert handler.filters == []
+
+
+def test_a_training_continues_after_its_terminal_was_closed(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with open(slave, "w", closefd=False) as stream:
+        with showing_progress(stream):
+            steps(1)
+            assert b"step 1 of 10" in os.read(master, 65536)
+            os.close(master)
+            record(STARTED)
+            steps(2, 3)
+        # The rest that nobody reads would be an error of close() too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), slave)
+    os.close(slave)
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch, caplog, term):
+    monkeypatch.setenv("TERM", term)
+    now = [0.0]
+    monkeypatch.setattr(progress_text.time, "monotonic", lambda: now[0])
+    stream = Terminal()
+    with caplog.at_level(logging.INFO, "tfdist"), showing_progress(stream):
+        for step in (1, 2):
+            now[0] += 10
+            steps(step)
+    assert caplog.messages[-1].startswith("step 2 of 10 (20 %)")
+    assert stream.getvalue() == ""
 
 
 def test_a_file_gets_a_line_in_ten_seconds(monkeypatch, caplog):
