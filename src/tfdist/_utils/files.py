@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tfdist._utils.user_paths import expanded_path
 from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
 
 __all__ = [
@@ -37,8 +38,9 @@ _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage F
 def default_cache_dir() -> Path:
     """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
     if chosen := os.environ.get("TFDIST_CACHE_DIR"):
-        return local_path(chosen, "TFDIST_CACHE_DIR").expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tfdist"
+        return expanded_path(local_path(chosen, "TFDIST_CACHE_DIR"), "TFDIST_CACHE_DIR")
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return expanded_path(usual, "cache folder", "Set TFDIST_CACHE_DIR to a folder of yours") / "tfdist"
 
 
 def local_path(text: str, where: str) -> Path:

@@ -1,7 +1,8 @@
 """Return counts, times and paths as people read them."""
 
 import os
-from pathlib import Path
+
+from tfdist._utils.user_paths import current_folder
 
 __all__ = ["count", "duration", "short_path"]
 
@@ -35,6 +36,7 @@ def short_path(path: str | os.PathLike[str]) -> str:
     ('/no/such/run', 'gs://bucket/run')
     """
     text = os.fspath(path)
-    if "://" in text or not Path(text).absolute().is_relative_to(Path.cwd()):
+    here = current_folder()
+    if "://" in text or here is None or not (here / text).is_relative_to(here):
         return text
     return os.path.relpath(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tfdist._utils.files import local_path
+from tfdist._utils.user_paths import absolute_path
 from tfdist.cli._run_command import Changes, ConfigFile, Flag
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
@@ -62,7 +63,7 @@ def requested(
     if (config is None) == (not command):
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
-    folder = local_path(run_dir or "runs", "--run_dir").absolute()
+    folder = absolute_path(local_path(run_dir or "runs", "--run_dir"), "--run_dir")
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
@@ -108,7 +109,7 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
         counts=_counted(cluster.tasks()) or {"worker": 1},
         folder=folder,
         made_by=made_by(),
-        config=Path(config).absolute(),
+        config=absolute_path(Path(config), "--config"),
         threads=settings.config.launch.threads,
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),

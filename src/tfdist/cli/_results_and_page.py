@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tfdist._utils.user_paths import exists
 from tfdist.errors import TfdistError
 from tfdist.launcher.run_events import FILE
 
@@ -22,7 +23,7 @@ def page_written(root: Path, write: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        if (root / FILE).exists():
+        if exists(root / FILE):
             try:
                 write()
             except TfdistError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tfdist._utils.files import local_path, write_whole
+from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
@@ -58,7 +59,7 @@ def main(
     """Write the files of a project; `flags` are the answers to `QUESTIONS`, None for those not given."""
     if len(command) > 1:
         raise ConfigError("command line", expected="one folder", received=str(len(command)))
-    folder = local_path(command[0] if command else ".", "FOLDER").expanduser()
+    folder = expanded_path(local_path(command[0] if command else ".", "FOLDER"), "FOLDER")
     given = {key: answer for key, answer in flags.items() if answer is not None}
     machine = Machine(len(own_cores()), len(own_gpus()))
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -74,7 +75,7 @@ def _write(project: Project, folder: Path, force: bool) -> None:
     """Write the files, and print the commands to type next."""
     files = {folder / name: text for name, text in project_files(project).items()}
     for path in files:
-        if path.is_dir() or (path.exists() and not force):
+        if is_folder(path) or (exists(path) and not force):
             remedy = "--force replaces it, or name another folder"
             if path.name == "model.py":
                 remedy += "; --model model:build takes a function that it has"

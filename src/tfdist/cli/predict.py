@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.files import local_path, path_or_address
+from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, StorageError
@@ -72,21 +73,21 @@ def _local_model(model: str) -> str | Path:
 def _check_input(source: str) -> None:
     """Raise at a path that does not exist; a name without a slash or a suffix may be a data set."""
     path = path_or_address(source, "--input")
-    if isinstance(path, str) or path.expanduser().exists():
+    if isinstance(path, str) or exists(expanded_path(path, "--input")):
         return
     is_path = source.startswith(("/", "./", "../", "~")) or "." in path.name
     # tensorflow-datasets has names with a slash, such as imagenet_resized/32x32, and versions after a colon.
     if is_path and ":" not in source:
         remedy = "Name an image, a folder of images, an .npz file or a data set"
-        raise ConfigError("--input", f"{source} does not exist", remedy=remedy)
+        raise ConfigError("--input", f"{source} does not exist, or may not be read", remedy=remedy)
 
 
 def _writable(name: str, flag: str) -> Path:
-    path = local_path(name, flag).expanduser()
+    path = expanded_path(local_path(name, flag), flag)
     folder = path.parent
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ConfigError(flag, f"there is no folder {folder}", remedy="Make it first")
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(flag, expected="a file", received=f"the folder {path}")
     if not os.access(folder, os.W_OK):
         raise StorageError(

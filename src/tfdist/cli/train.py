@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.readable_text import duration, short_path
+from tfdist._utils.user_paths import absolute_path
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, LogFormat, Verbosity, run
@@ -93,8 +94,9 @@ def _main(
     name = f"{Path(config).stem}{'-smoke' if smoke else ''}"
     default = stamped_run_folder(name) if is_whole else Path("runs", name)
     folder = find_run_folder(run_dir, default, os.environ)
+    is_new = is_whole and not dry_run and run_dir is None
     with contextlib.ExitStack() as stack:
-        if is_whole and not dry_run and folder.root == default.absolute():
+        if is_new and folder.root == absolute_path(default, "run folder"):
             claimed = stack.enter_context(claimed_run_folder(name))
             folder = find_run_folder(run_dir, claimed, os.environ)
         if dry_run:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist._utils.read_files import opened_regular, read_text_file
+from tfdist._utils.user_paths import is_folder
 from tfdist.datasets.cache import Contents, size_text
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
@@ -31,7 +32,7 @@ def idx_files(folder: Path) -> dict[tuple[str, str], Path]:
     If a file is there both as it is and compressed, the one as it is counts.
     """
     files: dict[tuple[str, str], Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(folder.iterdir()) if is_folder(folder) else ():
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
             files.setdefault((_SPLITS[match[1]], match[2]), path)
     return files

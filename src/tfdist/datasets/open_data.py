@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfdist._utils.files import default_cache_dir, local_path, path_or_address
+from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist.datasets import synthetic_digits, synthetic_shapes
 from tfdist.datasets.cache import Batches, Contents, Prepared, find_prepared, prepare
 from tfdist.datasets.from_idx import idx_files
@@ -191,7 +192,7 @@ class DataRequest:
     def _cache(self) -> Path:
         if self.cache_dir is None:
             return default_cache_dir()
-        return local_path(os.fspath(self.cache_dir), "cache_dir").expanduser()
+        return expanded_path(local_path(os.fspath(self.cache_dir), "cache_dir"), "cache_dir")
 
     @functools.cached_property
     def _source(self) -> _Source | None:
@@ -199,18 +200,18 @@ class DataRequest:
         if isinstance(path_or_address(self.name, "data set"), str):
             return None
         if (path := _path_of(self.name)) is not None:
-            if not path.exists():
+            if not exists(path):
                 remedy = "Write the name of a data set of tensorflow-datasets without a slash before it"
-                raise DataError(str(path), "does not exist", remedy=remedy)
+                raise DataError(str(path), "does not exist, or may not be read", remedy=remedy)
             return self._of_path(path)
         folder, place = self._tfds_places
         if idx_files(place):
             return self._of_path(place)
-        if not place.exists() and Path(self.name).is_dir():
+        if not exists(place) and is_folder(self.name):
             path = _resolved(Path(self.name))
             _log.info("data set '%s': the folder %s", self.name, path)
             return self._of_path(path)
-        return self._of_tfds(folder, place) if place.exists() else None
+        return self._of_tfds(folder, place) if exists(place) else None
 
     def _fetched_source(self) -> _Source:
         """Return the source of data that need a network: their address is read, or they are downloaded."""

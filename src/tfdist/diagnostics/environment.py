@@ -46,7 +46,7 @@ def describe_environment(environ: Mapping[str, str] = os.environ, root: Path = P
         "cores": f"{len(own_cores())} of {os.cpu_count()}",
         "memory": _memory(root),
         "shared memory": _room(root / "dev/shm"),
-        "disk here": _room(Path.cwd()),
+        "disk here": _room(Path()),
         "open files": " of at most ".join(map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))),
         "gpus": _gpus(root / "proc/driver/nvidia"),
         **_variables(environ),

@@ -6,16 +6,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tfdist._utils.files import write_json
+from tfdist._utils.user_paths import exists, expanded_path
 from tfdist.engines.job_handle_and_state import Handle, Submission
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 
 __all__ = ["find_submission", "record", "state_folder", "submissions"]
+
+_REMEDY = "Set XDG_STATE_HOME to a folder of yours"
 
 
 def record(submission: Submission) -> None:
     """Write the record of a job."""
     path = _path(submission.handle)
-    path.parent.mkdir(parents=True, exist_ok=True)
     texts = {"handle": str(submission.handle), "run_dir": str(submission.run_dir)}
     write_json(path, {**vars(submission), **texts})
 
@@ -27,7 +29,7 @@ def find_submission(handle: Handle) -> Submission:
         ConfigError: This user has submitted no such job from here.
     """
     path = _path(handle)
-    if not path.exists():
+    if not exists(path):
         remedy = "`tfdist list` has those that were"
         raise ConfigError(str(handle), "was not submitted by this user on this machine", remedy=remedy)
     return _read(path)
@@ -36,7 +38,7 @@ def find_submission(handle: Handle) -> Submission:
 def submissions() -> tuple[list[Submission], list[ConfigError]]:
     """Return the jobs on record, the newest first, and an error for each record that is damaged."""
     found, damaged = [], []
-    for path in sorted(_folder().glob("*.json")):
+    for path in _paths():
         try:
             found.append(_read(path))
         except ConfigError as error:
@@ -47,7 +49,7 @@ def submissions() -> tuple[list[Submission], list[ConfigError]]:
 def state_folder() -> Path:
     """Return the folder in which tfdist keeps what it knows of this user's jobs."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "tfdist"
+    return expanded_path(Path(state), "XDG_STATE_HOME", _REMEDY) / "tfdist"
 
 
 def _read(path: Path) -> Submission:
@@ -60,6 +62,15 @@ def _read(path: Path) -> Submission:
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"is no record of a job: {type(error).__name__}: {error}"
         raise ConfigError(str(path), problem, remedy="Remove it") from None
+
+
+def _paths() -> list[Path]:
+    try:
+        return sorted(path for path in _folder().iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(str(_folder()), f"cannot be read: {error.strerror}", remedy=_REMEDY) from None
 
 
 def _path(handle: Handle) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tfdist._utils.files import local_path, storage_errors, write_json, write_whole
 from tfdist._utils.read_files import read_json_file, read_text_file
+from tfdist._utils.user_paths import exists, expanded_path, is_file
 from tfdist.errors import ConfigError, DataError
 
 __all__ = ["FILES", "Exported", "Format", "find_export", "set_latest", "write_metadata"]
@@ -47,9 +48,10 @@ def find_export(place: str | os.PathLike[str]) -> Exported:
     Raises:
         ConfigError: The path has no exported model, or tfdist has not written it.
     """
-    path = local_path(os.fspath(place), "model").expanduser()
-    if not path.exists():
-        raise ConfigError(str(path), "does not exist", remedy="Name a run's folder, or an exported model")
+    path = expanded_path(local_path(os.fspath(place), "model"), "model")
+    if not exists(path):
+        problem = "does not exist, or may not be read"
+        raise ConfigError(str(path), problem, remedy="Name a run's folder, or an exported model")
     if path.is_file():
         formats: dict[str, Format] = {".keras": "keras", ".tflite": "tflite"}
         if path.suffix not in formats:
@@ -58,7 +60,7 @@ def find_export(place: str | os.PathLike[str]) -> Exported:
             )
         return _described(path, path.parent, formats[path.suffix])
     places = (path, _newest(path), _newest(path / "export"))
-    folder = next((place for place in places if (place / "saved_model.pb").is_file()), None)
+    folder = next((place for place in places if is_file(place / "saved_model.pb")), None)
     if folder is None:
         remedy = "A completed run has one in RUN/export/latest"
         raise ConfigError(str(path), "has no exported model", remedy=remedy)
@@ -93,7 +95,7 @@ def set_latest(folder: Path, name: str) -> None:
 def _newest(folder: Path) -> Path:
     """Return the path of the newest export, which may not exist."""
     latest = folder / _LATEST
-    if not latest.is_file():
+    if not is_file(latest):
         return latest
     try:
         name = read_text_file(latest).strip()

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.files import default_cache_dir, path_or_address
+from tfdist._utils.user_paths import exists, expanded_path
 from tfdist.datasets.cache import size_text
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
 from tfdist.datasets.download_dataset import copy_to_cache, list_address
@@ -44,8 +45,8 @@ def read_images(source: str, exported: Exported, batch: int) -> Iterator[ImageBa
     place = path_or_address(source, "input")
     if isinstance(place, str):
         place = copy_to_cache(place, list_address(place), default_cache_dir())
-    path = place.expanduser()
-    if not path.exists():
+    path = expanded_path(place, "input")
+    if not exists(path):
         return _from_data(source, exported, batch)
     if path.is_file():
         if path.suffix == ".npz":

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from tfdist._utils.user_paths import exists
 from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
@@ -154,7 +155,7 @@ def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Setti
         path: The file.
         changes: Values that replace those of the file, such as `train.epochs=3`, and are checked alike.
     """
-    if not Path(path).exists() and Path(path).stem in shipped_configs():
+    if not exists(path) and Path(path).stem in shipped_configs():
         remedy = f"tfdist configs {Path(path).stem} writes one of that name"
         raise ConfigError(str(path), "does not exist", remedy=remedy)
     document = read_yaml_file(path)

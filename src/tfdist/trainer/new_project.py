@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._utils.files import path_or_address
+from tfdist._utils.user_paths import current_folder, exists, expanded_path
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import OF_PS
 
@@ -121,7 +122,7 @@ class Project:
 
     def next_commands(self, folder: Path) -> list[str]:
         """Return the commands to type next, from the current folder to the one with the files."""
-        is_here = folder.resolve() == Path.cwd()
+        is_here = folder.resolve() == current_folder()
         images = self._image_commands() if self.where == "kubernetes" else []
         return [*([] if is_here else [f"cd {shlex.quote(str(folder))}"]), *images, *self.run_commands()]
 
@@ -245,7 +246,8 @@ def _check_data(value: str, answers: Mapping[str, Any]) -> None:
     place = path_or_address(value, "--data")
     is_path = value.startswith(("/", "./", "../", "~"))
     # On other machines a path is theirs.
-    if is_path and answers["where"] == "here" and isinstance(place, Path) and not place.expanduser().exists():
+    is_here = answers["where"] == "here" and isinstance(place, Path)
+    if is_path and is_here and not exists(expanded_path(Path(value), "--data")):
         raise ConfigError(
             "--data", f"{value} does not exist", remedy="Name a folder of images, or a data set"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.files import storage_errors
+from tfdist._utils.user_paths import is_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.export.write_export import try_formats
@@ -36,7 +37,7 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
     parameters = checked_model(config, data).count_params()
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
     profiled_range(config, total)  # raises if it is beyond the end
-    place = next(each for each in (folder.root, *folder.root.parents) if each.is_dir())
+    place = next(each for each in (folder.root, *folder.root.parents) if is_folder(each))
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free
     begun = _step_to_resume_from(folder)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdist._utils.files import default_cache_dir, path_or_address, storage_errors
+from tfdist._utils.user_paths import absolute_path
 from tfdist.errors import ConfigError, TfdistError, shown
 
 __all__ = ["RunFolder", "failure_file", "failure_written", "find_run_folder"]
@@ -101,7 +102,7 @@ def find_run_folder(run_dir: str | None, default: Path, environ: Mapping[str, st
     if run_dir is not None:
         return RunFolder.at(_place(run_dir, "--run_dir"))
     found = _of_vertex(default, environ) or _of_sagemaker(environ)
-    return found or RunFolder.at(default.absolute())
+    return found or RunFolder.at(absolute_path(default, "run folder"))
 
 
 def _of_vertex(default: Path, environ: Mapping[str, str]) -> RunFolder | None:
@@ -111,7 +112,7 @@ def _of_vertex(default: Path, environ: Mapping[str, str]) -> RunFolder | None:
     if not places:
         return None
     if not (model := places.get("AIP_MODEL_DIR")):
-        folder = RunFolder.at(default.absolute())
+        folder = RunFolder.at(absolute_path(default, "run folder"))
     else:
         # Vertex AI's model registry expects the SavedModel there, and not in a folder of the step's number.
         folder = RunFolder.at(_parent(model, "AIP_MODEL_DIR"))
@@ -129,7 +130,7 @@ def _of_vertex(default: Path, environ: Mapping[str, str]) -> RunFolder | None:
 def _place(text: str, where: str) -> Path | str:
     """Return an absolute path, or an address."""
     place = path_or_address(text, where)
-    return place.absolute() if isinstance(place, Path) else place
+    return absolute_path(place, where) if isinstance(place, Path) else place
 
 
 def _parent(place: Path | str, where: str) -> Path | str:

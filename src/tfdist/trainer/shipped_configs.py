@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from tfdist._utils.files import write_whole
+from tfdist._utils.user_paths import exists
 from tfdist.errors import ConfigError, did_you_mean
 
 __all__ = ["copy_config", "describe_config", "shipped_configs"]
@@ -48,7 +49,7 @@ def copy_config(name: str, folder: Path) -> list[Path]:
     }
     contents = {target: source.read_bytes() for target, source in sources.items()}
     for target, content in contents.items():
-        if target.exists() and (not target.is_file() or target.read_bytes() != content):
+        if exists(target) and (not target.is_file() or target.read_bytes() != content):
             raise ConfigError(str(target), "exists already", remedy="Name another folder with --output")
     for target, content in contents.items():
         write_whole(target, content)

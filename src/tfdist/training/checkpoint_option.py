@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._utils.files import local_path
+from tfdist._utils.user_paths import expanded_path
 from tfdist.errors import ConfigError, shown
 
 __all__ = ["CheckpointAndResume", "apart"]
@@ -50,7 +51,9 @@ class CheckpointAndResume:
             raise ConfigError(where, expected="True or False", received=received)
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise ConfigError("CheckpointAndResume", expected="a folder", received=shown(folder))
-        self.folder: Path = local_path(str(os.fspath(folder)), "CheckpointAndResume").expanduser()
+        self.folder: Path = expanded_path(
+            local_path(str(os.fspath(folder)), "CheckpointAndResume"), "CheckpointAndResume"
+        )
         self.every, self.keep, self.background = every, keep, background
 
     def set_params(self, params: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tfdist._utils.files import default_cache_dir
+from tfdist._utils.user_paths import exists
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables
@@ -46,7 +47,7 @@ def check_machine(
 def existing_parent(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
     folder = folder.absolute()
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    return next(place for place in (folder, *folder.parents) if exists(place))
 
 
 def _cores(root: Path) -> Finding:

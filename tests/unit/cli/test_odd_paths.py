@@ -1,0 +1,142 @@
+"""Paths that cannot be looked at, homes that do not exist, and a current folder that was removed: one line each."""
+
+import pwd
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist._utils.files import default_cache_dir
+from tfdist._utils.readable_text import short_path
+from tfdist.cli import init, predict, train
+from tfdist.cli._results_and_page import page_written
+from tfdist.cluster.config import ClusterConfig
+from tfdist.datasets.open_data import open_data
+from tfdist.diagnostics.doctor.check_machine import existing_parent
+from tfdist.diagnostics.environment import describe_environment
+from tfdist.engines.job_handle_and_state import Handle
+from tfdist.engines.records import find_submission, state_folder, submissions
+from tfdist.errors import ConfigError, DataError, StorageError, TfdistError
+from tfdist.export.export_folder import find_export
+from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.launch import launch
+from tfdist.trainer.config import read_config
+from tfdist.trainer.new_project import check_answer
+from tfdist.trainer.run_folder import find_run_folder
+from tfdist.trainer.shipped_configs import copy_config, shipped_configs
+from tfdist.training.checkpoint_option import CheckpointAndResume
+
+DEEP = "/tmp/" + "a/" * 2500 + "x"  # longer than a path may be, which is an error for root too
+NOBODY = "~nobody-of-that-name/x"
+CONFIG = str(shipped_configs()["local"])
+
+
+@pytest.fixture
+def removed_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "text"),
+    [
+        (lambda: read_config(DEEP), ConfigError, "cannot be read: File name too long"),
+        (lambda: read_config("a" * 300), ConfigError, "cannot be read: File name too long"),
+        (lambda: init.main([DEEP], where="here"), StorageError, "cannot be written: File name too long"),
+        (lambda: find_export(DEEP), ConfigError, "does not exist, or may not be read"),
+        (lambda: predict._check_input(DEEP), ConfigError, "does not exist, or may not be read"),
+        (lambda: predict._writable(DEEP, "--output"), ConfigError, "--output: there is no folder"),
+        (lambda: check_answer("data", DEEP, {"where": "here"}), ConfigError, "--data: .* does not exist"),
+        (lambda: open_data(DEEP), DataError, "cannot be found|does not exist, or may not be read"),
+        (lambda: copy_config("local", Path(DEEP)), StorageError, "cannot be written: File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_one_line(use, kind, text):
+    with pytest.raises(kind, match=text):
+        use()
+
+
+def test_records_that_cannot_be_read_are_one_line(monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", DEEP)
+    with pytest.raises(StorageError, match=r"cannot be read: File name too long\. Set XDG_STATE_HOME"):
+        submissions()
+    with pytest.raises(ConfigError, match="was not submitted"):
+        find_submission(Handle.parse("slurm://x/1"))
+
+
+def test_the_error_of_a_run_stays_where_there_is_no_page_to_write():
+    with pytest.raises(ConfigError, match="the right one"), page_written(Path(DEEP), lambda: 1 / 0):
+        raise ConfigError("run_dir", "the right one")
+
+
+def test_the_nearest_folder_that_can_be_looked_at():
+    assert existing_parent(Path(DEEP)) == Path("/tmp")
+
+
+@pytest.mark.parametrize(
+    ("use", "where"),
+    [
+        (lambda: init.main([NOBODY], where="here"), "FOLDER"),
+        (lambda: find_export(NOBODY), "model"),
+        (lambda: predict._check_input(NOBODY), "--input"),
+        (lambda: predict._writable(NOBODY, "--grid"), "--grid"),
+        (lambda: check_answer("data", NOBODY, {"where": "here"}), "--data"),
+        (lambda: CheckpointAndResume(NOBODY), "CheckpointAndResume"),
+    ],
+)
+def test_the_home_of_nobody_is_one_line(use, where):
+    with pytest.raises(ConfigError, match=f"^{where}: no home folder is known for '~nobody-of-that-name/x'"):
+        use()
+
+
+@pytest.mark.parametrize(
+    ("folder", "usual", "variable"),
+    [
+        (default_cache_dir, "XDG_CACHE_HOME", "TFDIST_CACHE_DIR"),
+        (state_folder, "XDG_STATE_HOME", "XDG_STATE_HOME"),
+    ],
+)
+def test_without_a_home_the_error_names_the_variable_to_set(monkeypatch, tmp_path, folder, usual, variable):
+    def unknown(_):
+        raise KeyError("no such user")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", usual, variable):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=f"no home folder is known for .*Set {variable} to a folder of yours"
+    ):
+        folder()
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert folder().is_relative_to(tmp_path)
+
+
+@pytest.mark.usefixtures("removed_folder")
+def test_whole_paths_need_no_current_folder(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(
+        train, "_train", lambda settings, cluster, folder, screen: trained.append(folder.root)
+    )
+    train._main(CONFIG, (), str(tmp_path / "run"), None, False, False, ScreenOptions())
+    assert trained == [tmp_path / "run"]
+    assert short_path(tmp_path / "run") == str(tmp_path / "run")
+    assert "free of" in describe_environment()["disk here"]
+    launched = launch(
+        ClusterConfig.local(workers=1), [sys.executable, "-c", "pass"], run_dir=tmp_path / "launched"
+    )
+    assert [each.code for each in launched.exits] == [0]
+
+
+@pytest.mark.usefixtures("removed_folder")
+@pytest.mark.parametrize("run_dir", [None, "run"])
+def test_other_paths_without_a_current_folder_are_one_line(run_dir):
+    with pytest.raises(TfdistError, match="in the current folder, which was removed"):
+        find_run_folder(run_dir, Path("runs", "x"), {})
+
+
+def test_a_path_is_short_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert short_path(tmp_path / "runs" / "x") == "runs/x"
+    assert short_path("runs/x") == "runs/x"
