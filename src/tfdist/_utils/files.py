@@ -26,6 +26,7 @@ __all__ = [
     "remove_partial",
     "stamped_run_folder",
     "storage_errors",
+    "temporary_folder",
     "write_json",
     "write_whole",
 ]
@@ -162,6 +163,22 @@ def fresh_folder(final: Path) -> Iterator[Path]:
     with fresh_path(final) as written:
         written.mkdir()
         yield written
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
+    """Yield a new temporary folder, which is removed after the block.
+
+    Raises:
+        StorageError: No folder for temporary files can be written to.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as error:
+        remedy = "Free disk space, or set TMPDIR to a folder that you may write to"
+        raise StorageError("temporary folder", f"cannot be made: {error.strerror}", remedy=remedy) from None
+    with folder as path:
+        yield path
 
 
 @contextlib.contextmanager

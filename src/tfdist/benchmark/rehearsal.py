@@ -8,13 +8,13 @@ this process may crash at the next one, or be too late for it.
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from tfdist._utils.files import temporary_folder
 from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.benchmark.task_measurements import Record
 from tfdist.benchmark.worker import measure
@@ -103,7 +103,7 @@ def _speed(config: Config, cluster: ClusterConfig) -> Part:
         communication=type(config.communication)(),
         elastic=None,
     )
-    with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as folder:
+    with temporary_folder("tfdist-doctor-") as folder:
         measure(alone, ClusterConfig(), Path(folder), steps=_STEPS, warmup=_WARM_UP)
         [written] = Path(folder).glob("*.json")
         record = msgspec.json.decode(written.read_bytes(), type=Record)

@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tfdist._utils.files import temporary_folder
 from tfdist._utils.readable_text import count
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.cluster.config import ClusterConfig
@@ -234,7 +234,7 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
     Raises:
         TfdistError: A task failed; the error has the last message of the task, and its exit status.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
+    with temporary_folder("tfdist-trial-") as name:
         folder = Path(name, "written")
         folder.mkdir()
         begun = _Processors()

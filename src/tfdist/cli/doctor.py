@@ -22,7 +22,7 @@ from tfdist.diagnostics.doctor.check_run import check_run, try_parts
 from tfdist.diagnostics.doctor.check_software import check_software
 from tfdist.diagnostics.doctor.cluster_addresses import describe, find_cluster
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import find_run_folder
 
@@ -71,7 +71,11 @@ def _check(plan: Plan, wait: float) -> Iterator[Finding]:
         return
     parts: list[Part] = []
     if settings is not None:
-        parts = try_parts(plan)
+        try:
+            parts = try_parts(plan)
+        except StorageError as error:
+            yield failure_of(RUN, "temporary files", error)
+            return
     yield describe(cluster)
     if cluster:
         yield from check_cluster(cluster, settings, loaded, parts, seconds=wait, measures=plan.measures_speed)

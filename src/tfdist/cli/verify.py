@@ -10,11 +10,11 @@ batch changes in one process. The exit status is 1 where they do not. Dropout is
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from tfdist._utils.files import temporary_folder
 from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
@@ -57,7 +57,7 @@ def main(
     _check(settings, cluster)
     words = [sys.executable, "-m", "tfdist", "verify", "--config", config]
     words += [f"--steps={steps}", f"--numbers={numbers}", *(f"--set={change}" for change in set)]
-    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
+    with temporary_folder("tfdist-verify-") as folder:
         return _compare(words, cluster, settings, numbers, Path(folder))
 
 

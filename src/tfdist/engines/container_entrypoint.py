@@ -15,11 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist._utils.files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
@@ -65,7 +65,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     failure = failure_file(environ)
     if failure is not None:
         failure.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+    with temporary_folder("tfdist-") as folder:
         path = _write_config(Path(folder), environ)
         words = [str(path) if word == CONFIG else word for word in command]
         print(f"tfdist: this container is {ClusterConfig.from_environment(environ=environ).task}", flush=True)

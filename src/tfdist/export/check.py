@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfdist._utils.files import temporary_folder
 from tfdist._utils.read_files import glob_free_path
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
@@ -90,7 +90,7 @@ def check(
     Raises:
         TfdistError: The new process cannot load the model, or its answers differ.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-check-") as scratch, glob_free_path(path) as place:
+    with temporary_folder("tfdist-check-") as scratch, glob_free_path(path) as place:
         inputs, answers = Path(scratch, "images.npy"), Path(scratch, "answers.npz")
         np.save(inputs, images)
         words = [sys.executable, "-c", _PROGRAMS[form], str(place), str(inputs), str(answers)]

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import fresh_folder, storage_errors
+from tfdist._utils.files import fresh_folder, storage_errors, temporary_folder
 from tfdist._utils.keras_private import layers_of
 from tfdist.errors import ConfigError
 from tfdist.export.check import check
@@ -77,7 +76,7 @@ def try_formats(
     """
     served, images = Served(model, image_shape, outputs), np.zeros((2, *image_shape), np.uint8)
     wanted = _answers(served, images)
-    with tempfile.TemporaryDirectory(prefix="tfdist-try-") as folder, storage_errors(Path(folder)):
+    with temporary_folder("tfdist-try-") as folder, storage_errors(Path(folder)):
         for form in formats:
             _add(form, Path(folder), served, images, wanted)
 

@@ -4,14 +4,13 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Literal, TextIO
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.files import storage_errors, temporary_folder
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.cluster.addresses_and_free_ports import split_address
@@ -102,6 +101,7 @@ def launch(
     Raises:
         ConfigError: if the command cannot be started, the logs cannot be written, or the cluster cannot run
             here.
+        StorageError: if the events or temporary files cannot be written.
         LaunchError: if a task failed, or a signal stopped the job.
     """
     _check(cluster, command, restarts, alone)
@@ -116,9 +116,7 @@ def launch(
             events = stack.enter_context(contextlib.closing(EventFile(run_dir / FILE)))
         reports, reporter = stack.enter_context(_pipe())
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
-        scratch = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
-        )
+        scratch = stack.enter_context(temporary_folder("tfdist-"))
         for_lead = _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
         for_all = {LAUNCH: mark, SECRET: os.urandom(32).hex()}
         tasks = []

@@ -5,13 +5,12 @@ As a program, it is one of these tasks, and calls a function that a notebook, or
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tfdist._utils.files import new_run_folder
+from tfdist._utils.files import new_run_folder, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch import NetworkIsolation, launch
@@ -69,7 +68,7 @@ def notebook_launcher(
             "notebook_launcher", f"the function cannot be sent: {error}", remedy=remedy
         ) from error
     folder = Path(run_dir) if run_dir else new_run_folder("notebook")
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+    with temporary_folder("tfdist-") as scratch:
         call, result = Path(scratch, "call"), Path(scratch, "result")
         call.write_bytes(pickled)
         launch(

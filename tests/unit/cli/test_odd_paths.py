@@ -2,13 +2,15 @@
 
 import pwd
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tfdist._utils.files import default_cache_dir
 from tfdist._utils.readable_text import short_path
-from tfdist.cli import init, predict, train
+from tfdist.benchmark.rehearsal_parts import Plan
+from tfdist.cli import doctor, init, predict, train
 from tfdist.cli._results_and_page import page_written
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
@@ -111,6 +113,14 @@ def test_without_a_home_the_error_names_the_variable_to_set(monkeypatch, tmp_pat
         folder()
     monkeypatch.setenv(variable, str(tmp_path))
     assert folder().is_relative_to(tmp_path)
+
+
+def test_the_doctor_finds_that_there_is_no_folder_for_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "check_software", lambda: (None, iter(())))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    *_, last = doctor._check(Plan(config=CONFIG), 1.0)
+    assert (last.check, last.state) == ("temporary files", "failed")
+    assert "set TMPDIR to a folder that you may write to" in last.remedy
 
 
 @pytest.mark.usefixtures("removed_folder")

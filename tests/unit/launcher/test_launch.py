@@ -15,7 +15,7 @@ import pytest
 from launched import SECONDS, alive, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError
 
@@ -204,6 +204,15 @@ def test_an_unwritable_run_dir_is_one_line_and_status_2(tmp_path, run_dir):
     assert done.stdout == ""
     assert done.stderr.startswith("tfdist: run_dir: cannot write ")
     assert done.stderr.count("\n") == 1
+
+
+def test_no_folder_for_temporary_files_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(
+        StorageError, match=r"^temporary folder: cannot be made: .*set TMPDIR to a folder"
+    ) as error:
+        run("", tmp_path / "run")
+    assert error.value.exit_code == 2
 
 
 def test_a_log_is_added_to_and_only_the_new_lines_are_shown(tmp_path):

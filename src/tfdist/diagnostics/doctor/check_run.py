@@ -3,12 +3,12 @@
 import hashlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from tfdist._utils.files import temporary_folder
 from tfdist.benchmark.rehearsal_parts import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.check_software import why_ended
@@ -25,16 +25,22 @@ _find = Findings(RUN)
 
 
 def try_parts(plan: Plan, *, seconds: float = _SECONDS) -> list[Part]:
-    """Return the parts of a run that a process of its own has tried, the last of them with its problem."""
-    with tempfile.NamedTemporaryFile(prefix="tfdist-doctor-") as output:
-        asked = msgspec.json.encode(msgspec.structs.replace(plan, output=output.name)).decode()
+    """Return the parts of a run that a process of its own has tried, the last of them with its problem.
+
+    Raises:
+        StorageError: There is no temporary folder for what the process finds.
+    """
+    with temporary_folder("tfdist-doctor-") as folder:
+        output = Path(folder, "parts.jsonl")
+        output.touch()
+        asked = msgspec.json.encode(msgspec.structs.replace(plan, output=str(output))).decode()
         words = [sys.executable, "-m", "tfdist.benchmark.rehearsal", asked]
         try:
             run = subprocess.run(words, capture_output=True, timeout=seconds, check=False)
             problem = why_ended(run.returncode, run.stderr) if run.returncode else ""
         except subprocess.TimeoutExpired:
             problem = f"is not done within {seconds:g} s"
-        lines = Path(output.name).read_bytes().splitlines()
+        lines = output.read_bytes().splitlines()
     parts = [msgspec.json.decode(line, type=Part) for line in lines]
     if problem:
         names = [name for name in PARTS if name not in {part.name for part in parts}]
