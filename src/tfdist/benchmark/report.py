@@ -184,9 +184,8 @@ def _console() -> "Console":
     from rich.console import Console
 
     # A file or a pipe has no width, and its lines should not be cut.
-    return Console(
-        highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH
-    )
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def _share(parts: Parts, name: str) -> str:

@@ -43,7 +43,7 @@ def print_results(rows: Sequence[tuple[str, str]], attention: str = "") -> None:
     from rich.text import Text
 
     rows = [row for row in rows if row[1]]
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if attention:
         console.print(attention, style="bold yellow", soft_wrap=True)
     if not console.is_terminal:

@@ -127,7 +127,7 @@ def _show(differences: Sequence["Difference"], name: str) -> int:
         )
         table.add_row(*row, f"{difference.allowed:.1e}", style=style)
     # A file or a pipe has no width, so rich would cut the lines.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
     console.print(table)
     wrong = next((difference for difference in differences if not difference.is_allowed), None)
     if wrong is None:

@@ -48,6 +48,11 @@ ROWS = [
 ]
 
 
+def test_names_between_colons_are_no_emoji(capsys):
+    print_results([("logs", "runs/lr:a:b/logs")], "ATTENTION: :x:")
+    assert capsys.readouterr().out == "ATTENTION: :x:\nlogs           runs/lr:a:b/logs\n"
+
+
 @pytest.mark.parametrize("columns", [80, 130])
 def test_a_terminal_has_a_frame_in_which_long_paths_are_folded(monkeypatch, capsys, columns):
     made = functools.partial(Console, force_terminal=True, width=columns, color_system=None)
