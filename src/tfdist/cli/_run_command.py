@@ -118,6 +118,8 @@ def _call(
     # graph mode. tfdist needs only the flags and the log handler.
     rest = _parsed(sys.argv, own, takes_command=takes_command)
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in own}
+    if arguments.get("run_dir") == "":  # pathlib would make it the current folder
+        raise ConfigError("--run_dir", "is empty", remedy="Is a variable unset?")
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.WARNING)  # of TensorFlow's Python code; it writes to the flag
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -12,11 +12,11 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.files import local_path, new_run_folder
+from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist._utils.readable_text import duration, short_path
 from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Flag, LogFormat, Verbosity, run
@@ -87,12 +87,13 @@ def main(
     """Run a command as every task of a local cluster."""
     if not command:
         raise ConfigError("command line", "names no command", remedy="Write it last: -- python my_script.py")
-    jobs = dict(map(_counted, job))
+    jobs = _jobs(job, {"worker": workers, "ps": ps})
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)
     with contextlib.ExitStack() as stack:
         metrics = stack.enter_context(serving_metrics(prometheus_port, prometheus_address, section="--"))
-        folder = local_path(run_dir, "--run_dir") if run_dir else new_run_folder("launch")
+        named = contextlib.nullcontext(local_path(run_dir, "--run_dir")) if run_dir else None
+        folder = stack.enter_context(named or claimed_run_folder("launch"))
         stack.enter_context(page_written(folder, lambda: write_page([folder])))
         report = launch(
             cluster,
@@ -130,6 +131,17 @@ def _print_results(folder: Path, seconds: float) -> None:
         ("compare", f"tfdist report {shlex.quote(short_path(folder))} OTHER_RUN"),
     ]
     print_results(rows)
+
+
+def _jobs(texts: Sequence[str], counts: Mapping[str, int | None]) -> dict[str, int]:
+    """Return how many tasks each job has; `counts` are those of --workers and --ps."""
+    jobs: dict[str, int] = {}
+    for name, count in map(_counted, texts):
+        if name in jobs or counts.get(name):
+            problem = f"{shown(name)} has a number of tasks already"
+            raise ConfigError("--job", problem, remedy="Name each job once")
+        jobs[name] = count
+    return jobs
 
 
 def _counted(text: str) -> tuple[str, int]:

@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from commands import tfdist
+from tfdist.cli import launch
+from tfdist.errors import ConfigError
 
 NOTE = "E0000 00:00:1.2 3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
 
@@ -26,3 +28,26 @@ def test_help_has_the_flags_of_the_command_as_wide_as_the_terminal():
     ) in flags
     assert max(map(len, flags.splitlines())) <= 60
     assert "Flags:" not in tfdist("list", "--help").stdout
+
+
+def test_an_empty_run_dir_is_a_mistake_of_the_user(tmp_path):
+    done = tfdist("launch", "--run_dir=", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "tfdist: --run_dir: is empty. Is a variable unset?\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"job": ["trainer=3", "trainer=5"]}, "--job: 'trainer' has a number of tasks already"),
+        ({"job": ["worker=3"], "workers": 2}, "--job: 'worker' has a number of tasks already"),
+        ({"job": ["ps=3"], "ps": 2}, "--job: 'ps' has a number of tasks already"),
+        ({"alone": ["wroker"]}, "alone: there is no 'wroker'. Did you mean 'worker'"),
+    ],
+)
+def test_a_mistake_in_the_flags_of_a_launch_leaves_no_folder(tmp_path, monkeypatch, flags, problem):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        launch.main([sys.executable, "-c", ""], **flags)
+    assert list(tmp_path.glob("runs/*")) == []
