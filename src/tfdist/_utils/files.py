@@ -4,12 +4,14 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tfdist._utils.user_paths import expanded_path
 from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
@@ -21,6 +23,7 @@ __all__ = [
     "fresh_path",
     "local_path",
     "new_run_folder",
+    "opened_stream",
     "path_or_address",
     "remove_folder",
     "remove_partial",
@@ -28,11 +31,13 @@ __all__ = [
     "storage_errors",
     "temporary_folder",
     "write_json",
+    "write_output",
     "write_whole",
 ]
 
 
 _LONGEST_NAME = 255  # bytes, of a file on Linux
+_STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/([0-9]{1,9})")  # of this process
 _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE
 
 
@@ -127,6 +132,28 @@ def write_whole(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             partial.replace(path)
         _sync_folder(path.parent)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write what a user has named for output: into a device, a FIFO or a stream; else as `write_whole`."""
+    with storage_errors(path):
+        if stream := opened_stream(path):
+            with stream:
+                stream.write(data)
+            return
+    write_whole(path, data)
+
+
+def opened_stream(path: Path) -> BinaryIO | None:
+    """Open what is written into: a device, a FIFO, or a stream of this process; None for any other path."""
+    if match := _STREAM.fullmatch(str(path)):  # its file may be regular, and have output of others
+        standard, number = match.groups()
+        return os.fdopen(os.dup(int(number or ("stdout", "stderr").index(standard) + 1)), "wb")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else open(os.open(path, os.O_WRONLY), "wb")
 
 
 def write_json(path: Path, value: Any) -> None:

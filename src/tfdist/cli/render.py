@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tfdist._utils.files import local_path, write_whole
+from tfdist._utils.files import local_path, write_output
 from tfdist.cli._jobs import made_by, options_of, requested
 from tfdist.cli._run_command import Flag, run
 from tfdist.engines.dockerfile import render_dockerfile
@@ -41,7 +41,7 @@ def main(
     if path is None:
         sys.stdout.write(text)
     else:
-        write_whole(path, text.encode())
+        write_output(path, text.encode())
 
 
 def _file(output: str) -> Path:

@@ -1,6 +1,7 @@
 """Write a model's answers as JSON lines or CSV, one image a line, and count the correct ones."""
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from tfdist._utils.files import storage_errors, write_whole
+from tfdist._utils.files import opened_stream, storage_errors, write_output
 from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.model_loading import load
@@ -53,7 +54,7 @@ def answer(
         exported: The model.
         source: A path or a data set's name, as for `read_images`.
         batch_size: The number of images in a batch.
-        output: The file to write atomically; None means standard output.
+        output: The file to write atomically, or a device, a FIFO or a stream; None means standard output.
         form: JSON lines, or CSV.
         grid: The PNG file to draw the first images and their answers in, wrong answers first.
     """
@@ -73,7 +74,7 @@ def answer(
                 if grid is not None:
                     drawn.add(batch.images[index], row, exported.classes)
     if grid is not None:
-        write_whole(grid, draw_grid(*drawn.chosen()))
+        write_output(grid, draw_grid(*drawn.chosen()))
     return summary
 
 
@@ -125,6 +126,10 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
         return
     partial = output.with_name(f".{output.name}.partial")
     with storage_errors(output):
+        if opened := opened_stream(output):
+            with io.TextIOWrapper(opened, encoding="utf-8", newline="") as stream:
+                yield stream
+            return
         try:
             with partial.open("w", encoding="utf-8", newline="") as stream:
                 yield stream

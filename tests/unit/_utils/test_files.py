@@ -17,6 +17,7 @@ from tfdist._utils.files import (
     remove_folder,
     remove_partial,
     write_json,
+    write_output,
     write_whole,
 )
 from tfdist.errors import ConfigError, StorageError, TaskLost
@@ -28,6 +29,44 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 2}
     assert os.listdir(path.parent) == ["report.json"]
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """Return a FIFO, and the descriptor of its reading end."""
+    os.mkfifo(tmp_path / "fifo")
+    descriptor = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    yield tmp_path / "fifo", descriptor
+    os.close(descriptor)
+
+
+def test_output_goes_into_a_fifo_and_does_not_replace_it(reader, tmp_path):
+    fifo, descriptor = reader
+    (tmp_path / "link").symlink_to(fifo)
+    for path in (fifo, tmp_path / "link"):
+        write_output(path, b"all of it")
+        assert os.read(descriptor, 99) == b"all of it"
+    assert fifo.is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    write_output(tmp_path / "file", b"old")
+    write_output(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_output_to_a_stream_follows_what_the_file_of_the_stream_has(tmp_path, name):
+    code = (
+        "import sys; from tfdist._utils.files import *; write_output(local_path(sys.argv[1], ''), b'new\\n')"
+    )
+    with (tmp_path / "file").open("w") as file:
+        file.write("old\n")
+        file.flush()
+        subprocess.run([sys.executable, "-c", code, name], stdout=file, timeout=60, check=True)
+        file.write("last\n")
+    assert (tmp_path / "file").read_text() == "old\nnew\nlast\n"
+    piped = subprocess.run([sys.executable, "-c", code, name], capture_output=True, timeout=60, check=True)
+    assert piped.stdout == b"new\n"
+    assert Path("/dev/stdout").is_symlink()
 
 
 def test_a_folder_appears_when_all_of_it_is_written(tmp_path):

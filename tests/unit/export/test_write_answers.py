@@ -1,5 +1,6 @@
 """Which images predict accepts and refuses, and the drawing of the answers."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.export import write_answers
 from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.prediction_inputs import read_images
@@ -148,3 +150,17 @@ def test_a_grid_has_room_for_any_number():
     sizes = [drawn(*[one] * count).shape[:2] for count in (0, 1, 4, 5, 64)]
     assert sizes[:2] == [sizes[1]] * 2
     assert [(height // 150, width // 115) for height, width in sizes[1:]] == [(1, 1), (2, 2), (2, 3), (8, 8)]
+
+
+def test_answers_go_into_a_fifo_and_do_not_replace_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_answers, "load", lambda _: None)
+    monkeypatch.setattr(write_answers, "read_images", lambda *_: iter(()))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    write_answers.answer(MODEL, "x", batch_size=2, output=fifo, form="csv")
+    assert os.read(reader, 99) == b"key,file,label,class,score,truth\n"
+    os.close(reader)
+    assert fifo.is_fifo()
+    write_answers.answer(MODEL, "x", batch_size=2, output=tmp_path / "file", form="csv")
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "file"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist import __version__
-from tfdist._utils.files import write_whole
+from tfdist._utils.files import write_output, write_whole
 from tfdist.diagnostics.report.comparison import config_differences, names_of, results_side_by_side
 from tfdist.diagnostics.report.confusion_matrix import confusion, mistakes
 from tfdist.diagnostics.report.curves import learning_charts, speed_charts
@@ -47,7 +47,10 @@ def write_page(
     """
     runs = [read_run(folder, place) for folder, place in zip(folders, places, strict=False)]
     text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
-    path = output or folders[0] / (PAGE if len(runs) == 1 else COMPARISON)
+    if output:
+        write_output(output, text.encode())
+        return output
+    path = folders[0] / (PAGE if len(runs) == 1 else COMPARISON)
     write_whole(path, text.encode())
     return path
 
