@@ -6,12 +6,15 @@
 `tfdist status`, `logs` and `cancel` take the handle.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli._jobs import requested
 from tfdist.cli._run_command import run
+from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import record
+from tfdist.errors import TfdistError
 
 __all__ = ["main"]
 
@@ -20,8 +23,19 @@ def main(command: Sequence[str], **flags: Any) -> None:
     """Submit a job; `requested` takes the flags."""
     engine, job, options = requested(command, **flags)
     submission = engine.submit(job, options)
-    record(submission)
-    print(submission.handle)
+    try:
+        print(submission.handle, flush=True)  # first: a scheduler has the job now, whatever follows
+    finally:
+        _record(submission)
+
+
+def _record(submission: Submission) -> None:
+    """Write the record of a job; warn if that fails, because the job runs all the same."""
+    try:
+        record(submission)
+    except TfdistError as error:
+        problem = f"was submitted, but `tfdist status`, `logs` and `cancel` do not find it: {error}"
+        print(f"tfdist: {submission.handle}: {problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ _REMEDY = "Set XDG_STATE_HOME to a folder of yours"
 
 
 def record(submission: Submission) -> None:
-    """Write the record of a job."""
-    path = _path(submission.handle)
+    """Write the record of a job.
+
+    Raises:
+        StorageError: The record cannot be written.
+    """
     texts = {"handle": str(submission.handle), "run_dir": str(submission.run_dir)}
-    write_json(path, {**vars(submission), **texts})
+    write_json(_path(submission.handle), {**vars(submission), **texts})
 
 
 def find_submission(handle: Handle) -> Submission:

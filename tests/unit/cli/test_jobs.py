@@ -1,5 +1,6 @@
 """The commands about jobs on other machines, with the engine that docs/engines/plugins.md shows."""
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import engine as engines
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.logs_and_exit_status import progress_path
+from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, TfdistError
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "plugins.md"
@@ -70,6 +72,25 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     )
     cancel.main(["queue://here/7"])
     assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
+
+
+def test_a_job_without_a_record_is_named(queue, config, tmp_path, capsys):
+    (tmp_path / "state").touch()  # so that no folder can be made there
+    submit.main(["queue"], config=str(config))
+    printed = capsys.readouterr()
+    assert printed.out == "queue://here/7\n"
+    [line] = printed.err.splitlines()
+    assert line.startswith("tfdist: queue://here/7: was submitted, but `tfdist status`, ")
+    assert "cannot be written: " in line
+
+
+def test_a_job_whose_handle_cannot_be_printed_is_on_record(queue, config, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    with pytest.raises(ValueError, match="closed file"):
+        submit.main(["queue"], config=str(config))
+    assert find_submission(Handle.parse("queue://here/7")).tasks
 
 
 def test_the_status_says_how_far_the_training_has_come(queue, config, tmp_path, capsys):
