@@ -129,15 +129,25 @@ def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
     while True:
         handle = Handle(engine, place, stamp if more == 1 else f"{stamp}-{more}")
         path, run_dir = _lock_path(handle), job.run_dir(handle.number)
-        with storage_errors(path):
+        with storage_errors(run_dir):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with storage_errors(job.folder):
             job.folder.mkdir(parents=True, exist_ok=True)
-        if _is_made(path.touch) and _is_made(run_dir.mkdir):
-            lock = path.open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return handle, lock
+            if _is_made(path.touch) and _is_made_beside(path, run_dir):
+                lock = path.open("w")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return handle, lock
         more += 1
+
+
+def _is_made_beside(lock: Path, run_dir: Path) -> bool:
+    """Return whether the folder of the run was made; remove the file of the lock otherwise."""
+    is_made = False
+    try:
+        is_made = _is_made(run_dir.mkdir)
+    finally:
+        if not is_made:
+            lock.unlink()
+    return is_made
 
 
 def _is_made(make: Callable[..., None]) -> bool:

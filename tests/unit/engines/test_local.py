@@ -14,7 +14,7 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.local import Local
 from tfdist.engines.records import find_submission
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 
 SECONDS = 300  # a busy machine is no failure
 
@@ -103,7 +103,7 @@ def test_a_job_of_another_machine_is_named(tmp_path):
 
 def job(*command, **changes):
     values = {"counts": {"chief": 1, "worker": 2, "ps": 1}, "folder": Path("/my runs"), "made_by": "x"}
-    return Job(name="x", command=command, **{**values, **changes})
+    return Job(**{"name": "x", "command": command, **values, **changes})
 
 
 def test_options_are_those_of_the_launcher(tmp_path):
@@ -117,6 +117,12 @@ def test_options_are_those_of_the_launcher(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"--option: there is no restart\. Did you mean 'restarts'"):
         Local().render(job("true"), {"restart": "1"})
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_leaves_no_lock(tmp_path):
+    with pytest.raises(StorageError, match=r"xxx-2.*: cannot be written: File name too long"):
+        Local().submit(job("true", folder=tmp_path / "runs", name="x" * 250), {})
+    assert list((tmp_path / "state" / "tfdist" / "running").iterdir()) == []
 
 
 def test_one_process_prints_to_the_log_of_its_task():
