@@ -64,6 +64,7 @@ def requested(
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     folder = absolute_path(local_path(run_dir or "runs", "--run_dir"), "--run_dir")
+    _check_utf_8("--run_dir", str(folder))
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
@@ -119,8 +120,22 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
 
 
 def made_by() -> str:
-    """Return the command line that the user typed, as one line, which may follow # in a script."""
+    """Return the command line that the user typed, as one line, which may follow # in a script.
+
+    Raises:
+        ConfigError: A word of it is not UTF-8.
+    """
+    _check_utf_8("command line", *sys.argv)
     return " ".join(shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]]).splitlines())
+
+
+def _check_utf_8(where: str, *texts: str) -> None:
+    """Raise ConfigError for other bytes, which what engines read, and the events of a run, cannot contain."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # os.fsdecode's form of such bytes
+            raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None
 
 
 def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:

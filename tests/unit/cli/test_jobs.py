@@ -187,6 +187,22 @@ def test_a_plug_in_has_a_section_of_the_config(queue, tmp_path):
     assert queue.jobs[0][0].section.plugins["queue"] == {"priority": 3}
 
 
+@pytest.mark.parametrize("words", [["queue", "true"], ["dockerfile"]])
+def test_words_that_are_not_utf_8_are_refused(queue, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/render.py", *words, "\udcff"])
+    with pytest.raises(ConfigError, match=r"^command line: '\\udcff' is not UTF-8\. Rename it$"):
+        render.main(words)
+
+
+def test_a_folder_that_is_not_utf_8_is_refused(queue, tmp_path, monkeypatch):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"^--run_dir: '/.*caf\\udce9/runs' is not UTF-8"):
+        submit.main(["queue", "true"])
+    assert queue.jobs == []
+
+
 def test_the_output_is_a_file(queue, tmp_path):
     with pytest.raises(ConfigError, match=r"^--output: '/.*' is a folder\. Name a file in it$"):
         render.main(["queue", "python", "s.py"], output=str(tmp_path))
