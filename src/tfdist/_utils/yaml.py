@@ -23,7 +23,7 @@ import yaml
 from tfdist._utils.read_files import opened_regular
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["Document", "Source", "decode", "read_json", "read_yaml", "read_yaml_file"]
+__all__ = ["Document", "Source", "check_not_stream", "decode", "read_json", "read_yaml", "read_yaml_file"]
 
 # A usual config has a page or two. The limit allows ten thousand host names.
 _MOST_BYTES = 256 * 1024
@@ -102,6 +102,13 @@ def read_yaml_file(path: str | PathLike[str]) -> Document:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(name, f"cannot be read: {reason}", remedy="Name a YAML file") from None
     return read_yaml(data, name)
+
+
+def check_not_stream(path: str) -> None:
+    """Raise ConfigError for a stream such as /dev/stdin, which whoever reads it next finds empty."""
+    if path.startswith(_STREAMS):
+        problem = "is a stream, which can be read only once, and this command needs it again"
+        raise ConfigError(f"--config {path}", problem, remedy="Write it to a file first")
 
 
 def read_yaml(data: bytes, name: str) -> Document:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from tfdist._utils.files import local_path
 from tfdist._utils.user_paths import absolute_path
+from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
@@ -91,6 +92,7 @@ def requested(
 
 def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     """Return the job that trains as a config file and the changes to it say."""
+    check_not_stream(config)
     settings = read_config(config, changes)
     cluster = settings.find_cluster(environ={})
     settings.check_elastic(cluster)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.files import local_path, write_json
 from tfdist._utils.plotting import check_plotting
+from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
 from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterSection
@@ -53,6 +54,7 @@ def main(
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
     for flag, value in (("--json", json), ("--plot", plot)):
         local_path(value or "", flag)  # an error before the measurements
+    check_not_stream(config)
     settings = read_config(config, set)
     if record:
         _record(settings, Path(record), steps, warmup)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from tfdist._utils.yaml import check_not_stream
 from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, run
 from tfdist.diagnostics.doctor.check_cluster import check_cluster
@@ -51,6 +52,7 @@ def main(
     if set and not config:
         remedy = "Name the file too: --config cluster.yaml"
         raise ConfigError("--set", "sets values of a config, and there is none", remedy=remedy)
+    check_not_stream(config or "")
     plan = Plan(config=config or "", changes=tuple(set), task=task, run_dir=run_dir, measures_speed=measure)
     findings = list(_shown(_check(plan, wait), json=json))
     if json:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
+from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, LogFormat, Verbosity, run
@@ -87,6 +88,8 @@ def _main(
     changes = [*set, *(_SMOKE if smoke else ())]
     settings = read_config(config, changes)
     cluster = settings.find_cluster(task=task)
+    if not dry_run and (cluster.is_on_ports_of_ours or settings.config.elastic):
+        check_not_stream(config)  # the tasks, or this one after a change of the cluster, read it again
     settings.check_elastic(cluster)
     settings.check_evaluator()
     # All tasks of a run share its folder, so without a launcher its name must not contain the time.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.files import temporary_folder
+from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
@@ -47,6 +48,7 @@ def main(
     """Verify a config's cluster, or with `record` run as one of its processes."""
     if not config:
         raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
+    check_not_stream(config)
     settings = read_config(config, set)
     cluster = settings.find_cluster()
     if record:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from tfdist._utils.yaml import decode, read_json, read_yaml, read_yaml_file
+from tfdist._utils.yaml import check_not_stream, decode, read_json, read_yaml, read_yaml_file
 from tfdist.errors import ConfigError
 
 
@@ -115,6 +115,13 @@ def test_a_fifo_is_refused_and_a_pipe_of_the_shell_is_read(tmp_path):
     os.close(writing)
     assert read_yaml_file(f"/dev/fd/{reading}").value == {"a": 1}
     os.close(reading)
+
+
+def test_a_stream_is_refused_where_it_is_read_again():
+    for path in ("/dev/stdin", "/dev/fd/63", "/proc/self/fd/5"):
+        with pytest.raises(ConfigError, match=f"^--config {path}: is a stream, .*Write it to a file first$"):
+            check_not_stream(path)
+    check_not_stream("/dev/shm/a.yaml")
 
 
 @pytest.mark.parametrize(
