@@ -1,7 +1,7 @@
 """Run a job's script in the background of this machine, detached from the terminal, and look after it.
 
 The script holds a lock for as long as it runs, so that a process that later gets its number is not taken
-for it.
+for it. It takes the lock itself if a user runs it again, to continue the job.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.records import state_folder
 from tfdist.errors import ConfigError
+from tfdist.launcher.supervisor.process_tree import children_of
 from tfdist.launcher.task_logs import last_lines, task_log_path
 
 __all__ = ["BackgroundEngine", "script", "submit"]
@@ -34,6 +36,12 @@ _SCRIPT = """\
 number=${{1:-$(date +%Y%m%d-%H%M%S)-$$}}  # no other process of this machine has it
 run_dir={run_dir}
 mkdir -p "$run_dir/logs" && cd {folder} || exit
+if [ "$2" != locked ]; then  # whoever submits a job has locked it
+    lock={lock}
+    if [ -e "$lock" ]; then exec 9>> "$lock" && {python} -m tfdist.engines.hold_lock 9 || exit; fi
+    rm -f "$run_dir/exit_status" "$run_dir/cancelled"
+    if [ -e "$lock" ]; then echo $$ > "$lock"; fi
+fi
 export TFDIST_PROGRESS_FILE="$run_dir/logs/progress.json"
 trap : HUP INT TERM  # they are for the command; this shell waits for its exit status
 {command} >> {log} 2>&1{text}
@@ -46,10 +54,11 @@ _LINES_TO_SEARCH = 200
 _MESSAGE = "tfdist: "
 
 
-def script(job: Job, command: str, *, text: str | None = None) -> str:
+def script(engine: str, job: Job, command: str, *, text: str | None = None) -> str:
     """Return the script that runs a command in the foreground.
 
     Args:
+        engine: The name of the engine.
         job: The job.
         command: The words of the command, quoted for a shell whose variable run_dir is the run's folder.
         text: What the command reads from its standard input, if it reads any.
@@ -58,6 +67,8 @@ def script(job: Job, command: str, *, text: str | None = None) -> str:
         made_by=job.made_by,
         run_dir=job.shell_run_dir,
         folder=shlex.quote(str(Path.cwd())),
+        lock=_shell_lock_path(engine),
+        python=shlex.quote(sys.executable),
         command=command,
         log=f'"$run_dir/logs/{_log(job.is_single).name}"',
         text="" if text is None else f" << 'END OF PLAN'\n{text}\nEND OF PLAN",
@@ -76,7 +87,7 @@ def submit(engine: str, job: Job, script: str) -> Submission:
         (run_dir / "logs").mkdir()
         with (run_dir / _log(job.is_single)).open("ab") as output:
             process = subprocess.Popen(
-                ["bash", path, handle.number],
+                ["bash", path, handle.number, "locked"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -119,7 +130,11 @@ class BackgroundEngine:
         with storage_errors(submission.run_dir):
             _cancelled(submission).touch()
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.killpg(pid, signal.SIGTERM)
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGTERM)
+                return
+            for child in children_of(pid):  # of a job that a script continues, which leads the group
+                os.kill(child, signal.SIGTERM)
 
 
 def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
@@ -160,7 +175,7 @@ def _is_made(make: Callable[..., None]) -> bool:
 
 
 def _pid(submission: Submission) -> int | None:
-    """Return the process of a job, which leads a group; None if the job has ended.
+    """Return the process of a job; None if the job has ended.
 
     Raises:
         ConfigError: The job is on another machine.
@@ -196,4 +211,14 @@ def _cancelled(submission: Submission) -> Path:
 
 
 def _lock_path(handle: Handle) -> Path:
-    return state_folder() / "running" / quote(str(handle), safe="")
+    return _folder_of_locks() / quote(str(handle), safe="")
+
+
+def _shell_lock_path(engine: str) -> str:
+    """Return the same path, on the machine of the shell, as a word of a script whose variable is number."""
+    before, _, after = quote(str(Handle(engine, "\0", "")), safe="").partition(quote("\0"))
+    return f'{shlex.quote(str(_folder_of_locks().absolute()))}/{before}"$(uname -n)"{after}"$number"'
+
+
+def _folder_of_locks() -> Path:
+    return state_folder() / "running"

@@ -20,7 +20,7 @@ class Local(background.BackgroundEngine):
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script that runs the job in the foreground."""
-        return background.script(job, shell_command(_command(job, options)))
+        return background.script(self.name, job, shell_command(_command(job, options)))
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the script in a session of its own."""

@@ -83,7 +83,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
 
 def _script(job: Job, plan: Plan) -> str:
     client = shell_command([sys.executable, "-m", "tfdist.engines.ssh_launch", SHELL_RUN_DIR])
-    return background.script(job, client, text=plan.as_text())
+    return background.script(Ssh.name, job, client, text=plan.as_text())
 
 
 def _section(job: Job, options: Mapping[str, str]) -> SshSection:

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,14 @@ def started(submission):
     return int(lock.read_text())
 
 
+def until_up_twice(submission):
+    for path in (submission.run_dir / "logs" / f"worker-{i}.log" for i in range(2)):
+        deadline = time.monotonic() + SECONDS
+        while path.read_text().count("up\n") < 2:
+            assert time.monotonic() < deadline, path.read_text()
+            time.sleep(0.05)
+
+
 def test_a_command_is_every_task_in_the_background():
     submission = submit("sh", "-c", "echo $TF_CONFIG")
     assert submission.handle.place == socket.gethostname()
@@ -83,6 +92,30 @@ def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
     assert until(State.CANCELLED, submission) == "exit status 138"
     assert (submission.run_dir / "logs" / "worker-1.log").read_text().endswith("saved\n")
     tfdist("cancel", str(submission.handle))  # there is nothing to end
+
+
+def test_a_job_that_is_continued_runs_again():
+    submission = submit(
+        "bash", "-c", "trap 'exit 138' TERM; echo up; [ ! -e go ] || exit 0; while true; do sleep 0.1; done"
+    )
+    started(submission)
+    tfdist("cancel", str(submission.handle))
+    until(State.CANCELLED, submission)
+    words = ["bash", submission.run_dir / "job.sh", submission.handle.number]
+    with subprocess.Popen(words) as continued:
+        try:
+            until(State.RUNNING, submission)
+            again = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+            assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+            assert again.stderr.startswith("tfdist: this job runs already")
+            until_up_twice(submission)
+        finally:
+            tfdist("cancel", str(submission.handle))  # the group is that of this process, which stays
+        assert continued.wait(SECONDS) == 138
+    assert until(State.CANCELLED, submission) == "exit status 138"
+    Path("go").touch()
+    assert subprocess.run(words, timeout=SECONDS, check=False).returncode == 0
+    assert until(State.SUCCEEDED, submission) == "exit status 0"
 
 
 def test_a_job_whose_processes_are_killed_has_failed():
