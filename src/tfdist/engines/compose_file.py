@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from tfdist._utils.files import default_cache_dir
+from tfdist._utils.user_paths import expanded_path
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import Job
 from tfdist.engines.logs_and_exit_status import progress_path
@@ -241,21 +242,26 @@ def _mount_of_runs(job: Job) -> _Mount:
 
 
 def _mount_of_cache(job: Job) -> _Mount:
-    return _folder_or_volume(job.section.compose.cache or str(default_cache_dir()), "/cache")
+    chosen = job.section.compose.cache
+    return _folder_or_volume(chosen, "/cache", "cache") if chosen else _folder(default_cache_dir())
 
 
 def _mount_of_data(job: Job) -> _Mount | None:
     """Return the mount of prepared data sets, if there are any."""
-    chosen = job.section.compose.data or os.environ.get("TFDS_DATA_DIR")
-    return _folder_or_volume(chosen, "/data") if chosen else None
+    if chosen := job.section.compose.data:
+        return _folder_or_volume(chosen, "/data", "data")
+    folder = os.environ.get("TFDS_DATA_DIR")
+    return _folder(expanded_path(Path(folder), "TFDS_DATA_DIR")) if folder else None
 
 
-def _folder_or_volume(text: str, target: str) -> _Mount:
-    return _folder(Path(text)) if "/" in text or text.startswith(("~", ".")) else _Mount(text, target)
+def _folder_or_volume(text: str, target: str, key: str) -> _Mount:
+    """Return the mount of a value of the config, where a name is that of a volume."""
+    is_folder = "/" in text or text.startswith(("~", "."))
+    return _folder(expanded_path(Path(text), f"engine.compose.{key}")) if is_folder else _Mount(text, target)
 
 
 def _folder(path: Path) -> _Mount:
-    absolute = str(path.expanduser().absolute())
+    absolute = str(path.absolute())
     return _Mount(absolute, absolute)
 
 

@@ -122,6 +122,21 @@ def test_folders_have_the_same_path_in_the_containers(rendered, tmp_path):
     assert sources(inside).keys() == {"/caches/tfdist", str(tmp_path)}
 
 
+def test_a_name_of_the_environment_is_a_folder_and_no_volume(rendered, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", "cache")
+    monkeypatch.setenv("TFDS_DATA_DIR", "data")
+    file = rendered(RUN_DIR, runs="runs", code="image")
+    folders = {str(tmp_path / name) for name in ("cache", "data")}
+    assert sources(file["services"]["worker-0"]) == {"runs": "/runs", **{name: name for name in folders}}
+    assert file["volumes"].keys() == {"runs"}
+
+
+def test_a_folder_of_an_unknown_user_is_one_line(rendered):
+    message = r"^engine\.compose\.data: no home folder is known for '~no-such-user/x'\. Write the whole path$"
+    with pytest.raises(ConfigError, match=message):
+        rendered(RUN_DIR, data="~no-such-user/x")
+
+
 def test_named_volumes_take_the_place_of_folders(rendered, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", "/data/tfds")
     file = rendered(RUN_DIR, runs="runs", cache="cache", data="tfds", code="image")
