@@ -17,21 +17,6 @@ Each is a subclass of the builtin exception in brackets, so that callers can cat
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "LOST",
-    "ConfigError",
-    "DataError",
-    "NotFinite",
-    "Preempted",
-    "StorageError",
-    "TaskLost",
-    "TfdistError",
-    "Unavailable",
-    "did_you_mean",
-    "is_near",
-    "shown",
-]
-
 LOST = 138  # the exit status of who is to be started again
 _LONGEST_SHOWN = 80
 _NEAR = 0.6  # difflib's own cutoff

@@ -16,26 +16,6 @@ from typing import Any, BinaryIO
 from tfdist._utils.user_paths import expanded_path
 from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
 
-__all__ = [
-    "claimed_run_folder",
-    "default_cache_dir",
-    "fresh_folder",
-    "fresh_path",
-    "local_path",
-    "new_run_folder",
-    "opened_stream",
-    "path_or_address",
-    "remove_folder",
-    "remove_partial",
-    "stamped_run_folder",
-    "storage_errors",
-    "temporary_folder",
-    "write_json",
-    "write_output",
-    "write_whole",
-]
-
-
 _LONGEST_NAME = 255  # bytes, of a file on Linux
 _STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/([0-9]{1,9})")  # of this process
 _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE

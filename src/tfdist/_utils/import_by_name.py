@@ -7,8 +7,6 @@ from typing import Any
 
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["import_object"]
-
 
 def import_object(name: str, place: str) -> Any:
     """Import the object that a name such as `my_pkg.my_module:build` stands for.

@@ -17,20 +17,6 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, StorageError
 
-__all__ = [
-    "StoredFile",
-    "check_store",
-    "download",
-    "list_files",
-    "list_names",
-    "read_file",
-    "remove_file",
-    "remove_tree",
-    "upload",
-    "why_unreachable",
-    "write_file",
-]
-
 _PLUGIN = "tensorflow_io"  # adds s3:// and others
 _LAST_OF_PLUGIN = (2, 16)  # the newest TensorFlow for which there is one
 _AT_ONCE = 16  # requests; a store answers many small ones together faster than one after the other

@@ -6,8 +6,6 @@ from typing import Any
 from tfdist._utils.files import storage_errors
 from tfdist.errors import ConfigError
 
-__all__ = ["check_plotting", "new_figure", "save"]
-
 
 def check_plotting() -> None:
     """Raise a ConfigError if matplotlib is not installed."""

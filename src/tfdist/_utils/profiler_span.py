@@ -4,8 +4,6 @@ import contextlib
 import sys
 from typing import Any
 
-__all__ = ["AWAIT_SUMS", "EXCHANGE", "STEP", "WAITING", "span"]
-
 # The names that timelines show. A part that waits lies inside an exchange.
 STEP, EXCHANGE, WAITING, AWAIT_SUMS = "train", "exchange", "waiting for others", "await sums"
 _NOTHING = contextlib.nullcontext()

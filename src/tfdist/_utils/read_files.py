@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["check_regular", "glob_free_path", "opened_regular", "read_json_file", "read_text_file"]
-
 _MOST_BYTES = 64 << 20
 _GLOB_CHARACTERS = frozenset("*?[\\")  # which TensorFlow takes for a pattern
 _FALLBACK = "/tmp"  # noqa: S108  # only a link is there, in a new folder of this user

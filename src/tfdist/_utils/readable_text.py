@@ -4,8 +4,6 @@ import os
 
 from tfdist._utils.user_paths import current_folder
 
-__all__ = ["count", "duration", "short_path"]
-
 
 def count(quantity: int, singular: str, plural: str = "") -> str:
     """Return how many there are of something.

@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["attributes_set"]
-
 
 @contextlib.contextmanager
 def attributes_set(owner: Any, **values: Any) -> Iterator[None]:

@@ -5,8 +5,6 @@ import signal
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["VARIABLE", "stop_signals", "variable_for_tasks"]
-
 VARIABLE = "TFDIST_STOP_SIGNALS"  # such as USR1,USR2: besides SIGTERM
 _OF_SLURM = "USR1,USR2"  # with which many job scripts let Slurm announce the time limit
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["absolute_path", "current_folder", "exists", "expanded_path", "is_file", "is_folder"]
-
 
 def exists(path: str | os.PathLike[str]) -> bool:
     """Return whether a path exists, as far as this user can see."""

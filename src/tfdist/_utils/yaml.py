@@ -23,8 +23,6 @@ import yaml
 from tfdist._utils.read_files import opened_regular
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["Document", "Source", "check_not_stream", "decode", "read_json", "read_yaml", "read_yaml_file"]
-
 # A usual config has a page or two. The limit allows ten thousand host names.
 _MOST_BYTES = 256 * 1024
 _MOST_DEPTH = 32

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from tfdist.benchmark.task_measurements import Record, Sample
 
-__all__ = ["NAMES", "Parts", "parts_of"]
-
 NAMES = ("input", "compute", "exchange", "wait", "rest")
 
 

@@ -10,8 +10,6 @@ from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.sections.strategy import CommunicationSection
 
-__all__ = ["Candidate", "options_to_try"]
-
 _STEPS_PER_EXECUTION = (1, 10, 50)
 _BYTES_PER_PACK = (1 << 20, 4 << 20)
 _MIRRORED = "multi_worker_mirrored"

@@ -29,8 +29,6 @@ from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
 
-__all__ = ["rehearse_parts"]
-
 _STEPS, _WARM_UP = 20, 5
 
 

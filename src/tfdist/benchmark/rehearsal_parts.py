@@ -4,8 +4,6 @@ import msgspec
 
 from tfdist.trainer.model_sizes import ModelSizes
 
-__all__ = ["PARTS", "Part", "Plan"]
-
 PARTS = ("strategy", "data", "model", "speed")
 
 

@@ -13,8 +13,6 @@ from tfdist.benchmark.tuning import Tried, Tuning
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_values", "caveats", "draw", "show_scaling", "show_tuning", "spread"]
-
 _WIDTH = 160
 _MAX_OTHER_CORES = 0.05  # cores
 _MAX_SPREAD = 0.10

@@ -28,8 +28,6 @@ from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.config import Settings
 from tfdist.trainer.model_sizes import Replicas
 
-__all__ = ["Bench", "Scenario", "Trial", "alone", "of_workers", "run", "try_out", "whole_machine"]
-
 _ON_LINUX = sys.platform == "linux"
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
 _ERROR_PREFIX = "tfdist: "

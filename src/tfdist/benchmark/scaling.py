@@ -11,8 +11,6 @@ from tfdist.benchmark.task_measurements import Sample
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.strategies.options import is_gpu_used
 
-__all__ = ["Row", "Scaling", "measure_scaling", "run_in_rounds"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Exchange", "Record", "Sample"]
-
 # ring: tfdist's, which measures its own times. collectives: TensorFlow's, between workers. devices: between
 # the devices of one process. servers: with parameter servers. none: no exchange.
 Exchange = Literal["ring", "collectives", "devices", "servers", "none"]

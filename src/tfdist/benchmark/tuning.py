@@ -15,8 +15,6 @@ from tfdist.errors import TfdistError
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.share_cores_and_gpus import own_cores
 
-__all__ = ["Tried", "Tuning", "chosen", "tune", "yaml_lines"]
-
 _MIN_GAIN = 1.02  # a smaller gain is not worth a line in a config
 _UNCHANGED = "the config as it is"
 _TOGETHER = "together"

@@ -30,8 +30,6 @@ from tfdist.training.session import Session
 from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.stop_together import Agreement, wait_for_all
 
-__all__ = ["measure", "processor_seconds"]
-
 # The type in which the workers agree, before a step, on whether they have data.
 _TYPE_OF_DATA_AGREEMENT = "int64"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tfdist._utils.files import local_path
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._run_command import Changes, ConfigFile, Flag
+from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.engine import Engine, engine_names, find_engine
@@ -21,8 +21,6 @@ from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
-
-__all__ = ["made_by", "options_of", "requested", "submission_of"]
 
 
 def requested(
@@ -65,7 +63,7 @@ def requested(
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     folder = absolute_path(local_path(run_dir or "runs", "--run_dir"), "--run_dir")
-    _check_utf_8("--run_dir", str(folder))
+    check_utf_8("--run_dir", str(folder))
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
@@ -127,17 +125,8 @@ def made_by() -> str:
     Raises:
         ConfigError: A word of it is not UTF-8.
     """
-    _check_utf_8("command line", *sys.argv)
+    check_utf_8("command line", *sys.argv)
     return " ".join(shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]]).splitlines())
-
-
-def _check_utf_8(where: str, *texts: str) -> None:
-    """Raise ConfigError for other bytes, which what engines read, and the events of a run, cannot contain."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # os.fsdecode's form of such bytes
-            raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None
 
 
 def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:

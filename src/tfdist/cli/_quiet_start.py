@@ -10,8 +10,6 @@ from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
 from tfdist.trainer.config import Settings
 
-__all__ = ["load_tensorflow_quietly", "prepare_data"]
-
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
 
 

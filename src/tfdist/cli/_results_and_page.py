@@ -9,8 +9,6 @@ from tfdist._utils.user_paths import exists
 from tfdist.errors import TfdistError
 from tfdist.launcher.run_events import FILE
 
-__all__ = ["page_written", "print_results"]
-
 _LABEL_WIDTH = 15
 
 

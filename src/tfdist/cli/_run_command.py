@@ -24,10 +24,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TextIO, get_args, get_or
 from absl import flags
 from absl import logging as absl_logging
 
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.environment import enable_onednn
-
-__all__ = ["GIVEN_ENVIRONMENT", "Changes", "ConfigFile", "Flag", "LogFormat", "Verbosity", "run"]
 
 GIVEN_ENVIRONMENT = dict(os.environ)  # before a command sets variables of its own
 _DEFINE: dict[type, Callable[..., object]] = {
@@ -201,3 +199,12 @@ def _help(own: Sequence[str]) -> str:
         text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def check_utf_8(where: str, *texts: str) -> None:
+    """Raise ConfigError for other bytes, which what engines read, and the events of a run, cannot contain."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # os.fsdecode's form of such bytes
+            raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None

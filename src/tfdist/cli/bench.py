@@ -24,8 +24,6 @@ from tfdist.trainer.config import Settings, read_config
 if TYPE_CHECKING:
     from tfdist.benchmark.run_scenario import Bench
 
-__all__ = ["main"]
-
 _MOST_WORKERS = 64
 
 

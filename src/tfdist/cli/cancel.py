@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from tfdist.cli._jobs import submission_of
 from tfdist.cli._run_command import run
 
-__all__ = ["main"]
-
 
 def main(command: Sequence[str]) -> None:
     """End the job."""

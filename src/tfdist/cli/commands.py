@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from tfdist import __version__
 from tfdist.errors import did_you_mean
 
-__all__ = ["COMMANDS", "main", "run_command"]
-
 COMMANDS: dict[str, str] = {
     "bench": "Measure how fast a config trains here, where the time goes, and which changes help.",
     "init": "Start a project: answer five questions, and get a config or a script to begin with.",

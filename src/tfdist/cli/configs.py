@@ -13,8 +13,6 @@ from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs
 
-__all__ = ["main"]
-
 
 def main(
     command: Sequence[str], output: Annotated[str, Flag("The folder to write to.", short_name="o")] = "."

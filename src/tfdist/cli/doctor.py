@@ -27,8 +27,6 @@ from tfdist.errors import ConfigError, StorageError
 from tfdist.trainer.config import Settings, read_config
 from tfdist.trainer.run_folder import find_run_folder
 
-__all__ = ["main"]
-
 _FAILED = 2
 
 

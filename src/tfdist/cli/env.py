@@ -11,8 +11,6 @@ from typing import Annotated
 from tfdist.cli._run_command import GIVEN_ENVIRONMENT, Flag, run
 from tfdist.diagnostics.environment import describe_environment
 
-__all__ = ["main"]
-
 
 def main(*, json: Annotated[bool, Flag("Print JSON.")] = False) -> None:
     """Print one line for each fact, or one JSON object."""

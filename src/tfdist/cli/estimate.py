@@ -21,8 +21,6 @@ from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
 
-__all__ = ["main"]
-
 _SPEEDS = (1, 10)  # Gbit/s
 
 

@@ -33,8 +33,6 @@ from tfdist.trainer.new_project import (
 )
 from tfdist.trainer.new_project_files import project_files
 
-__all__ = ["main"]
-
 _CHOICES = {"where": PLACES, "strategy": STRATEGIES, "data": DATA, "model": MODELS}
 
 

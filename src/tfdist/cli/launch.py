@@ -19,7 +19,7 @@ from typing import Annotated
 from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist._utils.readable_text import duration, short_path
 from tfdist.cli._results_and_page import page_written, print_results
-from tfdist.cli._run_command import Flag, LogFormat, Verbosity, run
+from tfdist.cli._run_command import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
@@ -29,8 +29,6 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import NetworkIsolation, launch
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.profiling.timelines_of_run import timelines_in
-
-__all__ = ["main"]
 
 _APART = (
     "tfdist: WARNING: the script has not called tfdist: unless it reads TF_CONFIG itself, each task has"
@@ -87,6 +85,7 @@ def main(
     """Run a command as every task of a local cluster."""
     if not command:
         raise ConfigError("command line", "names no command", remedy="Write it last: -- python my_script.py")
+    check_utf_8("command line", *command)
     jobs = _jobs(job, {"worker": workers, "ps": ps})
     workers = (0 if jobs else 2) if workers is None else workers
     cluster = ClusterConfig.local(workers=workers, ps=ps, chief=1 if jobs else None, jobs=jobs)

@@ -8,8 +8,6 @@ from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import submissions
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["main"]
-
 _LONGEST_STATE = 60
 
 

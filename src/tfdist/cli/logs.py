@@ -16,8 +16,6 @@ from tfdist.engines.logs_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.task_logs import without_control_sequences
 
-__all__ = ["main"]
-
 
 def main(
     command: Sequence[str],

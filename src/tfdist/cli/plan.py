@@ -15,8 +15,6 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, plan_text, read_config
 
-__all__ = ["main"]
-
 
 def main(
     config: Annotated[str | None, Flag("The YAML file whose cluster is planned.")],

@@ -24,8 +24,6 @@ from tfdist.export.export_folder import find_export
 if TYPE_CHECKING:
     from tfdist.export.write_answers import Summary
 
-__all__ = ["main"]
-
 
 def main(
     model: Annotated[str | None, Flag("A run's folder, an export in it, or a .keras or .tflite file there.")],

@@ -21,8 +21,6 @@ from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import DockerfileSection
 
-__all__ = ["main"]
-
 
 def main(
     command: Sequence[str],

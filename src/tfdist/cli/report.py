@@ -19,8 +19,6 @@ from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.report.page import write_page
 from tfdist.errors import ConfigError, DataError
 
-__all__ = ["main"]
-
 
 def main(
     command: Sequence[str],

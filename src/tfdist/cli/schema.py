@@ -10,8 +10,6 @@ import json
 from tfdist.cli._run_command import run
 from tfdist.trainer.config import json_schema
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the schema."""

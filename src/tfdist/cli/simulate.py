@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tfdist.simulation.forecast import Forecast
     from tfdist.simulation.setup import Setup
 
-__all__ = ["main"]
-
 STRATEGIES = ("parameter_server", "parameter_server_sync", "multi_worker_mirrored")
 _MOST_WORKERS = 1000
 

@@ -13,8 +13,6 @@ from tfdist.engines.logs_and_exit_status import last_progress
 from tfdist.errors import TfdistError
 from tfdist.launcher.progress_text import find_progress
 
-__all__ = ["main"]
-
 
 def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""

@@ -16,8 +16,6 @@ from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import record
 from tfdist.errors import TfdistError
 
-__all__ = ["main"]
-
 
 def main(command: Sequence[str], **flags: Any) -> None:
     """Submit a job; `requested` takes the flags."""

@@ -16,8 +16,6 @@ from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_r
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.private_network import join_private_network
 
-__all__ = ["main"]
-
 _REMEDY = (
     "Run it as the user who has started the run, or set launch.network_isolation: never, or use --profile"
 )

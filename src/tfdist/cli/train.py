@@ -37,8 +37,6 @@ from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folde
 if TYPE_CHECKING:
     from tfdist.launcher.launch import NetworkIsolation
 
-__all__ = ["main"]
-
 # A run of seconds with two evaluations, two checkpoints and the export.
 _SMOKE = (
     "train.steps=4",

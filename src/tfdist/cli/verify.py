@@ -25,8 +25,6 @@ from tfdist.trainer.config import Settings, read_config
 if TYPE_CHECKING:
     from tfdist.trainer.equivalence import Difference
 
-__all__ = ["main"]
-
 _ALONE = ["--set=cluster={}", "--set=strategy={name: one_device}"]
 _SECONDS = 1800
 

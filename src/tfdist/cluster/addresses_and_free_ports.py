@@ -10,8 +10,6 @@ import weakref
 
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["LocalPorts", "is_free", "join_address", "listen_on_all_interfaces", "port_taken", "split_address"]
-
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # Linux, macOS and Windows give higher ports to outgoing connections. Such a connection could otherwise take a
 # reserved port before its server has started.

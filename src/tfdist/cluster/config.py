@@ -43,8 +43,6 @@ from tfdist.errors import ConfigError, is_near, shown
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["ClusterConfig", "ClusterSection", "Task"]
-
 _log = logging.getLogger("tfdist")
 
 

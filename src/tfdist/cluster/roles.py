@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["DEFAULT_PORT", "ROLES", "SIZES", "Sizes", "stated_sizes"]
-
 ROLES = ("chief", "worker", "ps", "evaluator")
 SIZES = "TFDIST_ROLES"  # such as chief=1,ps=1,worker=2: for scripts, which have no config file
 DEFAULT_PORT = 2222

@@ -12,17 +12,6 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.roles import ROLES, Sizes
 from tfdist.errors import ConfigError, did_you_mean, is_near, shown
 
-__all__ = [
-    "check_cluster",
-    "check_name",
-    "check_role",
-    "check_same_sizes",
-    "check_task",
-    "checked_addresses",
-    "checked_counts",
-    "checked_jobs",
-]
-
 _ALONE = ("chief", "evaluator")
 _MOST_TASKS = 1000
 _JOB = re.compile(r"[a-z][a-z0-9_]{0,62}")  # the names that device strings such as /job:NAME/task:0 allow

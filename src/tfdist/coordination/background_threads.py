@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["TaskThreads", "running_beside"]
-
 _Task = TypeVar("_Task")
 _Self = TypeVar("_Self", bound="TaskThreads")
 

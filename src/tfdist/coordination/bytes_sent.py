@@ -11,8 +11,6 @@ from pathlib import Path
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.coordination.own_sockets import peers_at, plain_address
 
-__all__ = ["Connections", "count_as_sent"]
-
 _SECONDS_BETWEEN_SAMPLES = 1.0
 # In Linux's struct tcp_info: the offset of tcpi_bytes_acked, and the least length that contains it (since
 # Linux 4.1). Only this counts one process's bytes on TensorFlow's own connections too: psutil and /proc/net

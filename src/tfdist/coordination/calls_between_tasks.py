@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from tfdist.cluster.config import Task
 
-__all__ = ["call", "call_each", "fetch", "register", "resolver_of", "token"]
-
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _functions: dict[str, Any] = {}

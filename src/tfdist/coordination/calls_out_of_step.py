@@ -11,17 +11,6 @@ import msgspec
 
 from tfdist.errors import ConfigError
 
-__all__ = [
-    "NAMES",
-    "CallState",
-    "are_out_of_step",
-    "first_waiting",
-    "have_parted",
-    "late",
-    "out_of_step",
-    "waits_text",
-]
-
 NAMES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "barrier", "save")
 _MOST_NAMED = 3
 _LONGEST_ERROR = 120

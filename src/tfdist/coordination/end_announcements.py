@@ -18,16 +18,6 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.background_threads import TaskThreads
 from tfdist.coordination.calls_between_tasks import call_each, fetch
 
-__all__ = [
-    "ServerTermination",
-    "announce_termination",
-    "dismiss",
-    "is_shutdown_told",
-    "keep_servers_at_exit",
-    "shut_servers_down_at_exit",
-    "was_dismissed",
-]
-
 _MARK = "ram://tfdist/told-to-end"
 _ENDED_MARK = "ram://tfdist/chief-has-ended"
 _DISMISSAL_MARK = "ram://tfdist/chief-needs-no-more"

@@ -14,19 +14,6 @@ from collections.abc import Iterator, Mapping
 from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, split_address
 from tfdist.coordination.background_threads import running_beside
 
-__all__ = [
-    "HTTP2_SETTINGS",
-    "SECONDS_BETWEEN_CHECKS",
-    "SILENCE_LIMIT",
-    "Silence",
-    "SilenceClock",
-    "answering_health_checks",
-    "answers",
-    "connected",
-    "reason_of",
-    "why_silent",
-]
-
 SECONDS_BETWEEN_CHECKS = 1.0
 SILENCE_LIMIT = 10.0  # seconds, TensorFlow's own limit for its tasks
 _MOST_COUNTED_AT_ONCE = 5.0  # this process itself may have been stopped for a while

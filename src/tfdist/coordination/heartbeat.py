@@ -17,8 +17,6 @@ from tfdist.coordination.own_sockets import break_connections, peers_at
 from tfdist.errors import TaskLost, TfdistError
 from tfdist.launcher.chief_reports import report_silent
 
-__all__ = ["Watcher", "end_process", "is_continued_without"]
-
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
 # more.
 _SECONDS_BEFORE_OWN_ERROR = 10.0

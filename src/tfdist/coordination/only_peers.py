@@ -23,8 +23,6 @@ from tfdist.coordination.background_threads import running_beside
 from tfdist.coordination.own_sockets import ESTABLISHED, LISTENING, Socket, own_sockets, peers_at
 from tfdist.errors import ConfigError
 
-__all__ = ["ONLY_PEERS", "admitting_only_peers"]
-
 ONLY_PEERS = "TFDIST_ONLY_PEERS"
 _VALUES = {"": False, "0": False, "1": True}
 

@@ -17,17 +17,6 @@ from typing import NamedTuple
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 
-__all__ = [
-    "BEING_MADE",
-    "ESTABLISHED",
-    "LISTENING",
-    "Socket",
-    "break_connections",
-    "own_sockets",
-    "peers_at",
-    "plain_address",
-]
-
 ESTABLISHED, BEING_MADE, LISTENING = "01", "02", "0A"  # states in these tables
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _DESCRIPTORS = Path("/proc/self/fd")

@@ -7,16 +7,6 @@ from typing import Literal
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = [
-    "KEY",
-    "LEAST_SECONDS",
-    "SHORTEST_SECONDS",
-    "Activity",
-    "StallLimit",
-    "StallTimeout",
-    "checked_timeout",
-]
-
 KEY = "stall_timeout"  # of the section `watch` in a config, and an argument of `tfdist.start`
 StallTimeout = float | Literal["auto", "off"]
 

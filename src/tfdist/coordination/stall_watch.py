@@ -28,17 +28,6 @@ from tfdist.errors import LOST, TaskLost
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import TaskStalled
 
-__all__ = [
-    "BETWEEN_STEPS",
-    "EXCHANGE",
-    "StallWatch",
-    "doing",
-    "end_stalled_process",
-    "exchanging",
-    "stalled",
-    "timeout_in_force",
-]
-
 _MOST_COUNTED_AT_ONCE = 5.0  # seconds; this process itself may have been stopped for a while
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SECONDS_TO_SAY_WHY = 5.0  # on a disk that may be what does not answer

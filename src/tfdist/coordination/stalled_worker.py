@@ -20,8 +20,6 @@ from tfdist.launcher.chief_reports import report_silent
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import TaskStalled
 
-__all__ = ["WorkerExecutions", "end_stalled_worker", "let_chief_end_this_worker"]
-
 _NAME = "end_stalled_worker"
 _SECONDS_TO_REACT = 10.0
 _SECONDS_BETWEEN_CHECKS = 1.0

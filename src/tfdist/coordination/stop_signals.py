@@ -17,8 +17,6 @@ from tfdist._utils.stop_signal_names import stop_signals
 from tfdist.coordination.background_threads import running_beside
 from tfdist.errors import Preempted
 
-__all__ = ["Notice", "handling_stop_signals", "own_handler_restored"]
-
 _SECONDS_BETWEEN_POLLS = 0.1
 
 

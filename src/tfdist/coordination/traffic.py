@@ -17,8 +17,6 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
 from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
 
-__all__ = ["Traffic", "reporting_traffic"]
-
 _NAME = "bytes_sent"
 _UNKNOWN = -1  # the kernel does not report it
 _COUNT_TIMEOUT = 5.0

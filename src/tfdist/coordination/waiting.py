@@ -9,8 +9,6 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import why_silent
 from tfdist.errors import TaskLost
 
-__all__ = ["START_TIMEOUT", "Awaiting", "await_servers"]
-
 START_TIMEOUT = 600.0  # seconds that other tasks may take to come up, unless the user says something else
 
 _SECONDS_BEFORE_FIRST_REPORT = 5.0  # tasks that start together load TensorFlow for about as long

@@ -28,8 +28,6 @@ from tfdist.coordination.calls_out_of_step import (
 from tfdist.coordination.heartbeat import end_process
 from tfdist.errors import ConfigError, Preempted, TaskLost, TfdistError
 
-__all__ = ["CallWatch", "Store"]
-
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SECONDS_TO_FOLLOW = 10.0  # for a task in a call that another has left by an exception
 _SECONDS_BEFORE_WARNING = 30.0

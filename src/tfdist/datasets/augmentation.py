@@ -8,8 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["AUGMENTATIONS", "draws"]
-
 _DRAWS = 5  # random numbers of an example: the window's row and column, mirror, brightness, contrast
 _PAGE = 1024
 

@@ -31,8 +31,6 @@ from numpy.typing import NDArray
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import DataError
 
-__all__ = ["Contents", "Prepared", "Split", "find_prepared", "lock", "prepare", "size_text"]
-
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
 Batches = Iterable[tuple[Images, Labels]]

@@ -10,8 +10,6 @@ import tensorflow as tf
 from tfdist.datasets.cache import Batches, Contents, size_text
 from tfdist.errors import DataError
 
-__all__ = ["READING_ERRORS", "Part", "contents_of", "decode", "gist", "resize_images", "resized"]
-
 _AT_ONCE = 256
 
 READING_ERRORS = (

@@ -12,8 +12,6 @@ from tfdist._utils.object_store import check_store, download, list_files
 from tfdist.datasets.cache import lock
 from tfdist.errors import DataError, StorageError, Unavailable
 
-__all__ = ["Listing", "copy_to_cache", "list_address"]
-
 Listing = list[tuple[str, int, int]]
 _log = logging.getLogger("tfdist")
 

@@ -18,8 +18,6 @@ from tfdist.datasets.from_idx import idx_files, read_idx, read_labels_file
 from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError
 
-__all__ = ["check_files", "is_hidden", "read_path"]
-
 _TEST_NAMES = ("test", "validation", "val")
 _HELD_OUT = 10  # in a folder without test images, every tenth image is one
 _IMAGE_KEYS = ("image", "image/encoded")

@@ -16,8 +16,6 @@ from tfdist.datasets.cache import Contents, size_text
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
 
-__all__ = ["idx_files", "read_idx", "read_labels_file"]
-
 Array = NDArray[np.uint8]
 
 # The file names of the original sets; some copies have a dot in place of the hyphen before idx.

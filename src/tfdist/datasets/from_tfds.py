@@ -14,8 +14,6 @@ from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
 from tfdist.errors import DataError, Unavailable, did_you_mean
 
-__all__ = ["fetch_tfds", "read_tfds"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -18,8 +18,6 @@ from tfdist.datasets.cache import Batches, Contents, Prepared, find_prepared, pr
 from tfdist.datasets.from_idx import idx_files
 from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean
 
-__all__ = ["Data", "DataRequest", "open_data"]
-
 _DRAWN: dict[str, tuple[ModuleType, tuple[int, int]]] = {
     "digits": (synthetic_digits, (60_000, 10_000)),  # MNIST's counts
     "shapes": (synthetic_shapes, (50_000, 10_000)),  # CIFAR-10's counts

@@ -22,8 +22,6 @@ from tfdist.datasets.augmentation import AUGMENTATIONS, draws
 from tfdist.datasets.cache import Split
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["test_batches", "train_batches", "train_parts"]
-
 _ENDLESS = 2**62
 # With TensorFlow's default of 4, the orders of two consecutive epochs of 60,000 examples correlate by 0.9.
 _ROUNDS = 16

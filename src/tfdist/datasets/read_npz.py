@@ -11,8 +11,6 @@ import numpy as np
 from tfdist._utils.read_files import opened_regular
 from tfdist.errors import DataError
 
-__all__ = ["check_fits_memory", "read_npz"]
-
 # Of damaged, encrypted and oversized files, and of those that have another format.
 _ERRORS = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 

@@ -12,8 +12,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AT_ONCE", "CLASSES", "IMAGE_SHAPE", "VERSION", "draw"]
-
 Floats = NDArray[np.float32]
 
 AT_ONCE = 1000

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AT_ONCE", "CLASSES", "IMAGE_SHAPE", "VERSION", "draw"]
-
 Floats = NDArray[np.float32]
 Outline = Callable[[Floats, Floats], Floats]
 

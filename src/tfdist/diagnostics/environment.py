@@ -13,8 +13,6 @@ from tfdist import __version__
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
-__all__ = ["bytes_available", "core_limit", "describe_environment", "gpu_names", "memory_left"]
-
 _PACKAGES = (
     "tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-datasets",
     "numpy", "protobuf", "absl-py", "msgspec", "PyYAML", "rich", "tensorboard", "ray",

@@ -13,8 +13,6 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas, VariableSizes
 
-__all__ = ["TaskEstimate", "estimate_tasks", "milliseconds", "one_of_each"]
-
 # Measured with TensorFlow 2.21 on CPUs: what a task has besides the parts that follow from the model, such as
 # traced and optimized graphs, executors, connections, and buffers of the input pipeline.
 _ALONE, _CHIEF, _SERVER = 180_000_000, 140_000_000, 80_000_000

@@ -11,8 +11,6 @@ from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.errors import ConfigError
 from tfdist.launcher.run_events import LaunchStarted, NetworkChosen, TaskExited, TaskStarted
 
-__all__ = ["RunningTasks", "check_answers", "find_running_tasks"]
-
 _NO_PORT = "evaluator"  # reads checkpoints, and no task calls it
 
 

@@ -27,8 +27,6 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.process_tree import children_of
 from tfdist.launcher.task_logs import last_lines, task_log_path
 
-__all__ = ["BackgroundEngine", "script", "submit"]
-
 _SCRIPT = """\
 #!/bin/bash
 # Made by: {made_by}

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["run_client"]
-
 _SECONDS = 60.0  # for an answer of the engine
 
 

@@ -14,17 +14,6 @@ from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = [
-    "load_client",
-    "merged",
-    "new_name",
-    "new_secret",
-    "of_role",
-    "required",
-    "section_with",
-    "task_command",
-]
-
 Section = TypeVar("Section", bound=msgspec.Struct)
 Value = TypeVar("Value")
 

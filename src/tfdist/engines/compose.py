@@ -31,8 +31,6 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["Compose"]
-
 _SECONDS = 60.0  # for an answer of the engine
 _SECONDS_TO_PULL = 3600.0
 _OLDEST = (2, 24)  # the first Compose with configs in the file itself, and their mode

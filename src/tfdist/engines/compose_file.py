@@ -24,15 +24,6 @@ from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import ComposeSection
 
-__all__ = [
-    "compose_file",
-    "folder_of_runs",
-    "folders_to_make",
-    "job_with_options",
-    "project_stem",
-    "service_name",
-]
-
 _PORT = 2222
 _PROJECT = "\0project"  # stands for the name of the project, which Compose knows
 _CONFIG = "/etc/tfdist/config.yaml"

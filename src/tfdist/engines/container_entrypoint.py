@@ -25,8 +25,6 @@ from tfdist.engines.job_description import CONFIG
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 from tfdist.trainer.run_folder import failure_file
 
-__all__ = ["MOST_BYTES", "NAME", "RESTARTS", "config_variables", "main"]
-
 RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again
 NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
 _CONFIG = "TFDIST_CONFIG_"

@@ -11,8 +11,6 @@ import tfdist
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.sections.engine import DockerfileSection
 
-__all__ = ["render_dockerfile"]
-
 _FILE = """\
 # Made by: {made_by}
 # Build it with: {build}

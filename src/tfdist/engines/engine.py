@@ -16,8 +16,6 @@ from tfdist.engines.ssh import Ssh
 from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["ENTRY_POINTS", "Engine", "engine_names", "find_engine"]
-
 ENTRY_POINTS = "tfdist.engines"  # the group in which a package names a class of its own
 _METHODS = ("render", "submit", "state", "logs", "cancel")
 

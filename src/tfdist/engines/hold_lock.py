@@ -10,8 +10,6 @@ import os
 import sys
 import time
 
-__all__ = ["main"]
-
 _ATTEMPTS, _PAUSE = 20, 0.1  # `tfdist status` locks the file too, for a moment
 
 

@@ -12,8 +12,6 @@ from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.trainer.sections.engine import EngineSection
 
-__all__ = ["CONFIG", "PYTHON", "RUN_DIR", "SHELL_RUN_DIR", "Job", "shell_command", "without_references"]
-
 # Words of a command that depend on where and when it runs.
 PYTHON = "{python}"  # the interpreter
 CONFIG = "{config}"  # the config file

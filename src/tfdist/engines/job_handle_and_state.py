@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["Handle", "State", "Submission"]
-
 
 class State(enum.Enum):
     """The state of a submitted job."""

@@ -24,8 +24,6 @@ from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
-__all__ = ["KubectlEngine"]
-
 _SECONDS_BETWEEN_LOOKS = 2.0
 _LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers

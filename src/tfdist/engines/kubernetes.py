@@ -10,8 +10,6 @@ from tfdist.engines.kubectl import KubectlEngine
 from tfdist.engines.kubernetes_objects import RUNS, Application, Object
 from tfdist.errors import ConfigError
 
-__all__ = ["JobSet", "Kubernetes", "TFJob", "TrainJob"]
-
 _LABELS = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name"}
 _REPLICAS = {"chief": "Chief", "evaluator": "Evaluator", "ps": "PS", "worker": "Worker"}  # by TFJob's names
 _TRAINER = "trainer.kubeflow.org"

@@ -16,8 +16,6 @@ from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection
 
-__all__ = ["INSTANCE", "ROLE", "RUNS", "Application", "Object"]
-
 Object = dict[str, Any]
 
 INSTANCE = "app.kubernetes.io/instance"  # the label with the name of the job

@@ -20,8 +20,6 @@ from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import Placement, RaySection
 
-__all__ = ["check_resources", "launch", "needs_ray"]
-
 _CALL, _RESULT, _REPORT = "call", "result", "report.json"
 
 

@@ -8,8 +8,6 @@ from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["Local"]
-
 _OPTIONS = ("restarts", "threads", "pin", "network_isolation")  # of `launch:`, and flags of `tfdist launch`
 
 

@@ -12,17 +12,6 @@ from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.reports import Progress, read_reports
 
-__all__ = [
-    "array_folder",
-    "exit_status_path",
-    "last_progress",
-    "lines_of",
-    "log_path",
-    "progress_path",
-    "rounds",
-    "state_of_exit_status",
-]
-
 _SECONDS_BETWEEN_READS = 0.5
 _SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
 

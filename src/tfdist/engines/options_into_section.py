@@ -10,8 +10,6 @@ from msgspec import inspect
 from tfdist._utils.yaml import Document, Source, decode, read_yaml
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["OptionPath", "by_role", "check_roles", "with_options"]
-
 OptionPath = str | tuple[str, ...]
 Section = TypeVar("Section", bound=msgspec.Struct)
 Value = TypeVar("Value")

@@ -24,8 +24,6 @@ from tfdist.trainer.sections.engine import RaySection
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-__all__ = ["Ray"]
-
 _NUMBER = "TFDIST_JOB_NUMBER"  # the variable with the submission's id, which names the folder of the run
 _SCRIPT = "TFDIST_JOB_SCRIPT"  # the variable with the script
 _MOST_BYTES = 120_000  # that Linux passes on as one variable

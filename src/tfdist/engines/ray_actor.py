@@ -20,8 +20,6 @@ from tfdist.launcher.chief_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STE
 from tfdist.launcher.environment import default_variables, inherited_variables
 from tfdist.launcher.share_cores_and_gpus import Cores
 
-__all__ = ["FILES", "News", "Start", "TaskActor"]
-
 FILES = "{files}"  # in a word of the command: the folder of the files that the launch has sent
 _SECONDS_BETWEEN_READS = 0.2
 _SECONDS_TO_ANSWER = 5.0

@@ -30,8 +30,6 @@ from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, Res
 from tfdist.launcher.task_logs import task_log_path
 from tfdist.trainer.sections.engine import Placement
 
-__all__ = ["RayCluster", "Work"]
-
 _SECONDS_TO_KILL = 15.0  # after the grace, until an actor that does not answer is killed
 _SECONDS_BETWEEN_HINTS = 30.0
 _MOST_LINES_SHOWN = 3

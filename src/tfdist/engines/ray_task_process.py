@@ -17,8 +17,6 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Start the task of the plan, and wait for its end."""

@@ -10,8 +10,6 @@ from tfdist._utils.user_paths import exists, expanded_path
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError, StorageError
 
-__all__ = ["find_submission", "record", "state_folder", "submissions"]
-
 _REMEDY = "Set XDG_STATE_HOME to a folder of yours"
 
 

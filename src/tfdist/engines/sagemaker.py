@@ -30,8 +30,6 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
-__all__ = ["SageMaker"]
-
 _CHANNEL = "tfdist"  # the input channel with the secret
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _MOST_CHARACTERS, _MOST_WORDS = 256, 100  # of the command; these are SageMaker's limits

@@ -15,8 +15,6 @@ from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.slurm_script import batch_script
 from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["Slurm"]
-
 _STATES = {
     "PENDING": State.PENDING,
     "CONFIGURING": State.PENDING,

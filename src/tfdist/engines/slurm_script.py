@@ -16,8 +16,6 @@ from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.chief_reports import SAVED_STEP
 
-__all__ = ["batch_script"]
-
 _CORES_OPTION = "cpus-per-task"
 _CORES = "${SLURM_CPUS_PER_TASK:-}"
 _RESTARTS_ALONE = 3

@@ -21,8 +21,6 @@ from tfdist.engines.ssh_plan import Plan
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.sections.engine import SshSection
 
-__all__ = ["Ssh", "plan_of"]
-
 _OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
 _DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
 

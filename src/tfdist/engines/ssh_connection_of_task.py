@@ -23,8 +23,6 @@ from tfdist.launcher.environment import SECRET
 from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import read_line
 
-__all__ = ["main"]
-
 _SECONDS_BETWEEN_SIGNS = 10.0  # of life, for the other end
 
 

@@ -21,8 +21,6 @@ from tfdist.errors import LOST, ConfigError, TfdistError
 from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
 from tfdist.launcher.outcome import LaunchError
 
-__all__ = ["FoundHost", "check_hosts", "cluster_on", "main"]
-
 _SECONDS_TO_CHECK = 120.0  # to connect, and for Python to start on a busy machine
 _AT_ONCE = 64
 _SECONDS_TO_CLOSE = 15.0  # after the grace of the task itself

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["NO_CONNECTION", "NO_FOLDER", "NO_PYTHON", "PLAN", "Order", "Plan", "read_plan", "write_private"]
-
 PLAN = "TFDIST_SSH_PLAN"  # the variable with the path of the plan's file
 
 # Exit statuses of ssh itself, and of what the shell of a host runs.

@@ -32,8 +32,6 @@ from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.start_supervisor import started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 
-__all__ = ["GRACE", "SECONDS_OF_SILENCE", "main"]
-
 GRACE = 30.0  # seconds that the task has to end after SIGTERM
 SECONDS_OF_SILENCE = 60.0  # of the other end, after which its machine counts as gone
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly")

@@ -31,8 +31,6 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
-__all__ = ["Vertex"]
-
 _LAST_ENTRIES = 200
 _SECONDS_BETWEEN_READS = 10.0
 _STATES = {

@@ -4,8 +4,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Dumper"]
-
 
 class Dumper(yaml.SafeDumper):
     """Write each value out, and a text of several lines as a block where YAML can."""

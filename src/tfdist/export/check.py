@@ -14,8 +14,6 @@ from tfdist._utils.read_files import glob_free_path
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
 
-__all__ = ["check"]
-
 # Programs that use an exported model as another user would: with TensorFlow alone. A Keras file also needs
 # the modules of its layers, which Keras expects to be imported.
 _PROGRAMS = {

@@ -7,8 +7,6 @@ from tfdist._utils.object_store import check_store, list_names, read_file
 from tfdist.datasets.download_dataset import copy_to_cache, list_address
 from tfdist.errors import ConfigError
 
-__all__ = ["fetch_export"]
-
 
 def fetch_export(address: str) -> Path:
     """Return the path of a copy of the exported model at an address.

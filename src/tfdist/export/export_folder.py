@@ -17,8 +17,6 @@ from tfdist._utils.read_files import read_json_file, read_text_file
 from tfdist._utils.user_paths import exists, expanded_path, is_file
 from tfdist.errors import ConfigError, DataError
 
-__all__ = ["FILES", "Exported", "Format", "find_export", "set_latest", "write_metadata"]
-
 Format = Literal["saved_model", "keras", "tflite"]
 FILES: Mapping[str, str] = {"keras": "model.keras", "tflite": "model.tflite"}
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-__all__ = ["Caption", "draw_grid"]
-
 _SIDE = 112  # of an image's longer side, in pixels
 _MARGIN = 8
 _LINE = 14  # from a line of text to the next

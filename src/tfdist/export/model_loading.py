@@ -15,8 +15,6 @@ from tfdist._utils.read_files import check_regular, glob_free_path
 from tfdist.errors import ConfigError
 from tfdist.export.export_folder import Exported
 
-__all__ = ["Scores", "load"]
-
 _MOST_CONFIG_BYTES = 64 << 20
 
 Scores = Callable[[Any], Any]

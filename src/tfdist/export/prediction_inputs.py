@@ -20,8 +20,6 @@ from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError, did_you_mean
 from tfdist.export.export_folder import Exported
 
-__all__ = ["ImageBatch", "read_images"]
-
 
 @dataclass(frozen=True)
 class ImageBatch:

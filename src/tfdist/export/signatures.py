@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from tfdist.models.output_kind import Outputs
 
-__all__ = ["Served"]
-
 
 class Served(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types
     """A model, from pixels to logits or probabilities, with the signatures that an export contains."""

@@ -18,8 +18,6 @@ from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.model_loading import load
 from tfdist.export.prediction_inputs import ImageBatch, read_images
 
-__all__ = ["Summary", "answer"]
-
 _MOST_DRAWN = 64
 _DIGITS = 6
 _COLUMNS = ("key", "file", "label", "class", "score", "truth")

@@ -17,8 +17,6 @@ from tfdist.export.export_folder import FILES, set_latest, write_metadata
 from tfdist.export.signatures import Served
 from tfdist.models.output_kind import Outputs
 
-__all__ = ["export", "try_formats"]
-
 
 def export(
     model: Any,

@@ -23,21 +23,6 @@ from tfdist.launcher.kubeflow_progress import report_to_kubeflow
 from tfdist.launcher.progress_text import ProgressLines
 from tfdist.launcher.reports import Joined, Progress, Silence
 
-__all__ = [
-    "LOG_PROGRESS",
-    "PROGRESS_FILE",
-    "SAVED_STEP",
-    "VARIABLE",
-    "address",
-    "inherited_progress_file",
-    "prints_progress",
-    "report_event",
-    "report_joined",
-    "report_progress",
-    "report_silent",
-    "write_saved_step",
-]
-
 VARIABLE = "TFDIST_PROGRESS"
 PROGRESS_FILE = "TFDIST_PROGRESS_FILE"  # names the file; an engine sets it for the chief alone
 LOG_PROGRESS = "TFDIST_LOG_PROGRESS"  # an engine sets it to 1 where the chief is to print its progress

@@ -21,8 +21,6 @@ from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, 
 from tfdist.launcher.task_logs import LogTail, NotesForLogs
 from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
-__all__ = ["Screen", "ScreenOptions"]
-
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS, _SECONDS_BETWEEN_MEASUREMENTS = 1.0, 0.2, 2.0
 _COLOURS = (36, 33, 35, 32, 34, 31)

@@ -12,16 +12,6 @@ from tfdist._utils import stop_signal_names
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.share_cores_and_gpus import Cores
 
-__all__ = [
-    "LAUNCH",
-    "SECRET",
-    "default_variables",
-    "enable_onednn",
-    "inherited_variables",
-    "onednn_variables",
-    "task_environment",
-]
-
 LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks of a launch
 # The variable with the secret that only the tasks of a launch know.
 SECRET = "TFDIST_SECRET"  # noqa: S105

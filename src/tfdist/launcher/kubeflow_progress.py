@@ -17,8 +17,6 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["report_to_kubeflow"]
-
 _log = logging.getLogger("tfdist")
 
 _URL = "KUBEFLOW_TRAINER_SERVER_URL"

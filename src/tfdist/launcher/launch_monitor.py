@@ -27,8 +27,6 @@ from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
 from tfdist.launcher.task_logs import LogTail, NotesForLogs, TaskLog, last_lines
 
-__all__ = ["LaunchMonitor"]
-
 _TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended

@@ -13,8 +13,6 @@ from tfdist.launcher import run_events
 from tfdist.launcher.progress_text import average_speed, draw_progress
 from tfdist.launcher.reports import Progress
 
-__all__ = ["LiveView", "ProcessUsage", "Usage"]
-
 _RATE_WINDOW_SECONDS = 30.0
 _DIM, _YELLOW, _RED, _PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 _ACTIVE = ("training", "evaluating")

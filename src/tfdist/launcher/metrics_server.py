@@ -11,8 +11,6 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-__all__ = ["serving"]
-
 _MOST_CALLERS = 16  # at a time; a new one replaces the oldest
 _SECONDS_TO_SPEAK = 10.0
 _SECONDS_AFTER_FAILED_ACCEPT = 0.1

@@ -16,8 +16,6 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch import NetworkIsolation, launch
 from tfdist.launcher.supervisor.fork_server import fork_tasks
 
-__all__ = ["EVERY_TASK", "main", "notebook_launcher"]
-
 _Result = TypeVar("_Result")
 EVERY_TASK = "every_task"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from tfdist.cluster.config import Task
 from tfdist.errors import LOST, TfdistError
 
-__all__ = ["LaunchError", "LaunchReport", "TaskExit", "signal_name"]
-
 _CODES_AFTER_SIGTERM = (0, LOST, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
 
 

@@ -15,8 +15,6 @@ from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
 from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
-__all__ = ["showing_progress"]
-
 _CLEAR = "\r\x1b[2K"
 _log = logging.getLogger("tfdist")
 

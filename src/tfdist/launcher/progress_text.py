@@ -11,15 +11,6 @@ from tfdist._utils.readable_text import duration
 from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import RunStarted
 
-__all__ = [
-    "ProgressLines",
-    "average_speed",
-    "describe_progress",
-    "describe_run",
-    "draw_progress",
-    "find_progress",
-]
-
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
 _SECONDS_BETWEEN_LINES, _SECONDS_BEFORE_LAST_LINE = 10.0, 1.0
 # What `describe_progress` returns, after what a logger, or a bar of Keras that has no end, writes before it.

@@ -9,8 +9,6 @@ from tfdist.errors import ConfigError
 from tfdist.launcher import run_events
 from tfdist.launcher.reports import Progress
 
-__all__ = ["PrometheusMetrics", "serving_metrics"]
-
 
 @contextlib.contextmanager
 def serving_metrics(

@@ -19,17 +19,6 @@ from tfdist.launcher import chief_reports
 from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, as_event, stamped
 
-__all__ = [
-    "VARIABLE",
-    "EventFile",
-    "events_to_file",
-    "is_launched",
-    "listening",
-    "record",
-    "record_progress",
-    "without_secrets",
-]
-
 VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its events
 # Of one kind that may come often: a run of a month has some ten thousand of them, and one of a minute has 60.
 _SECONDS_BETWEEN, _PART_BETWEEN = 1.0, 1e-3

@@ -5,8 +5,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Joined", "Progress", "Report", "Silence", "read_reports"]
-
 
 class Progress(NamedTuple):
     """A report of progress: the step reached, of how many, the speed, and loss and accuracy in training."""

@@ -12,37 +12,6 @@ import msgspec
 
 from tfdist.launcher.reports import Progress, Report, read_reports
 
-__all__ = [
-    "FILE",
-    "AnyEvent",
-    "CheckpointSaved",
-    "Configured",
-    "EpochEnded",
-    "Evaluated",
-    "Exported",
-    "LaunchEnded",
-    "LaunchStarted",
-    "NetworkChosen",
-    "PhaseBegun",
-    "Printed",
-    "Progressed",
-    "RunEnded",
-    "RunStarted",
-    "TaskExited",
-    "TaskKilled",
-    "TaskSpeed",
-    "TaskStalled",
-    "TaskStarted",
-    "TasksRestarting",
-    "Warned",
-    "as_event",
-    "as_report",
-    "read_event",
-    "read_events",
-    "read_line",
-    "stamped",
-]
-
 FILE = "events.jsonl"
 
 

@@ -12,8 +12,6 @@ from tfdist._utils.readable_text import count
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["Cores", "describe_shares", "own_cores", "own_gpus", "share_cores"]
-
 _MIN_INTEROP_THREADS = 8
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 
-__all__ = ["started_supervisor"]
-
 _SECONDS_TO_END = 60.0  # when all tasks have been told to end at once
 
 # Runs with the standard library first on the path, and this package's folder last.

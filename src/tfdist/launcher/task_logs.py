@@ -13,16 +13,6 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_gpus
 
-__all__ = [
-    "LogTail",
-    "NotesForLogs",
-    "TaskLog",
-    "last_lines",
-    "opened_logs",
-    "task_log_path",
-    "without_control_sequences",
-]
-
 _CHUNK = 64 * 1024
 # Colours and cursor movements of one task would spoil the lines of the others. The log file keeps them.
 # \x80 to \x9f are control characters too (C1): \x9b begins a sequence as \x1b[ does.

@@ -11,8 +11,6 @@ from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.task_logs import task_log_path
 
-__all__ = ["start_servers"]
-
 # The chief has the other end of standard input. The kernel closes it when the chief ends, whatever the
 # reason.
 _SERVE = """

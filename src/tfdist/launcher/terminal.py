@@ -2,8 +2,6 @@
 
 import os
 
-__all__ = ["moves_its_cursor", "terminal_size"]
-
 _USUAL = (80, 24)
 _DUMB = ("dumb", "unknown")  # as rich has it, which draws the tables of other commands
 

@@ -19,8 +19,6 @@ from tfdist.models.preprocessing_and_normalization import (
     exact_dtype,
 )
 
-__all__ = ["cifar10_cnn", "mnist_cnn", "resnet"]
-
 keras: Any = tf.keras
 
 

@@ -10,8 +10,6 @@ from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.models.architectures import cifar10_cnn, mnist_cnn, resnet
 
-__all__ = ["build"]
-
 _SHIPPED: dict[str, Callable[..., Any]] = {
     "mnist_cnn": mnist_cnn,
     "cifar10_cnn": cifar10_cnn,

@@ -6,8 +6,6 @@ import numpy as np
 
 from tfdist.errors import ConfigError
 
-__all__ = ["Outputs", "outputs_of"]
-
 Outputs = Literal["logits", "probabilities", "unknown"]
 
 # Softmax in 16 bits rounds each probability.

@@ -6,15 +6,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = [
-    "BatchNormalization",
-    "CenterCrop",
-    "LocalResponseNormalization",
-    "Rescale",
-    "Standardize",
-    "exact_dtype",
-]
-
 keras: Any = tf.keras
 _IS_KERAS_3 = not getattr(keras, "__version__", "2").startswith("2")  # tf_keras has no __version__
 _register = keras.utils.register_keras_serializable(package="tfdist")

@@ -13,8 +13,6 @@ from itertools import permutations
 from tfdist._utils.profiler_span import EXCHANGE
 from tfdist.profiling.spans import Recording, Span
 
-__all__ = ["Alignment", "Before", "align"]
-
 _FOREVER = 1 << 62
 
 

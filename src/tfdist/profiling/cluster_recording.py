@@ -19,8 +19,6 @@ from tfdist.errors import ConfigError
 from tfdist.profiling.clock_alignment import Before
 from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
 
-__all__ = ["ClusterRecording", "offer_to_record"]
-
 _BEGIN, _END, _CLOCK = "profile.begin", "profile.end", "profile.clock"
 _SECONDS_TO_ANSWER = 60.0
 _log = logging.getLogger("tfdist")

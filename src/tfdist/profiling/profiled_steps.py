@@ -10,8 +10,6 @@ from tfdist.errors import TfdistError
 from tfdist.profiling.cluster_recording import ClusterRecording
 from tfdist.profiling.timeline_file import Timeline, write_timeline
 
-__all__ = ["ProfiledSteps"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -11,8 +11,6 @@ from tfdist._utils.tf_private import read_planes
 from tfdist.errors import ConfigError, DataError
 from tfdist.profiling.tensorflow_profiler import Recorded
 
-__all__ = ["Recording", "Span", "read_recording"]
-
 # Notes of the thread pools about each other, without a length: they are most of what is recorded.
 _NOISE = "ThreadpoolListener::"
 _SERVICES = ("EagerService", "WorkerService")  # calls of other tasks, which are named like operations

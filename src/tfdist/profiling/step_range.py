@@ -4,8 +4,6 @@ import re
 
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["parse_steps"]
-
 
 def parse_steps(text: str, place: str) -> tuple[int, int]:
     """Return the first and the last step of a range such as 20:30.

@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, DataError
 
-__all__ = ["OPTIONS", "Recorded", "Recorder", "pack", "read_folder", "unpack"]
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine, as its clock is
 # Operations and named spans. The tracer of Python calls would slow every one of them down.
 OPTIONS = {"host_tracer_level": 2, "python_tracer_level": 0, "device_tracer_level": 1}

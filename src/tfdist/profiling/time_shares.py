@@ -7,8 +7,6 @@ from tfdist._utils.profiler_span import AWAIT_SUMS, EXCHANGE, WAITING
 from tfdist.profiling.clock_alignment import Alignment
 from tfdist.profiling.spans import Recording, Span
 
-__all__ = ["KINDS", "TaskShares", "kind_of", "shares_of", "summary"]
-
 # Where several happen at a time, the first of these counts: an exchange that is hidden costs no time.
 KINDS = ("compute", "input", "waiting", "exchange")
 _OTHER = "other"

@@ -18,8 +18,6 @@ from tfdist.profiling.tensorflow_profiler import Recorded
 from tfdist.profiling.time_shares import kind_of, shares_of, summary
 from tfdist.profiling.timelines_of_run import nth_timeline, shares_file, timelines_in
 
-__all__ = ["Timeline", "write_timeline"]
-
 _ROLES = ("chief", "worker", "ps")
 _FIRST_MOMENT = 10**18  # in 2001: what is earlier is no time since 1970
 _FIRST_THREADS = ("steps", "exchange")

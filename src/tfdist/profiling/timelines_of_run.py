@@ -5,8 +5,6 @@ Beside each, timeline.shares.json and so on has the table of how each task has s
 
 from pathlib import Path
 
-__all__ = ["FILE", "nth_timeline", "shares_file", "timelines_in"]
-
 FILE = "timeline/timeline.json.gz"
 
 

@@ -20,8 +20,6 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.errors import DataError
 from tfdist.profiling.tensorflow_profiler import OPTIONS, Recorded, read_folder
 
-__all__ = ["trace_servers"]
-
 
 def trace_servers(addresses: Mapping[str, str], folder: Path, seconds: float) -> list[Recorded]:
     """Return what the tasks did within some seconds; a task may be missing.

@@ -18,8 +18,6 @@ from tfdist.strategies.connect import connecting, is_connected
 from tfdist.strategies.devices_and_threads import check_device_name, configure_devices, threads_to_wait
 from tfdist.strategies.options import Device
 
-__all__ = ["Remote", "connect"]
-
 _log = logging.getLogger("tfdist")
 
 

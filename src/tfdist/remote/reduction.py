@@ -7,8 +7,6 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["Operation", "Parts", "reduced", "size_of"]
-
 Operation = Literal["mean", "sum", "min", "max", "concat"]
 
 

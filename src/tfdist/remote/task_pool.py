@@ -17,8 +17,6 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, answers
 from tfdist.errors import ConfigError, TaskLost
 
-__all__ = ["Pool"]
-
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.
 _SECONDS_TO_BE_GONE = 2.0
 _log = logging.getLogger("tfdist")

@@ -4,8 +4,6 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-__all__ = ["Clock", "Core", "Queue", "send"]
-
 Action = Callable[[], None]
 
 

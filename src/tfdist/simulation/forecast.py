@@ -12,8 +12,6 @@ from tfdist.simulation.ring import simulate_ring
 from tfdist.simulation.servers import simulate_servers
 from tfdist.simulation.setup import BYTES, Setup
 
-__all__ = ["Change", "Forecast", "advise", "draw", "forecast"]
-
 _STEPS, _WARM_UP = 25, 0.2  # steps of a worker; the share of them that fills the queues
 
 

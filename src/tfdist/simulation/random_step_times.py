@@ -7,8 +7,6 @@ import numpy as np
 
 from tfdist.simulation.setup import Compute
 
-__all__ = ["Draws", "Record"]
-
 _AT_ONCE = 4096
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from tfdist.simulation.random_step_times import Draws, Record
 from tfdist.simulation.setup import BYTES, Machine, Setup
 
-__all__ = ["simulate_ring"]
-
 Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
 

@@ -8,8 +8,6 @@ from tfdist.simulation.events import Clock, Core, Queue, send
 from tfdist.simulation.random_step_times import Draws, Record
 from tfdist.simulation.setup import Setup
 
-__all__ = ["simulate_servers"]
-
 _LEAST_BUCKETS = 4  # variables arrive in parts, however few ps there are
 
 

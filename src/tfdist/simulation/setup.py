@@ -12,8 +12,6 @@ from msgspec import Meta
 from tfdist._utils.yaml import decode, read_yaml_file
 from tfdist.trainer.sections.values import AboveZero, doc
 
-__all__ = ["BYTES", "Compute", "Exchange", "Machine", "Network", "Servers", "Setup", "read_setup"]
-
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10_000)]

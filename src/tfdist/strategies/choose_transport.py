@@ -18,8 +18,6 @@ from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.tls import check_tls
 
-__all__ = ["collectives_of", "exchange_over_ring", "shared_secret", "transfer_over_tcp"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 
-__all__ = ["from_collective_type", "to_collective_type"]
-
 _TAKEN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _OF_SIZE = {1: tf.uint8, 2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 

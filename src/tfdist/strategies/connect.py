@@ -14,8 +14,6 @@ from tfdist.coordination.waiting import await_servers
 from tfdist.errors import TaskLost
 from tfdist.launcher.chief_reports import report_joined
 
-__all__ = ["connecting", "is_connected"]
-
 _FUNCTIONS_PER_TASK = 4  # more than training makes: most of its functions are in one task as a whole
 
 

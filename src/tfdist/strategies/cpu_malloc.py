@@ -10,8 +10,6 @@ import logging
 import os
 import sys
 
-__all__ = ["keep_memory"]
-
 _log = logging.getLogger("tfdist")
 
 # Parameters of mallopt, from malloc.h, and the values that tfdist sets.

@@ -4,8 +4,6 @@ from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
 
-__all__ = ["current_strategy", "is_chief", "made_with", "remember"]
-
 _cluster: ClusterConfig | None = None
 _strategy: Any = None
 _name = ""

@@ -9,15 +9,6 @@ from tfdist._utils.tf_private import are_devices_fixed
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import Device
 
-__all__ = [
-    "check_device",
-    "check_device_name",
-    "configure_devices",
-    "device_kind",
-    "server_config",
-    "threads_to_wait",
-]
-
 # Each operation that waits for another task occupies a thread. With one thread per core of a small machine,
 # all threads might wait, and none would be left to answer.
 _LEAST_INTER_OP_THREADS = 8

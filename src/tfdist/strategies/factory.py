@@ -53,8 +53,6 @@ from tfdist.strategies.strategy_classes import (
 )
 from tfdist.transport.authentication import SECRET
 
-__all__ = ["check_cluster", "check_strategy", "make_strategy"]
-
 _log = logging.getLogger("tfdist")
 
 

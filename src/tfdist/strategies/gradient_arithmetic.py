@@ -5,8 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["divided", "scaled", "tensors_of", "with_values"]
-
 
 def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Return a gradient whose values a function has changed; None stays None."""

@@ -23,8 +23,6 @@ from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
-__all__ = ["GradientBuckets"]
-
 _NEW_STEP = -1
 _MOST_STEPS = 16  # a step that failed leaves its sums behind
 

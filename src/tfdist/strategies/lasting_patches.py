@@ -23,8 +23,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import wrap_names_of_attributes
 from tfdist._utils.tf_private import outside_scopes
 
-__all__ = ["enter_for_good", "replace_methods", "save_and_load_outside_scopes"]
-
 
 def enter_for_good(strategy: tf.distribute.Strategy) -> None:
     """Enter a strategy's scope until the process ends.

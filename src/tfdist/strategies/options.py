@@ -10,23 +10,6 @@ from typing import Any, Literal, TypedDict, get_args
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = [
-    "OF_PS",
-    "Communication",
-    "CommunicationOptions",
-    "Device",
-    "Encryption",
-    "Implementation",
-    "Precision",
-    "StrategyName",
-    "StrategyOptions",
-    "WireType",
-    "choose_strategy",
-    "is_gpu_used",
-    "roles_started_alone",
-    "strategy_name",
-]
-
 StrategyName = Literal[
     "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
 ]

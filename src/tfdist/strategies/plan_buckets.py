@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["BucketBytes", "plan_buckets", "plan_from_last"]
-
 
 class BucketBytes(NamedTuple):
     """The bytes after which a bucket is full: the first one is small, so that the transfer starts early."""

@@ -23,8 +23,6 @@ from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import named, written_addresses
 
-__all__ = ["PsTransfer", "StepTransfer"]
-
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 
 

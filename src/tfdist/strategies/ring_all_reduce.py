@@ -20,8 +20,6 @@ from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
-__all__ = ["LimitedAllReduce", "RingAllReduce", "TimeLimit"]
-
 # The names of the exchanges of each graph; None for one that is in a function that the graph calls.
 _names_by_graph: weakref.WeakKeyDictionary[tf.Graph, list[str | None]] = weakref.WeakKeyDictionary()
 _CALLS = {"Case", "If", "PartitionedCall", "While"}

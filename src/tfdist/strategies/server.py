@@ -27,8 +27,6 @@ from tfdist.strategies.options import Device
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.ps_endpoints import open_endpoint
 
-__all__ = ["serve"]
-
 _log = logging.getLogger("tfdist")
 
 _SECONDS_BETWEEN_PROBES = 1.0

@@ -8,8 +8,6 @@ import tensorflow as tf
 from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import ShardedVariableSavedAsOne, colocates_with_first_shard
 
-__all__ = ["Partitioner", "Sharded"]
-
 
 class Sharded(ShardedVariableSavedAsOne):
     """A variable that is one variable to Keras, and several shards to TensorFlow.

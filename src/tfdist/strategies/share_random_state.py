@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["share_random_state"]
-
 _HALF = 1 << 16
 
 

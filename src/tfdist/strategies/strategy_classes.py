@@ -22,15 +22,6 @@ from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.transport.bootstrap import join_ring
 from tfdist.transport.ring import Ring
 
-__all__ = [
-    "Mirrored",
-    "MultiWorkerMirrored",
-    "ParameterServer",
-    "SynchronousParameterServer",
-    "ps_transfer_of",
-    "ring_of",
-]
-
 
 def ring_of(strategy: tf.distribute.Strategy) -> Ring | None:
     """Return the ring over which a strategy adds gradients up; None if TensorFlow adds them."""

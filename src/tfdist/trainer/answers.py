@@ -15,8 +15,6 @@ from PIL import Image
 from tfdist._utils.files import fresh_folder, write_json
 from tfdist.models.output_kind import Outputs
 
-__all__ = ["classify", "write_answers"]
-
 _MOST_MISTAKES = 24
 _LONGEST_SIDE = 96  # of an image on the page, in pixels
 _IMAGES_AT_ONCE = 500

@@ -14,8 +14,6 @@ from tfdist.training.arguments import callbacks_of
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.stop_together import Stopping
 
-__all__ = ["Callbacks", "named_callbacks"]
-
 _NO_CALLBACKS = (
     "BackupAndRestore",
     "BaseLogger",

@@ -20,8 +20,6 @@ from tfdist.training.checkpoint_writer import CheckpointWriter
 from tfdist.training.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.variables import State, take_from_chief
 
-__all__ = ["CheckpointManager", "Start"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -14,8 +14,6 @@ from tfdist.trainer.optimizers import make_optimizer
 from tfdist.trainer.sections.train import TrainSection
 from tfdist.training.model_checks import has_own
 
-__all__ = ["compile_model"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -35,8 +35,6 @@ from tfdist.trainer.sections.train import TrainSection
 from tfdist.trainer.sections.values import Named
 from tfdist.trainer.shipped_configs import shipped_configs
 
-__all__ = ["Config", "Settings", "config_text", "json_schema", "plan_text", "read_config"]
-
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describe a whole run: the contents of a config file."""

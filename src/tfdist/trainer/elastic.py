@@ -26,8 +26,6 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.sections.launch_and_watch import ElasticSection
 from tfdist.training.variables import take_from_chief
 
-__all__ = ["Elastic", "MembershipChanged"]
-
 # How many tasks were lost in a row, without a checkpoint in between; it survives the restart of this process.
 _LOSSES = "TFDIST_LOSSES_IN_A_ROW"
 _log = logging.getLogger("tfdist")

@@ -17,8 +17,6 @@ from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import initial_model, train_batches
 from tfdist.training.fit import fit
 
-__all__ = ["Difference", "compare", "record"]
-
 Numbers = Literal["float32", "float64"]
 
 # Reordering a sum changes its rounding. In float64, about ten steps of a small model with its optimizer stay

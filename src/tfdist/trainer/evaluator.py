@@ -24,8 +24,6 @@ from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.session import Session
 from tfdist.training.variables import State
 
-__all__ = ["evaluate_checkpoints"]
-
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each
 _log = logging.getLogger("tfdist")

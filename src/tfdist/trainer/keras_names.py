@@ -8,8 +8,6 @@ from typing import Any
 
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["call_named", "find_class", "is_of_keras", "parameters_of", "snake_case"]
-
 
 def find_class(
     place: str,

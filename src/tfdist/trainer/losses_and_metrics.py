@@ -11,8 +11,6 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, is_of_keras, parameters_of, snake_case
 from tfdist.trainer.sections.values import Named, name_and_arguments
 
-__all__ = ["has_one_hot_labels", "make_loss", "make_metric"]
-
 _NO_LOSSES = ("CTC", "Circle", "LossFunctionWrapper")
 _NO_METRICS = ("Accuracy", "Mean", "MeanMetricWrapper", "MeanTensor", "Sum")
 # They take the model's outputs for probabilities, and have no from_logits.

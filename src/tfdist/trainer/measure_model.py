@@ -17,8 +17,6 @@ from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.variables import optimizer_variables
 
-__all__ = ["bytes_of", "measure_model", "memory_of_this_process", "sizes_of"]
-
 _BYTES_OF_LABEL = 4
 
 

@@ -17,20 +17,6 @@ from tfdist.trainer.config import Config
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.steps_per_call import StepsPerCall
 
-__all__ = [
-    "build_model",
-    "compiled_model",
-    "find_outputs",
-    "initial_model",
-    "periods",
-    "profiled_range",
-    "steps_per_call",
-    "steps_per_epoch",
-    "test_batches",
-    "total_steps",
-    "train_batches",
-]
-
 _IMAGES_TO_LOOK_AT = 16
 
 

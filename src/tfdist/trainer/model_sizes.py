@@ -7,8 +7,6 @@ from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.strategies.options import StrategyName, strategy_name
 from tfdist.trainer.config import Config
 
-__all__ = ["ModelSizes", "Replicas", "VariableSizes"]
-
 
 @dataclass(frozen=True)
 class VariableSizes:

@@ -21,8 +21,6 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.training.replica_stats import Failure
 from tfdist.training.variables import State, take_from_chief
 
-__all__ = ["Recovery", "check_on_nan"]
-
 # Returns to one checkpoint. A model that has diverged fails with any batch.
 _MOST_TIMES_BACK = 10
 _log = logging.getLogger("tfdist")

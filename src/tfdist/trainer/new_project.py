@@ -12,21 +12,6 @@ from tfdist._utils.user_paths import current_folder, exists, expanded_path
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import OF_PS
 
-__all__ = [
-    "DATA",
-    "MODELS",
-    "PLACES",
-    "QUESTIONS",
-    "STRATEGIES",
-    "Machine",
-    "Project",
-    "applies",
-    "check_answer",
-    "complete_answers",
-    "default_answer",
-    "question",
-]
-
 PLACES = {
     "here": "all tasks on this machine",
     "ssh": "several machines that you can log in to",

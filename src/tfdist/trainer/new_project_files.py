@@ -7,8 +7,6 @@ import yaml
 
 from tfdist.trainer.new_project import STRATEGIES, Project
 
-__all__ = ["CONFIG", "MODEL", "SCRIPT", "project_files"]
-
 CONFIG, MODEL, SCRIPT = "train.yaml", "model.py", "script.py"
 _SUBSTITUTES = {"mnist": "digits", "cifar10": "shapes"}
 _PLAIN = re.compile(r"[A-Za-z./~][\w./~:-]*")

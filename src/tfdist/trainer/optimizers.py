@@ -11,8 +11,6 @@ from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.sections.train import TrainSection
 from tfdist.trainer.sections.values import name_and_arguments
 
-__all__ = ["Rising", "make_learning_rate", "make_optimizer"]
-
 _LEARNING_RATE = 1e-3
 _MOMENTUM = {"momentum": {"momentum": 0.9}, "nesterov": {"momentum": 0.9, "nesterov": True}}
 _NO_OPTIMIZERS = ("LossScaleOptimizer", "MultiOptimizer")

@@ -11,8 +11,6 @@ from tfdist.coordination.calls_between_tasks import call, call_each, register
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import DataError, TfdistError
 
-__all__ = ["offer_to_prepare_data", "prepare_data_on_workers"]
-
 _NAME = "prepare_data"
 _SECONDS_TO_PREPARE = 3600.0  # the longest wait; it may be a download
 

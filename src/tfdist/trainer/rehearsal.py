@@ -27,8 +27,6 @@ from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoint import find_newest
 
-__all__ = ["check_options", "checked_model", "described", "rehearse"]
-
 
 def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:
     """Check what a run needs; return a summary, line by line."""

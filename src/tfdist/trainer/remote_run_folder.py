@@ -38,16 +38,6 @@ from tfdist.training.checkpoint import (
     steps_in,
 )
 
-__all__ = [
-    "RemoteRunFolder",
-    "check_address",
-    "fetch_report",
-    "newest_step",
-    "put_events",
-    "put_file",
-    "put_page",
-]
-
 _COMPLETE = "about.json"  # the mark of a complete checkpoint
 _MODEL = "saved_model.pb"  # the mark of a complete export
 _REPORT_FILES, _REPORT_FOLDERS = (FILE, "report.json"), ("report", "timeline")

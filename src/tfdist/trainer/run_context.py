@@ -13,8 +13,6 @@ from tfdist.trainer.elastic import Elastic
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 
-__all__ = ["RunContext"]
-
 
 @dataclass(frozen=True)
 class RunContext:

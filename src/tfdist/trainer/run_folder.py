@@ -14,8 +14,6 @@ from tfdist._utils.files import default_cache_dir, path_or_address, storage_erro
 from tfdist._utils.user_paths import absolute_path
 from tfdist.errors import ConfigError, TfdistError, shown
 
-__all__ = ["RunFolder", "failure_file", "failure_written", "find_run_folder"]
-
 _MOST_CHARACTERS = 1024  # of the failure file that SageMaker shows
 
 

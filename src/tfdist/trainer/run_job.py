@@ -60,8 +60,6 @@ from tfdist.training.one_line_errors import leave_out_errors_of_executors
 from tfdist.training.software_and_devices import versions
 from tfdist.training.stop_together import wait_for_all
 
-__all__ = ["Report", "train"]
-
 _IMAGES_TO_CHECK = 16
 _IMAGES_AT_ONCE = 500
 # Another order of sums may change the class of an image or two in ten thousand.

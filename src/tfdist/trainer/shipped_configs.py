@@ -8,8 +8,6 @@ from tfdist._utils.files import write_whole
 from tfdist._utils.user_paths import exists
 from tfdist.errors import ConfigError, did_you_mean
 
-__all__ = ["copy_config", "describe_config", "shipped_configs"]
-
 _SCHEMA = "tfdist.schema.json"
 _PACKAGE = Path(__file__).parents[1]
 # A wheel has them in the package. A clone has them in its own folders, next to `src`.

@@ -11,8 +11,6 @@ from tensorflow import summary  # here, because TensorFlow loads it at the first
 
 from tfdist._utils.files import storage_errors
 
-__all__ = ["Summaries"]
-
 _MOST_IMAGES = 25
 
 

@@ -13,8 +13,6 @@ from tfdist.launcher.record_events import record_progress
 from tfdist.launcher.reports import Progress
 from tfdist.training.replica_stats import milliseconds_of_tasks
 
-__all__ = ["Stragglers", "Throughput"]
-
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported
 # Times the median of the others. Above the first, a task is a straggler; below the second, it no longer is.

@@ -46,8 +46,6 @@ from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.variables import State
 
-__all__ = ["Run"]
-
 _TESTS_IN_A_CALL = 10  # at least
 _log = logging.getLogger("tfdist")
 

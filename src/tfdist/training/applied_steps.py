@@ -16,8 +16,6 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import own_executor
 
-__all__ = ["AppliedSteps", "Begun"]
-
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
 _ROWS = 4096
 _MORE_THAN_STEPS = 2**32

@@ -11,16 +11,6 @@ import tensorflow as tf
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.training.keras.compat import keras_of
 
-__all__ = [
-    "callbacks_of",
-    "limited",
-    "refuse_unknown",
-    "strategy_of",
-    "validation_epochs",
-    "verbosity",
-    "whole_number",
-]
-
 _OTHER_NAMES = {
     "data": "x",
     "dataset": "x",

@@ -10,8 +10,6 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.training.lost_task_errors import silent_tasks
 
-__all__ = ["settle_writes"]
-
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SETTLING = Activity("waiting until the parameter servers have executed its writes", "at_each_step")

@@ -6,8 +6,6 @@ from tfdist.strategies.current import current_strategy
 from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.same_call import check_same_call, in_call
 
-__all__ = ["barrier"]
-
 
 def barrier() -> None:
     """Wait until every mirrored worker has called this function.

@@ -18,8 +18,6 @@ from tfdist._utils.tf_private import asked_when_sent, has_result
 from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.applied_steps import AppliedSteps, Begun
 
-__all__ = ["NO_PART", "ORDER_SPEC", "Execution", "PartsOfData", "opened_order"]
-
 NO_PART = -1
 # What is sent with an execution, in one tensor: the steps, its number, how many steps are done, and its call.
 ORDER_SPEC = tf.TensorSpec([4], tf.int64)

@@ -13,8 +13,6 @@ from tfdist.errors import DataError
 from tfdist.training.dataset_checks import contains_python, is_batched_last
 from tfdist.training.prepare_datasets import of_batch
 
-__all__ = ["check_rows", "uneven_rows", "with_equal_rows"]
-
 _EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
 _REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
 _FOUND = "the tensors of a batch have other numbers of rows:"

@@ -29,21 +29,6 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import ConfigError, StorageError, shown
 
-__all__ = [
-    "ROUNDING_ERRORS",
-    "Checkpoint",
-    "check_variables",
-    "find_newest",
-    "is_checkpoint",
-    "list_steps",
-    "obsolete",
-    "open_checkpoint",
-    "prune",
-    "save",
-    "snapshot",
-    "steps_in",
-]
-
 _FORMAT = 1
 _VARIABLES = "variables"
 _ABOUT = "about.json"

@@ -13,8 +13,6 @@ from tfdist.errors import ConfigError, StorageError, TfdistError, shown
 from tfdist.training import checkpoint
 from tfdist.training.variables import take_text_from_chief
 
-__all__ = ["Facts", "Place", "find_together", "raise_together", "refuse_other"]
-
 
 class Place(msgspec.Struct):
     """The place of a run in its epochs and data.

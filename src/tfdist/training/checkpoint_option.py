@@ -9,8 +9,6 @@ from tfdist._utils.files import local_path
 from tfdist._utils.user_paths import expanded_path
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["CheckpointAndResume", "apart"]
-
 
 class CheckpointAndResume:
     """A callback with which `tfdist.fit` writes checkpoints, and resumes from the newest one.

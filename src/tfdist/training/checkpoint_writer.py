@@ -16,8 +16,6 @@ from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import CheckpointSaved
 from tfdist.training import checkpoint
 
-__all__ = ["CheckpointWriter"]
-
 _log = logging.getLogger("tfdist")
 
 

@@ -23,8 +23,6 @@ from tfdist.training.prepare_datasets import untuned_on_devices
 from tfdist.training.ps_cache import new_call
 from tfdist.training.scheduled_executions import Answer, ScheduledExecutions
 
-__all__ = ["CoordinatedRunner", "Epoch"]
-
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01

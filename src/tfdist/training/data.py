@@ -21,8 +21,6 @@ from tfdist.training.prepare_datasets import (
 )
 from tfdist.training.same_call import check_same_call
 
-__all__ = ["Data", "distribute", "distribute_to_workers", "known_steps"]
-
 # TensorFlow ships no types. The type that is meant:
 Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
 

@@ -18,8 +18,6 @@ from tfdist.errors import DataError
 from tfdist.training.dataset_checks import chain_of, definitions_of
 from tfdist.training.same_call import gathered_in_call, worker_names
 
-__all__ = ["check_same_data", "digest_of"]
-
 _PARTS = 8  # of 16 bits
 _SAMPLE = 1 << 22  # elements of an array that are compared; a part of them shows another order
 

@@ -19,8 +19,6 @@ from tfdist.training.dataset_checks import contains_python, is_too_large_to_send
 from tfdist.training.prepare_datasets import copied_from_python, untuned
 from tfdist.training.worker_graphs import GraphsOfBatches
 
-__all__ = ["ChiefData", "ChiefDataRunner", "chief_must_read"]
-
 _END = object()
 _READING = Activity("reading data", "at_each_step")
 _log = logging.getLogger("tfdist")

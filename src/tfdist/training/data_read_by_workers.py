@@ -11,8 +11,6 @@ from tfdist.training.dataset_checks import check_order
 from tfdist.training.prepare_datasets import untuned
 from tfdist.training.worker_values_in_graph import value_for_worker
 
-__all__ = ["WorkersData"]
-
 
 class WorkersData:
     """A data set, or what a function makes, of which each worker reads a part.

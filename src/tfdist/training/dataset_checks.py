@@ -18,18 +18,6 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.errors import DataError
 
-__all__ = [
-    "MOST_BYTES",
-    "chain_of",
-    "check_order",
-    "contains_python",
-    "definitions_of",
-    "has_no_order",
-    "is_batched_last",
-    "is_shuffled_anew",
-    "is_too_large_to_send",
-]
-
 # The places of an operation's two seeds among its inputs. If both are 0, each process draws its own seeds.
 _SEED_INPUTS = {
     "ShuffleDataset": (2, 3),

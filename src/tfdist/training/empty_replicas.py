@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["computed_or_zero", "if_any", "with_an_example"]
-
 
 def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
     """Return, in a graph, what this replica computes from its examples, or zeros if it has none."""

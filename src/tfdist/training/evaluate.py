@@ -27,8 +27,6 @@ from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.stop_together import Stopping
 
-__all__ = ["evaluate", "run_tests"]
-
 
 def evaluate(
     model: Any,

@@ -19,8 +19,6 @@ from tfdist.training.run_batches import DataPosition
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Session
 
-__all__ = ["fit"]
-
 
 def fit(
     model: Any,

@@ -52,8 +52,6 @@ from tfdist.training.variables import (
     take_from_chief,
 )
 
-__all__ = ["FitCheckpoints", "open_checkpoints"]
-
 _EPOCH = "epoch/"  # the prefix of the metrics' values in a checkpoint
 _CALLBACK = "callback/"
 _finished_here: set[Path] = set()  # the folders of calls that have returned in this process

@@ -25,8 +25,6 @@ from tfdist.training.run_batches import DataPosition, run_batches, steps_per_exe
 from tfdist.training.session import Phase, Session
 from tfdist.training.stop_together import Stopping
 
-__all__ = ["FitEpochs", "FitSchedule"]
-
 _PROFILE = "TFDIST_PROFILE"
 
 

@@ -18,8 +18,6 @@ from tfdist.training.logs import as_scalars
 from tfdist.training.replica_stats import EXAMPLES, record_task_speed
 from tfdist.training.software_and_devices import devices_of, machine, versions
 
-__all__ = ["FitReports"]
-
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported
 

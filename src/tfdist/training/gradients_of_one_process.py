@@ -17,20 +17,6 @@ from tfdist._utils.keras_private import layers_of
 from tfdist.strategies.gradient_arithmetic import scaled, with_values
 from tfdist.training.graph_analysis import is_length, passed_on
 
-__all__ = [
-    "Addend",
-    "addends",
-    "dense_where_rows_are_shared",
-    "has_synchronized_layers",
-    "have_unique_rows",
-    "shaped",
-    "slices_of_one_process",
-    "summed",
-    "unweighed",
-    "weighed",
-    "with_rows_summed",
-]
-
 # They repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
 

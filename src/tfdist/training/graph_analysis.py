@@ -12,16 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = [
-    "adds_one",
-    "has_chosen_rows",
-    "is_length",
-    "only_added_to",
-    "operations_behind",
-    "passed_on",
-    "reduction_of",
-]
-
 _PASSES_ON = (
     "Cast", "Identity", "Neg", "EnsureShape", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
 )  # fmt: skip

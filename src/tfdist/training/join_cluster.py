@@ -28,8 +28,6 @@ from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.same_call import watch_calls
 from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
 
-__all__ = ["start", "watch_variables"]
-
 _log = logging.getLogger("tfdist")
 _OF_SERVERS = ("device", "memory_growth", "start_timeout")
 _started: list[tuple[dict[str, Any], Any]] = []  # the arguments of the first call, and its strategy

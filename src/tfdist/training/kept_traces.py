@@ -15,8 +15,6 @@ from tfdist._utils.keras_private import made_by_compile
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.replaced_methods import ReplacedMethods, methods_kept
 
-__all__ = ["Traces", "kinds", "traces_kept"]
-
 _ATTRIBUTE = "_tfdist_traces"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_logs", "as_scalars", "as_text"]
-
 
 def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return results, nested dicts included, as Python numbers, or arrays if they have several elements."""

@@ -16,17 +16,6 @@ from tfdist.training.check_rows import uneven_rows
 from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
-__all__ = [
-    "are_lost",
-    "is_about_a_task",
-    "is_lost_worker",
-    "named",
-    "naming_lost_tasks",
-    "refusing_tasks",
-    "servers_needed",
-    "silent_tasks",
-]
-
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 # Tasks that TensorFlow names for another reason than that they are gone: the device of an operation.
 _NOT_GONE = re.compile(r"\{\{.*?\}\}")

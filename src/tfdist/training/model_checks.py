@@ -12,17 +12,6 @@ from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.reduction import unpacked
 
-__all__ = [
-    "check_model",
-    "check_optimizer",
-    "check_states",
-    "check_targets",
-    "has_own",
-    "is_alone",
-    "reductions",
-    "uses_xla",
-]
-
 _log = logging.getLogger("tfdist")
 
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)

@@ -11,8 +11,6 @@ from tfdist.training.prepare_datasets import with_none
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.replica_stats import now, only_after
 
-__all__ = ["Totals", "make_execution"]
-
 _FROM_THE_BEGINNING = Begun(0, 0)
 
 

@@ -11,8 +11,6 @@ from tfdist.training.keras.callbacks import follow_chief
 from tfdist.training.run_batches import DataPosition, EpochPart
 from tfdist.training.session import Phase, Session
 
-__all__ = ["NoCheckpoints"]
-
 
 class NoCheckpoints:
     """Do nothing at each of these moments; `FitCheckpoints` saves and resumes in them."""

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 
-__all__ = ["leave_out_errors_of_executors", "print_own_errors_in_a_line"]
-
 
 def print_own_errors_in_a_line() -> None:
     """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status."""

@@ -42,8 +42,6 @@ from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.stop_together import Stopping
 
-__all__ = ["predict", "predict_on_batch"]
-
 # The numbers of some examples, or of a batch, and the outputs for them.
 _Part = tuple[np.ndarray, Any]
 

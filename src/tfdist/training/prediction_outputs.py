@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["decoded", "encoded", "joined"]
-
 
 class _Ragged(NamedTuple):
     """A ragged tensor as dense tensors."""

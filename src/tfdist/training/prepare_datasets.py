@@ -11,17 +11,6 @@ from tfdist._utils.tf_private import dataset_options, device_datasets_made_by
 from tfdist.training.dataset_checks import contains_python
 from tfdist.training.reduction import batch_size
 
-__all__ = [
-    "contains_sparse",
-    "copied_from_python",
-    "of_batch",
-    "replica_batches",
-    "untuned",
-    "untuned_on_devices",
-    "with_none",
-    "with_placeholders",
-]
-
 
 def of_batch(dataset: tf.data.Dataset, change: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a function of a batch as tf.data calls it: with the parts of a tuple that is not a named one."""

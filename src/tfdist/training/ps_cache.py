@@ -10,8 +10,6 @@ import tensorflow as tf
 from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.sharded_variables import parts_of, put_together
 
-__all__ = ["PsCache", "new_call"]
-
 _NO_CALL = -1
 # Not from 0: a worker may outlive its chief, and must not take its copies for those of the next one's calls.
 _calls = itertools.count(secrets.randbits(62))

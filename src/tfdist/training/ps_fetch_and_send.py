@@ -9,8 +9,6 @@ from tfdist.strategies.ps_transfer import PsTransfer, StepTransfer
 from tfdist.training.keras.sharded_variables import parts_of, put_together
 from tfdist.training.reduction import summed_apart
 
-__all__ = ["FetchedVariables", "PsVariables"]
-
 
 class PsVariables:
     """The variables of a model to transfer, and the start of the transfer for one step.

@@ -12,8 +12,6 @@ from tfdist.strategies.gradient_arithmetic import scaled
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.gradients_of_one_process import summed
 
-__all__ = ["AddUp", "OfLoss", "Shared", "batch_size", "rows_of", "shared_mean", "summed_apart", "unpacked"]
-
 # Adds gradients up over the replicas, each scaled by this replica's share; None stays None.
 AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]
 

@@ -18,8 +18,6 @@ from tfdist.training.dataset_checks import (
     is_shuffled_anew,
 )
 
-__all__ = ["ResumableData"]
-
 _log = logging.getLogger("tfdist")
 
 _RANDOM = (

@@ -17,19 +17,6 @@ from tfdist.launcher.run_events import TaskSpeed
 from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.worker_values_in_graph import worker_index
 
-__all__ = [
-    "EXAMPLES",
-    "SECONDS",
-    "STEPS",
-    "Failure",
-    "ReplicaStats",
-    "computing_seconds",
-    "milliseconds_of_tasks",
-    "now",
-    "only_after",
-    "record_task_speed",
-]
-
 _COLUMNS = 5
 SECONDS, STEPS, _NAN, _INFINITE, EXAMPLES = range(_COLUMNS)
 

@@ -22,8 +22,6 @@ from tfdist.strategies.ring_all_reduce import RingAllReduce
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.checkpoint import ROUNDING_ERRORS
 
-__all__ = ["collect_rounding_errors", "restore_rounding_errors"]
-
 _log = logging.getLogger("tfdist")
 
 Errors = dict[str, np.ndarray[Any, Any]]  # by the name of the bucket

@@ -18,16 +18,6 @@ from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase
 
-__all__ = [
-    "RAN_OUT",
-    "DataPosition",
-    "EpochPart",
-    "last_index",
-    "name_steps",
-    "run_batches",
-    "steps_per_execution",
-]
-
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or generator can make "
     "at least `steps_per_epoch * epochs` batches: call its repeat(), or give fit repeat=True."

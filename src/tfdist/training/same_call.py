@@ -18,8 +18,6 @@ from tfdist.coordination.watch_calls import CallWatch
 from tfdist.errors import ConfigError
 from tfdist.training.stop_together import sum_over_workers
 
-__all__ = ["check_same_call", "gathered_in_call", "in_call", "watch_calls", "why_out_of_step", "worker_names"]
-
 _COLUMNS = 10  # a digest has 8, and all exchanges at the beginning of a call have one size
 _KEY = "tfdist/calls/"
 _WITHOUT_EXCHANGE = ("train_on_batch", "test_on_batch")  # at their beginning: they are a step each

@@ -17,8 +17,6 @@ from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.same_call import check_same_call, in_call
 from tfdist.training.stop_together import wait_for_all
 
-__all__ = ["save"]
-
 _SUFFIXES = (".keras", ".h5", "")
 
 

@@ -13,8 +13,6 @@ from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_wor
 from tfdist.training.batches_taken import Execution
 from tfdist.training.lost_task_errors import is_lost_worker, named, refusing_tasks
 
-__all__ = ["Answer", "ScheduledExecutions"]
-
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_COPY = 0.0005

@@ -29,9 +29,6 @@ from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
 
-__all__ = ["Cluster", "Phase", "Runner", "Session", "graph_on_workers", "randomness_of", "replica_spec"]
-
-
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 

@@ -11,8 +11,6 @@ from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import worker_count
 from tfdist.launcher.share_cores_and_gpus import own_cores
 
-__all__ = ["devices_of", "machine", "versions"]
-
 
 def versions(keras: Any = None) -> dict[str, str]:
     """Return the versions that a run's records name; those of TensorFlow's Keras if no other is given."""

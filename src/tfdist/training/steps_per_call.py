@@ -2,8 +2,6 @@
 
 import time
 
-__all__ = ["StepsPerCall"]
-
 _SECONDS_OF_A_CALL = 0.5
 _SECONDS_TO_MEASURE = 0.25
 _MOST = 1000

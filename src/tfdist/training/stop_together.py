@@ -12,8 +12,6 @@ from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.steps_per_call import StepsPerCall
 
-__all__ = ["Agreement", "Stopping", "sum_over_workers", "wait_for_all"]
-
 # The hooks of callbacks within each phase. A callback ends a phase by the attribute stop_PHASE of the model.
 _HOOKS = {
     "training": (

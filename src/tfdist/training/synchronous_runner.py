@@ -12,8 +12,6 @@ from tfdist.errors import DataError
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import untuned_on_devices
 
-__all__ = ["SynchronousRunner", "graph_in_step"]
-
 _ALL = 2**31 - 1
 _OPENING = Activity("opening its data")
 _LEAVING_OUT = Activity("reading the data that an earlier process has read")

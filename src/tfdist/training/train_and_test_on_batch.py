@@ -22,8 +22,6 @@ from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner
 
-__all__ = ["evaluate_batch", "fit_batch", "on_several_replicas"]
-
 
 class _IteratorOfOneBatch(NamedTuple):
     """An iterator, and its optional, of one distributed batch that has a value.

@@ -14,16 +14,6 @@ from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.sharded_variables import built_on_parts, put_together, slots_of_whole_variables
 
-__all__ = [
-    "State",
-    "learning_rate",
-    "optimizer_variables",
-    "other_optimizers",
-    "set_learning_rate",
-    "take_from_chief",
-    "take_text_from_chief",
-]
-
 
 class State:
     """The variables of a model, its optimizer and its random generators, by name.

@@ -15,8 +15,6 @@ from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.batches_taken import ORDER_SPEC, Execution, opened_order
 from tfdist.training.worker_values_in_graph import tables_in_loops
 
-__all__ = ["GraphsOfBatches", "PackedResults", "WorkerGraph"]
-
 _FIT_INTO_FLOAT64 = (tf.float64, tf.float32, tf.int32)
 _MOST_NUMBERS = 1024  # in a tensor: in 64 bits a large one costs more than a call
 

@@ -13,8 +13,6 @@ import tensorflow as tf
 from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import DistributedTable, dispatched_worker_index, value_when_sent
 
-__all__ = ["outermost_graph", "tables_in_loops", "value_for_worker", "worker_index"]
-
 
 def worker_index() -> tf.Tensor:
     """Return the index of the worker that runs the graph in which this is called."""

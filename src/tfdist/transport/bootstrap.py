@@ -14,8 +14,6 @@ from tfdist.transport.listen_and_call import ConnectError, Listener, call
 from tfdist.transport.ring import Ring
 from tfdist.transport.ring_links import Neighbour, make_neighbour
 
-__all__ = ["AddUp", "join_ring"]
-
 _SECONDS_TO_CONNECT = 15.0
 
 # Return the sum over all tasks of each number, place by place.

@@ -20,8 +20,6 @@ from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
 from tfdist.transport.shared_memory import SharedBuffers
 
-__all__ = ["Channel", "GivenUp"]
-
 _HEADER = struct.Struct("!4s8sQBQQQ")
 _MARK = b"tfdi"
 _SECONDS_BETWEEN_CHECKS = 1

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Narrow", "Narrowing"]
-
 Array = np.ndarray[Any, Any]
 _BLOCK = 256  # 8-bit numbers that share one scale
 _INT8_MAX = 127.0

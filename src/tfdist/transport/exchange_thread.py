@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["ExchangeThread"]
-
 Result = TypeVar("Result")
 
 

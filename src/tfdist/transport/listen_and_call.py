@@ -16,8 +16,6 @@ from tfdist.coordination.health import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
 
-__all__ = ["ConnectError", "ExchangeError", "Listener", "call", "read_exactly"]
-
 _SECONDS_BETWEEN_POLLS = 0.1
 _MAX_HANDSHAKES = 3  # of one call: the other task may have closed the connection in favour of other callers
 _SECONDS_BETWEEN_HANDSHAKES = 0.2

@@ -13,8 +13,6 @@ from tfdist.transport.compression import Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion
 
-__all__ = ["IN_SHARED_MEMORY", "Manifest", "MessageCodec", "Room", "read_manifest"]
-
 Array = np.ndarray[Any, Any]
 _PLAIN, _COMPRESSED, IN_SHARED_MEMORY = range(3)
 _MARK_BYTES = 8

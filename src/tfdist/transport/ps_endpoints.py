@@ -29,8 +29,6 @@ from tfdist.transport.message import Manifest, read_manifest
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
 
-__all__ = ["Endpoint", "ServerEndpoint", "WorkerEndpoint", "named", "open_endpoint", "written_addresses"]
-
 _SECONDS_TO_CONNECT = 15.0
 _HELLO = struct.Struct("!IQ")
 _log = logging.getLogger("tfdist")

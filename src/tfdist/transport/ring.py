@@ -24,8 +24,6 @@ from tfdist.coordination.stall_watch import exchanging
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import Neighbour
 
-__all__ = ["Payload", "Ring", "Taken", "Whole"]
-
 _CHUNK = 1 << 20  # numbers to add are received in pieces of this size, which stay in a core's cache
 _HEADER = struct.Struct("!4sQQ8s")
 _SECONDS_BETWEEN_CHECKS = 1.0

@@ -14,8 +14,6 @@ from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError
 from tfdist.transport.shared_memory import Shared, share_memory
 
-__all__ = ["Neighbour", "make_neighbour"]
-
 _CAPACITY = 1 << 23  # bytes of shared memory between two neighbours
 _BYTES_AT_ONCE = 1 << 20
 _MESSAGE = struct.Struct("!Q?")  # how many bytes, and whether the memory is full

@@ -26,8 +26,6 @@ from tfdist.coordination.bytes_sent import count_as_sent
 from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ExchangeError, read_exactly
 
-__all__ = ["Shared", "SharedBuffers", "share_memory"]
-
 _NAME = "tfdist"
 _NONCE_BYTES = 32
 _OFFER = struct.Struct(f"!qq{_NONCE_BYTES}s")  # the process, its file descriptor, and the random value in it

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Fusion"]
-
 # TensorFlow uses an array without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
 

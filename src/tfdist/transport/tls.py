@@ -17,8 +17,6 @@ from typing import Any
 
 from tfdist.errors import ConfigError
 
-__all__ = ["TlsConnection", "check_tls"]
-
 _BYTES_AT_ONCE = 1 << 18  # what is encrypted and sent together stays in a core's cache
 _RECORD, _RECORD_OVERHEAD = 1 << 14, 22  # bytes of TLS 1.3: the most in a record, and what encrypting adds
 

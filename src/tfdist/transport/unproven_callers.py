@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 
-__all__ = ["GREETING", "HANDSHAKE_TIMEOUT", "NONCE_BYTES", "UnprovenCallers"]
-
 GREETING = b"tfdist exchange 1\n"
 NONCE_BYTES = 32
 HANDSHAKE_TIMEOUT = 5.0  # seconds for the whole handshake

@@ -11,6 +11,7 @@ from tfdist._utils.files import default_cache_dir
 from tfdist._utils.readable_text import short_path
 from tfdist.benchmark.rehearsal_parts import Plan
 from tfdist.cli import doctor, init, predict, train
+from tfdist.cli import launch as launch_command
 from tfdist.cli._results_and_page import page_written
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
@@ -150,3 +151,10 @@ def test_a_path_is_short_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert short_path(tmp_path / "runs" / "x") == "runs/x"
     assert short_path("runs/x") == "runs/x"
+
+
+def test_a_command_that_is_not_utf_8_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^command line: '.udcff' is not UTF-8"):
+        launch_command.main(command=["sh", "-c", "\udcff"])
+    assert list(tmp_path.iterdir()) == []

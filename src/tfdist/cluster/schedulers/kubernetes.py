@@ -7,8 +7,6 @@ from tfdist.cluster.roles import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["Kubernetes"]
-
 
 class Kubernetes(Scheduler):
     """JOB_COMPLETION_INDEX of an indexed Job, with the headless service that resolves its pods' names.

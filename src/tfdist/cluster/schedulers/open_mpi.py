@@ -5,8 +5,6 @@ from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.cluster.schedulers.slurm import expand_hosts
 from tfdist.errors import ConfigError
 
-__all__ = ["OpenMPI"]
-
 
 class OpenMPI(Scheduler):
     """mpirun's OMPI_COMM_WORLD_*, with the hosts of TFDIST_HOSTS or of Slurm's allocation.

@@ -5,8 +5,6 @@ from tfdist.cluster.roles import DEFAULT_PORT, ROLES, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["SageMaker"]
-
 _GROUPS = "SM_RESOURCE_CONFIG: instance_groups"
 
 

@@ -10,8 +10,6 @@ from tfdist._utils.yaml import Source
 from tfdist.cluster.roles import Sizes
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["Claim", "Scheduler", "by_rank"]
-
 
 class Claim(NamedTuple):
     """The cluster by one scheduler's variables: its addresses, and the task that this process is."""

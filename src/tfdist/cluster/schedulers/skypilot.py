@@ -4,8 +4,6 @@ from tfdist.cluster.roles import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError
 
-__all__ = ["SkyPilot"]
-
 
 class SkyPilot(Scheduler):
     """SKYPILOT_NODE_IPS and SKYPILOT_NODE_RANK: a task on each of several nodes."""

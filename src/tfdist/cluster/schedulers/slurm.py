@@ -6,8 +6,6 @@ from tfdist.cluster.roles import Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
-__all__ = ["MOST_HOSTS", "Slurm", "expand_hosts"]
-
 # Slurm's largest sites have about ten thousand nodes. A longer list is a mistake and could fill the memory.
 MOST_HOSTS = 65_536
 _FIRST_PORT, _PORTS = 10_000, 10_000

@@ -9,8 +9,6 @@ from tfdist.cluster.roles import ROLES, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
 from tfdist.errors import ConfigError, did_you_mean, shown
 
-__all__ = ["TfConfig", "VertexAI"]
-
 
 class TfConfig(Scheduler):
     """TF_CONFIG, TensorFlow's own variable; the old name `master` means chief."""

@@ -22,8 +22,6 @@ from tfdist.coordination.rendezvous.messages import (
 )
 from tfdist.coordination.waiting import Awaiting
 
-__all__ = ["Member"]
-
 _MAX_UNKNOWN_CALLERS = 16  # at a time; a new one replaces the oldest
 _LEAD_TIMEOUT = SILENCE_LIMIT  # after which the lead counts as lost
 _SECONDS_BETWEEN_POLLS = 0.1

@@ -10,8 +10,6 @@ from tfdist.coordination.rendezvous.messages import SECONDS_TO_SPEAK, Call, Mark
 from tfdist.coordination.waiting import Awaiting
 from tfdist.errors import TaskLost
 
-__all__ = ["Lead"]
-
 _SECONDS_BETWEEN_CALLS = 1.0
 _SECONDS_BETWEEN_RETRIES = 0.1
 

@@ -7,19 +7,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = [
-    "CLUSTER",
-    "MALFORMED",
-    "MOST_BYTES",
-    "SECONDS_TO_SPEAK",
-    "Answer",
-    "Call",
-    "Marks",
-    "Refused",
-    "difference",
-    "exchange",
-]
-
 CLUSTER = "the cluster"  # the name of its mark
 
 MOST_BYTES = 1 << 16  # the longest line

@@ -26,8 +26,6 @@ from tfdist.diagnostics.doctor.protocol import (
 )
 from tfdist.transport.unproven_callers import UnprovenCallers
 
-__all__ = ["Answering"]
-
 _MOST_LINKS = 256  # at a time; a further caller is disconnected, and calls again
 _SECONDS_BETWEEN_POLLS = 0.1
 

@@ -30,8 +30,6 @@ from tfdist.trainer.config import Config, Settings
 from tfdist.transport.authentication import find_secret
 from tfdist.transport.listen_and_call import ConnectError, Listener
 
-__all__ = ["check_cluster"]
-
 _log = logging.getLogger("tfdist")
 
 

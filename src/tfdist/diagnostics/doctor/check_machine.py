@@ -14,8 +14,6 @@ from tfdist.diagnostics.environment import bytes_available, core_limit, memory_l
 from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
-__all__ = ["check_machine", "existing_parent"]
-
 _GIB, _MIB = 1 << 30, 1 << 20
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 1 * _GIB
 _DOCKERS_SHARED_MEMORY, _NCCLS_SHARED_MEMORY = 64 * _MIB, 1 * _GIB  # NVIDIA's advice for containers

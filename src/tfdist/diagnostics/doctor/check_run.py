@@ -18,8 +18,6 @@ from tfdist.diagnostics.estimate import estimate_tasks, one_of_each
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
 
-__all__ = ["check_run", "config_digest", "memory_finding", "try_parts"]
-
 _SECONDS = 900.0  # the first use of a data set prepares it, and may download it
 _find = Findings(RUN)
 

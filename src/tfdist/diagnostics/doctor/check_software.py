@@ -20,8 +20,6 @@ from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import gpu_names
 from tfdist.launcher.outcome import signal_name
 
-__all__ = ["Loaded", "check_software", "last_line", "why_ended"]
-
 _SECONDS_TO_LOAD = 180.0
 _CODE = """
 import json

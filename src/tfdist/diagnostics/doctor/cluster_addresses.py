@@ -24,8 +24,6 @@ from tfdist.diagnostics.doctor.names_and_reachability import (
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings
 
-__all__ = ["check_access", "check_addresses", "describe", "find_cluster", "of_reached", "reach_all"]
-
 _SECONDS_TO_REACH = 10.0
 _MOST_LISTED = 3
 _FIREWALL = (

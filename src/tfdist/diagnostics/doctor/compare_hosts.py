@@ -9,8 +9,6 @@ from tfdist.diagnostics.doctor.meeting import Meeting, Met
 from tfdist.diagnostics.doctor.names_and_reachability import Reached
 from tfdist.diagnostics.doctor.protocol import Facts
 
-__all__ = ["compare_hosts", "compare_meeting"]
-
 _MOST_SECONDS_APART = 1.0
 _find = Findings(CLUSTER)
 

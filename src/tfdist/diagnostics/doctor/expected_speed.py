@@ -18,8 +18,6 @@ from tfdist.trainer.config import Config
 if TYPE_CHECKING:
     from tfdist.simulation.setup import Setup
 
-__all__ = ["check_links", "expected_speed"]
-
 _RING_BUCKET = 4e6  # bytes, see docs/exchange.md; it matters to mirrored workers alone
 _MOST_LINES = 20
 _WORTH_NAMING = 1.05

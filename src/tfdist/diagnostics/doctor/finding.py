@@ -6,8 +6,6 @@ import msgspec
 
 from tfdist.errors import TfdistError
 
-__all__ = ["CLUSTER", "MACHINE", "RUN", "Finding", "Findings", "Group", "failure_of"]
-
 Group = Literal["This machine", "Cluster", "Run"]
 MACHINE: Group = "This machine"
 CLUSTER: Group = "Cluster"

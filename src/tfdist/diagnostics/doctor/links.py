@@ -22,8 +22,6 @@ from tfdist.diagnostics.doctor.protocol import (
 )
 from tfdist.transport.listen_and_call import ConnectError
 
-__all__ = ["Links", "measure_links", "measure_to"]
-
 _FIRST_BULK = 1 << 20
 _LONG_ENOUGH = 0.3  # seconds, after which a measurement is good enough
 _SECONDS_FOR_A_PAIR = 60.0

@@ -12,8 +12,6 @@ from tfdist.diagnostics.doctor.names_and_reachability import Reached, reach
 from tfdist.diagnostics.doctor.protocol import Facts, Link, LinkError, Participant, round_trips
 from tfdist.transport.listen_and_call import ConnectError
 
-__all__ = ["Meeting", "Met"]
-
 _MOST_THREADS = 32
 _SECONDS_BETWEEN_CALLS = 0.5
 _SECONDS_BETWEEN_LOOKS = 0.05

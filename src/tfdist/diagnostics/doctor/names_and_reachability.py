@@ -14,18 +14,6 @@ from typing import NamedTuple, TypeVar
 
 from tfdist.coordination.health import connected, reason_of
 
-__all__ = [
-    "Names",
-    "Reached",
-    "each_in_time",
-    "is_local",
-    "is_loopback",
-    "look_up",
-    "own_address",
-    "own_addresses",
-    "reach",
-]
-
 _MOST_THREADS = 64
 _SECONDS_FOR_NAMES = 10.0
 _A_STRANGER = ("192.0.2.1", 9)  # RFC 5737: nobody's; nothing is sent there

@@ -16,25 +16,6 @@ from tfdist.coordination.rendezvous.messages import MALFORMED
 from tfdist.transport.authentication import Connection, Proofs
 from tfdist.transport.listen_and_call import call, read_exactly
 
-__all__ = [
-    "MOST_BULK",
-    "Bulk",
-    "Clock",
-    "End",
-    "Facts",
-    "Link",
-    "LinkError",
-    "Measure",
-    "Measured",
-    "Participant",
-    "Received",
-    "Request",
-    "Time",
-    "proofs_of",
-    "ranks_of",
-    "round_trips",
-]
-
 MOST_BULK = 64 << 20  # bytes that may be asked for at once
 _MOST_BYTES = 1 << 14  # of a message
 _LENGTH = struct.Struct("!I")

@@ -11,8 +11,6 @@ from tfdist.trainer.config import Config
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.tls import check_tls
 
-__all__ = ["ANY_PORT", "check_transport"]
-
 ANY_PORT = "on ports that the system chooses"  # in what is found about a transport that needs them
 
 _MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_hex(32))'"

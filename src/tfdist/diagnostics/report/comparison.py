@@ -10,8 +10,6 @@ from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.sections import accuracy, state, title
 from tfdist.diagnostics.report.timeline import mean_speed
 
-__all__ = ["config_differences", "names_of", "results_side_by_side"]
-
 _ABSENT = "—"
 _LONGEST_VALUE = 200
 

@@ -5,8 +5,6 @@ from collections import Counter
 from tfdist.diagnostics.report.markup import details, escape, percent, table
 from tfdist.diagnostics.report.run_facts import Answers, Mistake
 
-__all__ = ["confusion", "mistakes"]
-
 _MOST_IN_MATRIX = 20  # classes, of which a page has room for a matrix
 _MOST_PAIRS, _MOST_CLASSES = 8, 15
 

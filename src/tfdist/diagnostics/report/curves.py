@@ -19,8 +19,6 @@ from tfdist.diagnostics.report.timeline import (
 )
 from tfdist.launcher.run_events import EpochEnded
 
-__all__ = ["learning_charts", "speed_charts"]
-
 _MOST_TASKS = 6  # that a chart shows one by one
 _MOST_METRICS = 6
 _UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))

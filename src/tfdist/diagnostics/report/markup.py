@@ -7,19 +7,6 @@ from datetime import datetime
 
 from tfdist._utils import readable_text
 
-__all__ = [
-    "definitions",
-    "details",
-    "duration",
-    "escape",
-    "moment",
-    "number",
-    "percent",
-    "section",
-    "slug",
-    "table",
-]
-
 _LONGEST_DURATION = 1e12  # seconds
 
 

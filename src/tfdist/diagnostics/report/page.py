@@ -22,8 +22,6 @@ from tfdist.diagnostics.report.sections import (
     where_time_went,
 )
 
-__all__ = ["COMPARISON", "PAGE", "comparison_page", "run_page", "write_page"]
-
 PAGE, COMPARISON = "report.html", "comparison.html"  # in the folder of the (first) run
 _STYLE = Path(__file__).with_name("style.css")
 # The page loads nothing, whatever a name in it says.

@@ -26,8 +26,6 @@ from tfdist.launcher.run_events import (
 )
 from tfdist.profiling.timelines_of_run import shares_file, timelines_in
 
-__all__ = ["Answers", "Mistake", "RecordedSteps", "Results", "RunFacts", "read_run"]
-
 _Event = TypeVar("_Event")
 _Decoded = TypeVar("_Decoded")
 _LARGEST_PICTURE = 100_000  # bytes

@@ -41,20 +41,6 @@ from tfdist.launcher.run_events import (
 )
 from tfdist.profiling.timelines_of_run import timelines_in
 
-__all__ = [
-    "accuracy",
-    "configuration",
-    "headline",
-    "history",
-    "places",
-    "recorded_steps",
-    "reproduction",
-    "state",
-    "title",
-    "warnings",
-    "where_time_went",
-]
-
 _MOST_TIMELINES = 8
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
 _LAUNCHED = ("-m", "tfdist.train")

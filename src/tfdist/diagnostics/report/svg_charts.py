@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from tfdist.diagnostics.report.markup import details, escape, number, slug, table
 
-__all__ = ["Band", "Chart", "Mark", "Series", "draw_chart"]
-
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 18, 30, 50
 _TICKS = 5

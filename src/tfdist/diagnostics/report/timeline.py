@@ -9,23 +9,6 @@ from tfdist.diagnostics.report.svg_charts import Band, Mark
 from tfdist.launcher import run_events
 from tfdist.launcher.outcome import signal_name
 
-__all__ = [
-    "Points",
-    "computing_seconds",
-    "evaluations",
-    "happenings",
-    "last_results",
-    "marks",
-    "mean_speed",
-    "phase_seconds",
-    "reports_speed",
-    "speed_curve",
-    "step_times",
-    "task_ends",
-    "test_curve",
-    "training_curve",
-]
-
 Points = list[tuple[float, float]]
 _MOST_CHECKPOINTS = 40  # that a chart marks
 _STARTING, _ENDING = "starting", "ending"

@@ -24,8 +24,6 @@ from .plan import TaskPlan, as_bytes
 from .process_tree import is_stopped
 from .start_child import STOP_SIGNALS, become, start
 
-__all__ = ["ForkServer", "fork_tasks"]
-
 # What the fork server must know: the descriptor of its control socket, and its supervisor's pid.
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
 _VARIABLE = "TFDIST_FORK_SERVER"

@@ -17,8 +17,6 @@ from typing import Any
 
 from .plan import TaskPlan
 
-__all__ = ["LogWriter"]
-
 _MAX_PIPE_BYTES = 1 << 20
 _LARGE_BYTES = 1 << 30  # the launcher prints a warning
 # A log that is already long leaves space for other files, above all checkpoints: a twentieth of the disk, and

@@ -4,8 +4,6 @@ import json
 import os
 from typing import NamedTuple
 
-__all__ = ["SupervisorPlan", "TaskPlan", "as_bytes", "as_latin1"]
-
 
 class TaskPlan(NamedTuple):
     """A task to start."""

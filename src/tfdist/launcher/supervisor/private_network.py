@@ -10,8 +10,6 @@ from pathlib import Path
 
 from .process_tree import call_libc
 
-__all__ = ["enter_private_network", "join_private_network", "why_no_private_network"]
-
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 

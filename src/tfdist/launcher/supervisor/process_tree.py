@@ -9,16 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "adopt_orphans",
-    "call_libc",
-    "children_of",
-    "die_with_parent",
-    "in_session",
-    "is_stopped",
-    "with_variable",
-]
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

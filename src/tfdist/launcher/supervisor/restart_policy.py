@@ -5,8 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-__all__ = ["NEVER", "Backoff", "NewCheckpoints", "Reaction", "RestartPolicy"]
-
 NEVER = float("inf")
 _SHORT_LIFETIME = 60.0
 _LONGEST_PAUSE = 60.0

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from .plan import as_bytes
 from .process_tree import die_with_parent
 
-__all__ = ["STOP_SIGNALS", "become", "start"]
-
 # The signals that may tell a task to end; Slurm sends them to all processes of a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

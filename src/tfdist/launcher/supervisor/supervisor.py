@@ -20,8 +20,6 @@ from .process_tree import adopt_orphans, children_of, die_with_parent, in_sessio
 from .restart_policy import NEVER, RestartPolicy
 from .start_child import STOP_SIGNALS, start
 
-__all__ = ["Supervisor", "main"]
-
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
 _SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server

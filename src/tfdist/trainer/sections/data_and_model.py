@@ -6,8 +6,6 @@ import msgspec
 
 from tfdist.trainer.sections.values import Positive, doc
 
-__all__ = ["DataSection", "ModelSection"]
-
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Select the data set, and how it is read."""

@@ -7,20 +7,6 @@ from msgspec import Meta
 
 from tfdist.trainer.sections.values import NotNegative, Positive, doc
 
-__all__ = [
-    "ComposeSection",
-    "DockerfileSection",
-    "EngineSection",
-    "KubernetesSection",
-    "Placement",
-    "RaySection",
-    "ResourcesSection",
-    "SageMakerSection",
-    "SlurmSection",
-    "SshSection",
-    "VertexSection",
-]
-
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 _SHARING = (
     "Whether the tasks get a secret, which submit writes to the bucket; without it they use TensorFlow's own"

@@ -8,8 +8,6 @@ from msgspec import Meta
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 from tfdist.trainer.sections.values import Positive, doc
 
-__all__ = ["ElasticSection", "LaunchSection", "MetricsSection", "WatchSection"]
-
 
 class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set when a task of the cluster counts as lost."""

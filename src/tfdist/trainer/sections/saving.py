@@ -6,8 +6,6 @@ import msgspec
 
 from tfdist.trainer.sections.values import Positive, doc
 
-__all__ = ["CheckpointSection", "EvaluationSection", "ExportSection", "SummariesSection"]
-
 
 class EvaluationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set when the model is evaluated on the test data, besides at the end."""

@@ -15,8 +15,6 @@ from tfdist.strategies.options import (
 )
 from tfdist.trainer.sections.values import AboveZero, NotNegative, Positive, doc
 
-__all__ = ["CommunicationSection", "StrategySection"]
-
 
 class StrategySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Select the strategy, that is how the tasks share the work, and its devices."""

@@ -7,8 +7,6 @@ from msgspec import Meta
 
 from tfdist.trainer.sections.values import AboveZero, Named, Positive, doc
 
-__all__ = ["TrainSection"]
-
 
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set how the model is trained, and for how long."""

@@ -4,8 +4,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-__all__ = ["AboveZero", "Named", "NotNegative", "Positive", "doc", "name_and_arguments"]
-
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 AboveZero = Annotated[float, Meta(gt=0)]

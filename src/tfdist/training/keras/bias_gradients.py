@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from tfdist.training.graph_analysis import passed_on
 
-__all__ = ["biases_apart"]
-
 _MERGED = "Conv2DBackpropFilter"
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 from tfdist.errors import ConfigError, shown
 from tfdist.training.keras.compat import keras_of
 
-__all__ = ["as_plain", "check_callbacks", "from_plain", "load_states", "states_of", "weights_of"]
-
 # Public attributes of Keras's callbacks that change during the training.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch"),

@@ -17,8 +17,6 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.variables import optimizer_variables, take_from_chief
 
-__all__ = ["count", "follow_chief", "is_chief", "make_callbacks", "reset_batch_count"]
-
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on
 # workers other than the chief, so that all take part in reading variables. Its CSVLogger is the exception.
 _WRITERS = {2: ("CSVLogger",), 3: ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")}

@@ -11,8 +11,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import values_in_order
 from tfdist.errors import ConfigError
 
-__all__ = ["as_in_keras", "build_for", "flat_logs", "has_call", "in_order", "is_keras_2", "keras_of"]
-
 
 def keras_of(model: Any) -> ModuleType:
     """Return the module, keras or tf_keras, of a Model, or of a layer with Keras 3's trainer."""

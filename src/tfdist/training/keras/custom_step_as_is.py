@@ -15,8 +15,6 @@ from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.prepare_datasets import with_none
 from tfdist.training.replica_stats import Failure
 
-__all__ = ["OwnStep"]
-
 
 class OwnStep(KerasStep):
     """A step that calls the model's own method on each replica's part of a batch.

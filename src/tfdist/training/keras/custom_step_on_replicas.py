@@ -56,8 +56,6 @@ from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import OfLoss, batch_size, rows_of, shared_mean
 
-__all__ = ["SharedCustomStep"]
-
 
 @dataclass(frozen=True)
 class _Log:

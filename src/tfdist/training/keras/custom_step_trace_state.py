@@ -13,8 +13,6 @@ from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
 
-__all__ = ["OptimizerUse", "ReplicaTrace", "is_of_sum"]
-
 
 class OptimizerUse(NamedTuple):
     """A use of an optimizer in a step."""

@@ -16,17 +16,6 @@ from tfdist.errors import DataError, shown
 from tfdist.training.dataset_checks import MOST_BYTES
 from tfdist.training.keras.compat import is_keras_2, keras_of
 
-__all__ = [
-    "check_seeded",
-    "epoch_hooks",
-    "is_seeded",
-    "length",
-    "made_data",
-    "new_seed",
-    "split",
-    "validation_parts",
-]
-
 # The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
 _NO_SEED = 87654321
 _LONGEST = 300  # characters; Keras's messages may contain whole arrays

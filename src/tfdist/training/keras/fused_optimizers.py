@@ -23,8 +23,6 @@ from tfdist._utils.keras_private import (
 )
 from tfdist.training.keras.sharded_variables import read_rows
 
-__all__ = ["fuse", "fuse_keras_2"]
-
 
 def fuse(optimizer: Any) -> None:
     """Make Keras 3's SGD use TensorFlow's operation, and its Adagrad read only the rows that change."""

@@ -10,8 +10,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import masks_weighed_by
 from tfdist.training.keras.compat import keras_of
 
-__all__ = ["masks_of_whole_batch"]
-
 _MEANS = ("auto", "sum_over_batch_size")
 _REPLACING = threading.RLock()
 

@@ -17,8 +17,6 @@ from tfdist.training.model_checks import reductions, uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import OfLoss, batch_size, shared_mean, unpacked
 
-__all__ = ["Keras2Step"]
-
 _OF_PS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
 

@@ -56,8 +56,6 @@ from tfdist.training.ps_cache import PsCache
 from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, unpacked
 
-__all__ = ["Keras3Step"]
-
 _LOST_LOGS = (
     "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"
     " sees the metrics of all examples, or write a metric"

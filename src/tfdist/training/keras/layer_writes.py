@@ -13,8 +13,6 @@ from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import is_alone
 
-__all__ = ["LayerWrites", "assignments_refused"]
-
 
 class LayerWrites:
     """The writes of the layers of a model, besides those of its metrics and its optimizer."""

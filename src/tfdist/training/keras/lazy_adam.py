@@ -8,8 +8,6 @@ from tfdist._utils.keras_private import adam_slots
 from tfdist.errors import ConfigError
 from tfdist.training.keras.sharded_variables import read_rows
 
-__all__ = ["LazyAdam"]
-
 
 @tf.keras.utils.register_keras_serializable(package="tfdist")
 class LazyAdam(tf.keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no types

@@ -20,19 +20,6 @@ from tfdist.errors import ConfigError
 from tfdist.training.graph_analysis import has_chosen_rows, reduction_of
 from tfdist.training.model_checks import has_own
 
-__all__ = [
-    "Divisor",
-    "LossPart",
-    "check_numbers",
-    "check_rank",
-    "have_several_divisors",
-    "losses_of_one_process",
-    "mean_of",
-    "parts_by_divisor",
-    "recorded_divisors",
-    "weight_of",
-]
-
 _INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
     " these is the loss of the whole batch only if it is a mean over examples. To have it exact, return a"

@@ -17,8 +17,6 @@ from tfdist.errors import ConfigError
 from tfdist.training.graph_analysis import adds_one, only_added_to
 from tfdist.training.keras.compat import keras_of
 
-__all__ = ["MetricState", "are_sums"]
-
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
 _COUNTS_BATCHES = (
     "metric %s: adds 1 to its variable %s for a batch, and each of %d replicas counts its part as one; the"

@@ -30,8 +30,6 @@ from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.fused_optimizers import fuse
 from tfdist.training.keras.lazy_adam import LazyAdam
 
-__all__ = ["Deliver", "Updating"]
-
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
 Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
 

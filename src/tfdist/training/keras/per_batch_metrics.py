@@ -11,8 +11,6 @@ import tensorflow as tf
 from tfdist.training.graph_analysis import reduction_of
 from tfdist.training.keras.replaced_methods import methods_replaced
 
-__all__ = ["BatchMeans"]
-
 _INEXACT = (
     "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"
     " and the mean of these is the number of the whole batch only if the function is a mean over examples."

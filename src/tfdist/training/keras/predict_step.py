@@ -17,8 +17,6 @@ from tfdist.training.keras.rng import Randomness
 from tfdist.training.ps_cache import PsCache
 from tfdist.training.reduction import shared_mean
 
-__all__ = ["PlainPredictStep", "PredictStep"]
-
 # Returns the numbers and the outputs of the examples in a replica's part of a batch.
 PredictPart: TypeAlias = Callable[[Any], tuple[tf.Tensor, Any]]
 

@@ -10,14 +10,6 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
 
-__all__ = [
-    "NonTrainableScope",
-    "RecordingScope",
-    "non_trainable_scope",
-    "recording_scope",
-    "variables_made_in",
-]
-
 
 class RecordingScope:
     """A stateless scope of Keras 3 that tells which variables were written to in it.

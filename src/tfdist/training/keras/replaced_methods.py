@@ -11,16 +11,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import step_counter
 from tfdist._utils.set_attributes import attributes_set
 
-__all__ = [
-    "ReplacedMethods",
-    "methods_kept",
-    "methods_replaced",
-    "methods_restored",
-    "methods_restored_of",
-    "replicas_hidden",
-    "replicas_hideable",
-]
-
 # The methods that `optimizer`, `fused_optimizers` and `sharded_variables` replace on an object.
 _REPLACED = ("assign_add", "sparse_read", "update_step")
 

@@ -16,8 +16,6 @@ from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.worker_values_in_graph import worker_index
 
-__all__ = ["GraphSeed", "Randomness"]
-
 # The distance between replicas' seeds: 2^32 divided by the golden ratio, which avoids patterns.
 _APART = 2654435761
 _HIGHEST = int(1e9)  # of the seeds that Keras draws

@@ -18,16 +18,6 @@ from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
 
-__all__ = [
-    "built_on_parts",
-    "check_parts",
-    "parts_of",
-    "put_together",
-    "read_by_rows",
-    "read_rows",
-    "slots_of_whole_variables",
-]
-
 # The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
 _PARTS: dict[int, list[Any]] = {}
 # The part that an optimizer's slot belongs to, by the slot's id.

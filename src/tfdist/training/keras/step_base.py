@@ -16,8 +16,6 @@ from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.replica_stats import Failure, ReplicaStats
 
-__all__ = ["KerasStep", "MetricStep", "check_metrics_of_checkpoint", "value_of"]
-
 _Result = TypeVar("_Result")
 
 
