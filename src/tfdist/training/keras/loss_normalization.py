@@ -44,9 +44,9 @@ class Divisor(NamedTuple):
 
     Attributes:
         kind: The kind: "count", "mask", "weights", "chosen" for a mean over chosen values, or "sum" for a
-            loss that is not divided. A function that
-            returns one number for a batch has the kind "number" if it is unknown how its parts make the
-            whole, and "weighted number" if weights of the examples multiply it.
+            loss that is not divided. A function that returns one number for a batch has the kind "number" if
+            it is unknown how its parts make the whole, and "weighted number" if weights of the examples
+            multiply it.
         value: The divisor; None if it is the number of examples, or if there is none.
         loss: The loss.
     """
@@ -192,7 +192,9 @@ def _divisor(
 
 def _is_without_rows(values: Any) -> bool:
     """Return whether a loss has no row for each example, but one for each class or the like."""
-    return bool(values.shape.rank) and values.shape[0] not in (None, _HERE.rows)
+    first, rows = values.shape[0] if values.shape.rank else None, _HERE.rows
+    # A multiple is that of several numbers for each example.
+    return first is not None and (rows is None or first < rows or bool(rows and first % rows))
 
 
 def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
