@@ -10,6 +10,7 @@ default are those of the flag. `run` defines the flags, so two commands that are
 """
 
 import contextlib
+import errno
 import inspect
 import logging
 import os
@@ -148,7 +149,7 @@ def _status(call: Callable[[], int | None]) -> str | int | None:
         return 130
     except OSError as error:
         # The reader (`| head`) has closed the pipe, or somebody the terminal.
-        if not isinstance(error, BrokenPipeError) and not _is_closed(sys.stdout):
+        if error.errno not in (errno.EPIPE, errno.EIO) or not _is_closed(sys.stdout):
             raise
         return 0
     except SystemExit as end:

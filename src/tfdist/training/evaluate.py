@@ -72,10 +72,18 @@ def evaluate(
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
-        leave = Stopping(callbacks, model, strategy, "evaluating").after_execution
+        stopping = Stopping(callbacks, model, strategy, "evaluating")
         position = DataPosition.of(x, model, strategy, steps)
         logs = run_tests(
-            testing, model, steps, calls, expected=expected, leave=leave, position=position, name="the data"
+            testing,
+            model,
+            steps,
+            calls,
+            expected=expected,
+            leave=stopping.after_execution,
+            are_own=stopping.is_within_epochs,
+            position=position,
+            name="the data",
         )
     return logs if return_dict else in_order(model, logs)
 
@@ -88,6 +96,7 @@ def run_tests(
     *,
     expected: int | None = None,
     leave: Callable[[], bool] | None = None,
+    are_own: bool = False,
     position: DataPosition | None = None,
     together: int | None = None,
     name: str = "the validation data",
@@ -95,8 +104,9 @@ def run_tests(
     """Run a test epoch of `steps` batches, all if None, and return the metrics' results.
 
     `leave` is called after each execution. If it returns True, the results are those of a part of the data.
-    `position` is the beginning of the data, if a number of steps may end after them. `together` is the number
-    of batches in an execution, if it is not that of the model. `name` names the data in an error.
+    `are_own` is for `run_batches`. `position` is the beginning of the data, if a number of steps may end
+    after them. `together` is the number of batches in an execution, if it is not that of the model. `name`
+    names the data in an error.
     """
     # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
     testing.runner.rewind()
@@ -114,6 +124,7 @@ def run_tests(
         calls=calls,
         position=position,
         part=part,
+        are_own=are_own,
         together=together,
     )
     with contextlib.closing(batches):

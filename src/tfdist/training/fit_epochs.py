@@ -104,13 +104,15 @@ class FitEpochs:
         self._profiled, self._steps = _profiled_steps(session.strategy), 0
         self._per_call = steps_per_execution(model)
         self._leave: Callable[[], bool] | None = None
+        self._is_tested_for_own = False
         if testing is not None:
-            stops = Stopping(callbacks, model, session.strategy, "evaluating").after_execution
+            stopping = Stopping(callbacks, model, session.strategy, "evaluating")
+            self._is_tested_for_own = stopping.is_within_epochs
 
             def leaves() -> bool:
                 # A resumed run needs what a test_step of the model's own, or a layer, may have changed here.
                 writes = has_own(model, "test_step") or testing.step.writes_in_tests
-                return stops() or (not writes and checkpoints.leaves())
+                return stopping.after_execution() or (not writes and checkpoints.leaves())
 
             self._leave = leaves
 
@@ -183,6 +185,7 @@ class FitEpochs:
             self._calls,
             expected=self._schedule.test_expected,
             leave=self._leave,
+            are_own=self._is_tested_for_own,
             position=copy.copy(self._schedule.test_position),
         )
         self._checkpoints.after_tests()

@@ -47,9 +47,9 @@ def _as_addends(gradients: Sequence[Any]) -> list[Any]:
         return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
     lookups: list[_Lookup] = []  # those of all losses, which the slices of one process are of
     places = [_places_in(lookups, gradient) for gradient in known]
-    first = tf.IndexedSlices(
-        _values_at(lookups, places[0]), _joined([rows for rows, _ in lookups]), known[0].dense_shape
-    )
+    kinds = {rows.dtype for rows, _ in lookups}
+    rows = [rows if len(kinds) == 1 else tf.cast(rows, tf.int64) for rows, _ in lookups]
+    first = tf.IndexedSlices(_values_at(lookups, places[0]), _joined(rows), known[0].dense_shape)
     forms = iter([first, *(Addend(_values_at(lookups, each)) for each in places[1:])])
     return [None if gradient is None else next(forms) for gradient in gradients]
 
@@ -108,6 +108,8 @@ def _plus(total: Any, addend: Any) -> Any:
 
 def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Return whether two tensors of row numbers come from the same lookups."""
+    if one.dtype != other.dtype:
+        return False
     if tf.executing_eagerly():
         return one.shape == other.shape and bool(tf.reduce_all(one == other))
     one, other = (passed_on(tensor, ("Reshape",)) for tensor in (one, other))

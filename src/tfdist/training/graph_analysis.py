@@ -23,6 +23,12 @@ _OF_SHAPE = {
     "Maximum",
 }  # fmt: skip
 _SIZES = ("Shape", "Size")
+_REDUCING = ("Max", "Mean", "Min", "Prod", "Sum")
+# They put rows that were chosen, as for the experts of a layer, back in their places.
+_PUT_BACK = (
+    "DynamicStitch", "ParallelDynamicStitch", "ScatterNd", "TensorScatterAdd", "TensorScatterUpdate",
+    "UnsortedSegmentSum",
+)  # fmt: skip
 _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
 
 
@@ -69,7 +75,7 @@ def reduction_of(number: Any) -> str | None:
         return reduction_of(inputs[0])
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if inputs[0].shape.rank and inputs[0].shape[0] is None and not _is_reduced(inputs[0]):
-            return "sum" if operation.type != "Mean" else None if has_chosen_rows(inputs[0]) else "mean"
+            return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
         return "same" if _is_same(number) else reduction_of(inputs[0])
     if operation.type in ("Add", "AddV2", "AddN", "Sub"):
         kinds = {reduction_of(tensor) for tensor in inputs}
@@ -82,8 +88,10 @@ def reduction_of(number: Any) -> str | None:
 def _is_reduced(tensor: tf.Tensor) -> bool:
     """Return whether the axis of the batch is reduced before, so that the first one is another axis."""
     operation = passed_on(tensor, _PASSES_ON).op
-    if operation.type not in ("Mean", "Sum"):
-        return False
+    return operation.type in ("Mean", "Sum") and _reduces_first_axis(operation)
+
+
+def _reduces_first_axis(operation: tf.Operation) -> bool:
     values, axes = operation.inputs
     axes = tf.get_static_value(axes)
     return bool(values.shape.rank) and axes is not None and not np.all(axes % values.shape.rank)
@@ -118,11 +126,29 @@ def _is_size(operation: tf.Operation) -> bool:
 
 
 def has_chosen_rows(values: Any) -> bool:
-    """Return whether values are those of chosen examples, of which each replica has another number."""
-    if tf.executing_eagerly():  # there is no graph to look at
-        return False
-    made_by = operations_behind([values], until=_reads_variable)
+    """Return whether values may be those of chosen examples, of which each replica has another number."""
+    if tf.executing_eagerly():  # nothing shows how they were computed
+        return True
+    return _is_chosen(values, until=lambda operation: operation.type in _PUT_BACK)
+
+
+def _is_chosen(values: tf.Tensor, until: Callable[[tf.Operation], bool] = lambda _: False) -> bool:
+    made_by = operations_behind(
+        [values], until=lambda operation: _reads_variable(operation) or until(operation)
+    )
     return any(operation.type in _CHOOSING for operation in made_by)
+
+
+def is_over_batch(values: tf.Tensor) -> bool:
+    """Return whether an operation behind values has reduced the axis of a batch of any size."""
+    made_by = operations_behind([values], until=_reads_variable)
+    return any(
+        each.type in _REDUCING
+        and each.inputs[0].shape.rank
+        and each.inputs[0].shape[0] is None
+        and _reduces_first_axis(each)
+        for each in made_by
+    )
 
 
 def _reads_variable(operation: tf.Operation) -> bool:

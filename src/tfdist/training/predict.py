@@ -73,11 +73,9 @@ def predict(
     refuse_unknown(predict, unknown)
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
-    if steps is not None and not is_keras_2(model):  # Keras 3 runs whole executions
-        together = steps_per_execution(model)
-        steps = -(-whole_number("steps", steps, 1) // together) * together
     made = made_data(model, strategy, x, batch_size=batch_size, steps=steps)
-    data, expected = _limited(made, steps)
+    # Keras 3 runs whole executions.
+    data, expected = _limited(made, steps, 1 if is_keras_2(model) else steps_per_execution(model))
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     with in_call("predict", strategy), naming_lost_tasks("predict", strategy), traces_kept(model) as traces:
         both = [*callbacks, *epoch_hooks(model, x, "predict")]
@@ -115,15 +113,15 @@ def predict_on_batch(model: Any, x: Any) -> Any:
     return predict(model, x, batch_size=max(length(x), 1), verbose=0)
 
 
-def _limited(data: Any, steps: int | None) -> tuple[tf.data.Dataset, int | None]:
-    """Return the data, cut to `steps` batches, and the number of batches, None if unknown."""
+def _limited(data: Any, steps: int | None, together: int) -> tuple[tf.data.Dataset, int | None]:
+    """Return the data, cut to whole executions of `steps` batches, and the number of batches, if known."""
     if not isinstance(data, tf.data.Dataset):
         remedy = "The data of a function have no order, so predictions could not be sorted"
         raise DataError("predict", expected="a tf.data.Dataset", received=type(data).__name__, remedy=remedy)
     if steps is None:
         return data, known_steps(data, "steps")
     steps = whole_number("steps", steps, 1)
-    data = data.take(steps)
+    data = data.take(-(-steps // together) * together)
     known = known_steps(data, "steps")
     if known is not None and known < steps:
         warnings.warn(RAN_OUT, stacklevel=3)

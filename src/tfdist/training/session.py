@@ -1,5 +1,6 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +31,7 @@ from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
+_UNKNOWN_LENGTH = 32  # enough for most convolutions
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
@@ -78,9 +80,13 @@ def _zeros(spec: Any) -> Any:
     """Return a batch of one example of zeros; None if a part is no plain tensor."""
     if not all(part is None or isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
         return None
-    return tf.nest.map_structure(
-        lambda part: None if part is None else tf.zeros([size or 1 for size in part.shape], part.dtype), spec
-    )
+
+    def zeros(part: tf.TensorSpec | None) -> tf.Tensor | None:
+        if part is None or not part.shape.rank:
+            return None if part is None else tf.zeros(part.shape, part.dtype)
+        return tf.zeros([1, *(size or _UNKNOWN_LENGTH for size in part.shape[1:])], part.dtype)
+
+    return tf.nest.map_structure(zeros, spec)
 
 
 class Session:
@@ -135,9 +141,11 @@ class Session:
                 except Exception:
                     # Without a strategy, Keras calls nothing in a graph, such as a metric of scikit-learn.
                     zeros = _zeros(batch) if model.run_eagerly and is_alone(self.strategy) else None
-                    if zeros is None:
-                        raise
-                    build_model_eagerly(keras_of(model), model, unpacked(zeros))
+                    if zeros is not None:
+                        with contextlib.suppress(Exception):  # it may be one about the zeros
+                            build_model_eagerly(keras_of(model), model, unpacked(zeros))
+                            return
+                    raise
 
     @property
     def spec(self) -> Any:

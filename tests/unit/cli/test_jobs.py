@@ -198,7 +198,7 @@ def test_a_folder_that_is_not_utf_8_is_refused(queue, tmp_path, monkeypatch):
     folder = tmp_path / "caf\udce9"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with pytest.raises(ConfigError, match=r"^--run_dir: '/.*caf\\udce9/runs' is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"^--run_dir: '/.* is not UTF-8"):
         submit.main(["queue", "true"])
     assert queue.jobs == []
 

@@ -132,6 +132,21 @@ def test_a_dense_gradient_and_a_sparse_one_make_a_dense_one():
     assert addends([[], []]) == [[], []]
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_rows_may_have_numbers_of_two_types(is_eager):
+    table = tf.Variable(tf.ones([9, 2]))
+
+    def step(x, y):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_sum(tf.gather(table, rows)) for rows in (x, y)]
+        [first], [second] = addends([[tape.gradient(loss, table)] for loss in losses])
+        return tf.convert_to_tensor(summed([first, second], [tf.constant(1.0), tf.constant(2.0)]))
+
+    step = step if is_eager else tf.function(step, autograph=False)
+    found = step(tf.constant([1, 2]), tf.constant([1, 4], tf.int64))
+    assert found[:5, 0].numpy().tolist() == [0, 3, 1, 0, 2]
+
+
 def test_each_row_gets_the_sum_of_its_slices():
     values = tf.constant([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
     sparse = tf.IndexedSlices(values, tf.constant([7, 3, 7]), tf.constant([9, 2]))

@@ -153,6 +153,7 @@ def test_ends_with_the_steps_or_by_a_callback(strategy):
     assert len(predict(model, batches(pictures()), callbacks=Trace(until=1), verbose=0)) == 8
     model.compile("sgd", "mse", steps_per_execution=2)
     rows = 9 if IS_KERAS_2 else 13  # Keras 3 runs two whole executions
+    assert len(predict(model, batches(pictures()), steps=3, verbose=0)) == 9  # without a warning
     assert (
         len(predict(model, endless, steps=3, verbose=0))
         == len(model.predict(endless, steps=3, verbose=0))

@@ -225,7 +225,8 @@ class SharedCustomStep(MetricStep):
         optimizers = [use.optimizer for use in self._uses]
         with methods_restored_of(optimizers):
             self._updates = {
-                _key(*use): Updating(self._strategy, use.optimizer, use.variables) for use in self._uses
+                _key(*use): Updating(self._strategy, use.optimizer, use.variables, is_called=True)
+                for use in self._uses
             }
             yield
 

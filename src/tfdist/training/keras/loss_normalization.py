@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
-from tfdist.training.graph_analysis import has_chosen_rows, reduction_of
+from tfdist.training.graph_analysis import has_chosen_rows, is_over_batch, reduction_of
 from tfdist.training.model_checks import has_own
 
 _INEXACT = (
@@ -175,7 +175,7 @@ def _divisor(
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
     is_number = not keras.ops.ndim(values) and reduction is not None
     if is_number or _is_without_rows(values):
-        return _kind_of_number(values, sample_weight, reduction or "sum"), None
+        return _kind_of_number(values, sample_weight, reduction or "none"), None
     if reduction == "sum":
         return "sum", None
     if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
@@ -192,9 +192,12 @@ def _divisor(
 
 def _is_without_rows(values: Any) -> bool:
     """Return whether a loss has no row for each example, but one for each class or the like."""
-    first, rows = values.shape[0] if values.shape.rank else None, _HERE.rows
-    # A multiple is that of several numbers for each example.
-    return first is not None and (rows is None or first < rows or bool(rows and first % rows))
+    if tf.executing_eagerly() or not values.shape.rank or values.shape[0] is None:
+        return False
+    first, rows = values.shape[0], _HERE.rows
+    if rows is None:
+        return is_over_batch(values)
+    return first < rows or bool(first % rows)  # a multiple is that of several numbers for each example
 
 
 def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:

@@ -41,8 +41,23 @@ class Updating:
         variables: The weights.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, optimizer: Any, variables: list[Any]) -> None:
-        self._strategy = strategy
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        optimizer: Any,
+        variables: list[Any],
+        *,
+        is_called: bool = False,
+    ) -> None:
+        """Make an update of variables.
+
+        Args:
+            strategy: The strategy.
+            optimizer: The optimizer.
+            variables: The variables.
+            is_called: Whether the model's own step calls the optimizer, which in `fit` nobody else does.
+        """
+        self._strategy, self._is_called = strategy, is_called
         self._scaler: Any = optimizer if hasattr(optimizer, "inner_optimizer") else None
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
@@ -149,7 +164,9 @@ class Updating:
         step_counter(optimizer).assign_add(1)
 
     def _overrides(self, *methods: str) -> bool:
-        """Return whether the optimizer's class has methods of its own in place of Keras's."""
+        """Return whether the optimizer's class has methods of its own that Keras's `fit` would call."""
+        if self._is_called:  # it has called them
+            return False
         kind = type(self._optimizer)
         of_keras = next(each for each in kind.__mro__ if each.__module__.startswith("keras."))
         return any(getattr(kind, each) is not getattr(of_keras, each) for each in methods)

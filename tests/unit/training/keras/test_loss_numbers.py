@@ -1,5 +1,7 @@
 """A loss function that returns one number for a batch has the numbers of Keras's own fit on two devices."""
 
+import contextlib
+import functools
 import logging
 
 import numpy as np
@@ -54,6 +56,11 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class Halved(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
+
+
 @pytest.fixture
 def strategy():
     return own_strategy()
@@ -89,6 +96,43 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
     assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+def test_a_method_that_an_optimizer_overrides_is_called_once(strategy, base):
+    kerass = model_of("mse", base)
+    with strategy.scope():
+        ours = model_of("mse", base)
+    for model, train in ((kerass, kerass.fit), (ours, functools.partial(fit, ours))):
+        with contextlib.nullcontext() if model is kerass else strategy.scope():
+            model.compile(Halved(0.1), "mse")
+        train(X, Y, epochs=1, **OPTIONS)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6, abs=1e-7)
+
+
+def test_losses_behind_rows_that_are_put_back_are_those_of_examples(strategy, caplog):
+    class Routed(keras.layers.Layer):
+        def call(self, x):
+            chosen = tf.where(x[:, 0] > 0)
+            return tf.tensor_scatter_nd_update(x, chosen, 2.0 * tf.gather_nd(x, chosen))
+
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,), dtype="float64")
+        routed = Routed(dtype="float64")(number)
+        outputs = [keras.layers.Dense(2, dtype="float64", name=f"out{each}")(routed) for each in range(2)]
+        model = OwnStep(number, outputs)
+        model.compile(keras.optimizers.SGD(0.01), ["mse", "mae"])
+        return model
+
+    kerass = made()
+    kerass.fit(X, [Y, Y], epochs=1, **OPTIONS)
+    with strategy.scope():
+        ours = made()
+    fit(ours, X, [Y, Y], epochs=1, **OPTIONS)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6, abs=1e-7)
 
 
 @several
