@@ -178,6 +178,7 @@ def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
     assert training.report()["steps"] == STEPS
 
 
+@pytest.mark.slow
 def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_that_waits(tmp_path, cache):
     training, status = ended_through_gate("multi_worker_mirrored", tmp_path, cache)
     assert status == 0, training.printed

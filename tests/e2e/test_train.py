@@ -325,6 +325,7 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(restarts, sta
     assert proc.naming(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", *(pytest.param(each, marks=AGAIN) for each in ("mwms2w", "ps2w"))])
 def test_a_run_ends_at_an_accuracy_and_goes_on_to_a_higher_one(name, tmp_path, cache):
     def until(accuracy):
