@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tfdist._utils.user_paths import current_folder
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray_actor import News, Start, TaskActor
@@ -234,7 +235,8 @@ class RayCluster:
             results=self._work.results,
             variables=variables,
             hosts=self._hosts(),
-            folder=_current_folder(),
+            # Empty if it is gone: where nodes share a file system, each replaces the job's working_dir.
+            folder=str(current_folder() or ""),
             log=str(task_log_path(self._work.run_dir, member.task)),
             threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
@@ -360,14 +362,6 @@ class RayCluster:
         problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
         kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
         raise kind(str(member), problem, remedy=f"Its log is {log} on that node")
-
-
-def _current_folder() -> str:
-    """Return the current folder; "" if it is gone: where nodes share a file system, each replaces it."""
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:  # it was the working_dir of the job, which tasks know by themselves
-        return ""
 
 
 def _status(status: int) -> str:

@@ -12,23 +12,16 @@ from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
-pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reduces losses in another way")
+pytestmark = [
+    pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 reduces losses in another way"),
+    pytest.mark.usefixtures("in_float64"),
+]
 OPTIONS = {"batch_size": 4, "verbose": 0}  # of 13 examples: the last batch leaves a replica without any
 
 
 @pytest.fixture(scope="module")
 def strategy():
     return own_strategy()
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")

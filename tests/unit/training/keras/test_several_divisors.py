@@ -10,7 +10,10 @@ from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
-pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="test_keras2_masks.py has Keras 2")
+pytestmark = [
+    pytest.mark.skipif(keras.__version__ < "3", reason="test_keras2_masks.py has Keras 2"),
+    pytest.mark.usefixtures("in_float64"),
+]
 COUNT = 13  # in batches of 4: the last leaves a replica without any
 RNG = np.random.default_rng(1)
 WORDS = RNG.integers(0, 4, (COUNT, 5))
@@ -30,16 +33,6 @@ class Penalty(keras.layers.Layer):
 @pytest.fixture(scope="module")
 def strategy():
     return own_strategy()
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
