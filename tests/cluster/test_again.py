@@ -1,8 +1,7 @@
 """Later calls on a model trace nothing, as in Keras, and give the numbers of Keras, under every strategy."""
 
 import pytest
-
-from conftest import IN_STEP, SETUPS, on
+from clusters import IN_STEP, SETUPS, on
 
 CASE = "again_cases.repeated"
 CASES = [CASE]

@@ -2,8 +2,7 @@
 
 import pytest
 import tensorflow as tf
-
-from conftest import SETUPS
+from clusters import SETUPS
 
 CASE = "batch_cases.one_at_a_time"
 COMPARED_WITH = "one_device"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clusters import LONGEST, SETUPS, Finished, Running, on
 
-from conftest import LONGEST, SETUPS, Finished, Running, on
 from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))

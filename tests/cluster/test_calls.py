@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from clusters import LONGEST, Running, run_cluster
 
-from conftest import LONGEST, Running, run_cluster
 from tfdist.cluster.config import ClusterConfig
 
 APART = "call_cases.apart"

@@ -2,8 +2,7 @@
 
 import pytest
 from chief_data_cases import x, y
-
-from conftest import SETUPS, on
+from clusters import SETUPS, on
 
 CASE = "chief_data_cases.read_once"
 CASES = [CASE]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import EXAMPLES
-
-from conftest import IN_STEP, on
+from clusters import IN_STEP, on
 
 CASES = [f"custom_step_cases.{name}" for name in ("trained", "refused")]
 MODELS = ["compiled", "gan", "towers", "accumulated"]

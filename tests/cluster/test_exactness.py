@@ -3,8 +3,7 @@
 from importlib.metadata import version
 
 import pytest
-
-from conftest import IN_STEP, SETUPS
+from clusters import IN_STEP, SETUPS
 
 ALL = list(SETUPS)
 OPTIMIZERS = ["sgd", "adam", "clipped", *(["legacy"] if version("keras") < "3" else [])]

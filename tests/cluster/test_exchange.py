@@ -4,11 +4,11 @@ import signal
 
 import numpy as np
 import pytest
+from clusters import LONGEST, Running, run_cluster
 from exchange_cases import DTYPES
 from test_exactness import TOLERANCE, _flat
 from test_lost import begun, lose, says
 
-from conftest import LONGEST, Running, run_cluster
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport.authentication import SECRET
 

@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from clusters import Running, wait_for
 
-from conftest import Running, wait_for
 from tfdist.cluster.config import ClusterConfig
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from conftest import IN_STEP, SETUPS, on
+from clusters import IN_STEP, SETUPS, on
 
 COMPARED_WITH = "one_device"
 CASES = [

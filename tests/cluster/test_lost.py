@@ -7,8 +7,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from clusters import LONGEST, Running, run_cluster, wait_for
 
-from conftest import LONGEST, Running, run_cluster, wait_for
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.only_peers import ONLY_PEERS

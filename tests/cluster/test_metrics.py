@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
+from clusters import SETUPS
 from metric_cases import BATCH, values
-
-from conftest import SETUPS
 
 CASES = ["metric_cases.counted"]
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from conftest import IN_STEP, SETUPS, on, run_cluster
+from clusters import IN_STEP, SETUPS, on, run_cluster
 
 AGAIN = ["mirrored"]  # what replicas learn on devices of one process, mirrored workers learn over a network
 CASES = [

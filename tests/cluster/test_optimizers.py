@@ -2,8 +2,7 @@
 
 import pytest
 import tensorflow as tf
-
-from conftest import IN_STEP, SETUPS, run_cluster
+from clusters import IN_STEP, SETUPS, run_cluster
 
 KERAS_2 = tf.keras.__version__ < "3"
 CASES = [

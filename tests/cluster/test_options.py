@@ -3,9 +3,9 @@
 import signal
 
 import pytest
+from clusters import run_cluster
 from test_lost import begun, lose, says
 
-from conftest import run_cluster
 from tfdist.transport.authentication import SECRET
 
 TIMEOUT = 4.0

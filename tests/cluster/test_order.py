@@ -1,8 +1,7 @@
 """Workers cut up one order of the data, also where each of them draws it, or refuse."""
 
 import pytest
-
-from conftest import run_cluster
+from clusters import run_cluster
 
 CASES = ["order_cases.drawn"]
 

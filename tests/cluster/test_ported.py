@@ -1,9 +1,8 @@
 """A script for Keras's own functions gives the same numbers on every strategy."""
 
 import pytest
+from clusters import IN_STEP, SETUPS, on
 from ported_cases import by_keras
-
-from conftest import IN_STEP, SETUPS, on
 
 CASES = ["ported_cases.ported"]
 

@@ -3,9 +3,9 @@
 import signal
 
 import pytest
+from clusters import LONGEST, Running, run_cluster, wait_for
 from test_lost import begun, lose, says
 
-from conftest import LONGEST, Running, run_cluster, wait_for
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport.authentication import SECRET
 

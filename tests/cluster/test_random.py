@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from conftest import IN_STEP, SETUPS, on
+from clusters import IN_STEP, SETUPS, on
 
 AGAIN = ["mirrored"]  # mirrored workers have as many replicas, and draw on more than one task
 CASES = ["random_cases.draws"]

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from clusters import LONGEST, Running, wait_for
 from remote_cases import SLICES
 
-from conftest import LONGEST, Running, wait_for
 from tfdist.cluster.config import ClusterConfig, Task
 
 CASES = ["placed", "mapped", "failing", "killed", "stopped"]

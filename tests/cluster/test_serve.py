@@ -7,8 +7,8 @@ import socket
 import time
 
 import pytest
+from clusters import LONGEST, Running
 
-from conftest import LONGEST, Running
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import why_silent
 from tfdist.coordination.rendezvous import hold_rendezvous

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from conftest import run_cluster
+from clusters import run_cluster
 
 CASE = "shard_cases.trained"
 CASES = [CASE]

@@ -1,8 +1,7 @@
 """Every strategy trains, in real processes, and every process ends by itself with exit status 0."""
 
 import pytest
-
-from conftest import SETUPS
+from clusters import SETUPS
 
 ALL = list(SETUPS)
 CASES = ["smoke"]

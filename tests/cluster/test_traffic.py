@@ -4,8 +4,7 @@ import sys
 
 import pytest
 import traffic_cases
-
-from conftest import on
+from clusters import on
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
 CASES = ["traffic_cases.trained", "traffic_cases.evaluated"]

@@ -8,9 +8,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import tensorflow as tf
+from clusters import IN_STEP
 from zoo_models import EXAMPLES, MODELS
-
-from conftest import IN_STEP
 
 pytestmark = pytest.mark.skipif(
     tf.keras.__version__ < "3", reason="Keras 2 normalises each replica's own part"
