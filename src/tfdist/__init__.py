@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
     from tfdist.training.barrier import barrier
-    from tfdist.training.checkpoint_option import CheckpointAndResume
+    from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
     from tfdist.training.join_cluster import start
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointAndResume": "tfdist.training.checkpoint_option",
+    "CheckpointAndResume": "tfdist.training.checkpoints.checkpoint_and_resume",
     "LazyAdam": "tfdist.training.keras.lazy_adam",
     "Traffic": "tfdist.coordination.traffic",
     "barrier": "tfdist.training.barrier",

@@ -7,6 +7,6 @@
 It needs Ray: pip install 'tfdist[ray]'.
 """
 
-from tfdist.engines.launch_on_ray import launch
+from tfdist.engines.ray.launch import launch
 
 __all__ = ["launch"]

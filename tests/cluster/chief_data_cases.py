@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training import dataset_checks
+from tfdist.training.data import dataset_checks
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.keras import datasets_from_inputs

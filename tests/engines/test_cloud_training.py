@@ -16,9 +16,9 @@ from submitted import wait_for
 import proc
 from commands import SECONDS
 from tfdist.cluster.config import ClusterConfig
+from tfdist.engines.clouds.sagemaker import SageMaker
+from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.sagemaker import SageMaker
-from tfdist.engines.vertex import Vertex
 from tfdist.trainer.config import read_config
 
 pytestmark = pytest.mark.engines

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.engines.clouds.sagemaker import SageMaker
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.sagemaker import SageMaker
 from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import EngineSection, SageMakerSection
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State
-from tfdist.engines.vertex import Vertex
 from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import EngineSection, VertexSection
 
@@ -206,7 +206,7 @@ def test_states_and_the_end_of_a_job(vertex):
 
 
 def test_every_state_of_the_client_is_known():
-    from tfdist.engines.vertex import _STATES
+    from tfdist.engines.clouds.vertex import _STATES
 
     names = {state.name for state in aiplatform_v1.JobState} - {"JOB_STATE_UNSPECIFIED"}
     assert names == set(_STATES)

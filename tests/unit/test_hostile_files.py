@@ -23,7 +23,7 @@ from tfdist.datasets.read_npz import read_npz  # noqa: E402
 from tfdist.export.model_loading import load  # noqa: E402
 from tfdist.export.prediction_inputs import read_images  # noqa: E402
 from tfdist.trainer.checkpoint_manager import Start, _check_facts, _read_history  # noqa: E402
-from tfdist.training.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tfdist.training.checkpoints.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,14 +14,14 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.export.model_loading import load  # noqa: E402
-from tfdist.training.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.checkpoints.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tfdist"
 SOURCES = sorted(PACKAGE.glob("**/*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # They unpickle what the notebook or the driver of Ray and its own tasks have written: in a folder that nobody else
 # may open, or sent by Ray, which pickles all that it sends.
-MAY_PICKLE = {"launcher/notebook.py", "engines/launch_on_ray.py"}
+MAY_PICKLE = {"launcher/notebook.py", "engines/ray/launch.py"}
 FORBIDDEN_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
 
 

@@ -14,9 +14,9 @@ from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles import DEFAULT_PORT
-from tfdist.engines.engine import Engine, engine_names, find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, Submission
+from tfdist.engines.protocol import Engine, engine_names, find_engine
 from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import roles_started_alone, strategy_name

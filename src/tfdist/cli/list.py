@@ -3,8 +3,8 @@
 import sys
 
 from tfdist.cli._run_command import run
-from tfdist.engines.engine import find_engine
 from tfdist.engines.job_handle_and_state import Submission
+from tfdist.engines.protocol import find_engine
 from tfdist.engines.records import submissions
 from tfdist.errors import ConfigError, TfdistError
 

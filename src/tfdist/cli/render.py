@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from tfdist._utils.files import local_path, write_output
 from tfdist.cli._jobs import made_by, options_of, requested
 from tfdist.cli._run_command import Flag, run
-from tfdist.engines.dockerfile import render_dockerfile
+from tfdist.engines.compose.dockerfile import render_dockerfile
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tfdist.cli._jobs import submission_of
 from tfdist.cli._run_command import run
-from tfdist.engines.engine import Engine
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.logs_and_exit_status import last_progress
+from tfdist.engines.protocol import Engine
 from tfdist.errors import TfdistError
 from tfdist.launcher.progress_text import find_progress
 

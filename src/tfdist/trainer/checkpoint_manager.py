@@ -15,9 +15,9 @@ from tfdist._utils.files import storage_errors, write_json
 from tfdist._utils.read_files import read_json_file
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.run_context import RunContext
-from tfdist.training import checkpoint
-from tfdist.training.checkpoint_writer import CheckpointWriter
-from tfdist.training.rounding_errors import collect_rounding_errors, restore_rounding_errors
+from tfdist.training.checkpoints import checkpoint
+from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
+from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.variables import State, take_from_chief
 
 _log = logging.getLogger("tfdist")

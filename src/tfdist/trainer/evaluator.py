@@ -18,7 +18,7 @@ from tfdist.trainer.model_and_batches import initial_model, test_batches, total_
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
-from tfdist.training.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
+from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.training.evaluate import run_tests
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.session import Session

@@ -25,7 +25,7 @@ from tfdist.trainer.model_and_batches import (
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.training.checkpoint import find_newest
+from tfdist.training.checkpoints.checkpoint import find_newest
 
 
 def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:

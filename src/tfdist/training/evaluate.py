@@ -15,7 +15,7 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.data import known_steps
+from tfdist.training.data.distribute import known_steps
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.launcher.record_events import events_to_file
 from tfdist.training.arguments import callbacks_of, limited, refuse_unknown, strategy_of, verbosity
-from tfdist.training.checkpoint_option import apart
-from tfdist.training.fit_checkpoints import open_checkpoints
+from tfdist.training.checkpoints.checkpoint_and_resume import apart
+from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.fit_epochs import FitEpochs, FitSchedule
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
-from tfdist.training.applied_steps import Begun
 from tfdist.training.arguments import (
     callbacks_of,
     limited,
@@ -21,11 +20,10 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.await_server_writes import settle_writes
-from tfdist.training.coordinated_runner import CoordinatedRunner
-from tfdist.training.data import known_steps
-from tfdist.training.data_read_by_chief import ChiefData
-from tfdist.training.empty_replicas import if_any, with_an_example
+from tfdist.training.data.distribute import known_steps
+from tfdist.training.data.empty_replicas import if_any, with_an_example
+from tfdist.training.data.prepare_datasets import with_none
+from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
@@ -34,8 +32,10 @@ from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_checks import check_states, has_own
+from tfdist.training.parameter_servers.applied_steps import Begun
+from tfdist.training.parameter_servers.await_server_writes import settle_writes
+from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.prediction_outputs import decoded, encoded, joined
-from tfdist.training.prepare_datasets import with_none
 from tfdist.training.reduction import batch_size, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call

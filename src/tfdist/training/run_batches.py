@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import compiled_steps_per_execution
 from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
-from tfdist.training.data import Data
+from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.compat import is_keras_2
 from tfdist.training.keras.step_base import KerasStep

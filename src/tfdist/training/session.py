@@ -9,11 +9,9 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.tf_private import replica_specs, worker_count
-from tfdist.training.applied_steps import AppliedSteps, Begun
-from tfdist.training.await_server_writes import settle_writes
-from tfdist.training.coordinated_runner import CoordinatedRunner
-from tfdist.training.data import Data, distribute, distribute_to_workers
-from tfdist.training.data_read_by_chief import ChiefData, ChiefDataRunner
+from tfdist.training.data.distribute import Data, distribute, distribute_to_workers
+from tfdist.training.data.prepare_datasets import with_none
+from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
 from tfdist.training.keras.compat import build_for, has_call, is_keras_2, keras_of
 from tfdist.training.keras.custom_step_as_is import OwnStep
@@ -25,10 +23,12 @@ from tfdist.training.keras.sharded_variables import built_on_parts, check_parts,
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, check_targets, has_own, is_alone
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.prepare_datasets import with_none
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
+from tfdist.training.parameter_servers.await_server_writes import settle_writes
+from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
+from tfdist.training.parameter_servers.worker_graphs import GraphsOfBatches, WorkerGraph
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
-from tfdist.training.worker_graphs import GraphsOfBatches, WorkerGraph
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _UNKNOWN_LENGTH = 32  # enough for most convolutions

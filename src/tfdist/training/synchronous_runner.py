@@ -9,8 +9,8 @@ from tfdist._utils.tf_private import function_of_a_model
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
+from tfdist.training.data.prepare_datasets import untuned_on_devices
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.prepare_datasets import untuned_on_devices
 
 _ALL = 2**31 - 1
 _OPENING = Activity("opening its data")

@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
-from tfdist.training.check_rows import check_rows
-from tfdist.training.data_read_by_chief import ChiefData
+from tfdist.training.data.check_rows import check_rows
+from tfdist.training.data.prepare_datasets import with_placeholders
+from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
 from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.prepare_datasets import with_placeholders
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner

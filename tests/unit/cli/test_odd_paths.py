@@ -27,7 +27,7 @@ from tfdist.trainer.config import read_config
 from tfdist.trainer.new_project import check_answer
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.shipped_configs import copy_config, shipped_configs
-from tfdist.training.checkpoint_option import CheckpointAndResume
+from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
 
 DEEP = "/tmp/" + "a/" * 2500 + "x"  # longer than a path may be, which is an error for root too
 NOBODY = "~nobody-of-that-name/x"

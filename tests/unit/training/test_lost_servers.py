@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.coordination.stalled_worker import WorkerExecutions
-from tfdist.training import lost_task_errors, scheduled_executions
-from tfdist.training.batches_taken import Execution
-from tfdist.training.scheduled_executions import ScheduledExecutions
+from tfdist.training import lost_task_errors
+from tfdist.training.data.batches_taken import Execution
+from tfdist.training.parameter_servers import scheduled_executions
+from tfdist.training.parameter_servers.scheduled_executions import ScheduledExecutions
 
 
 def test_a_task_that_refuses_connections_is_named(monkeypatch):

@@ -18,7 +18,7 @@ from tfdist._utils.keras_private import added_losses, call_model, compiled_loss,
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
-from tfdist.training.empty_replicas import computed_or_zero, if_any, with_an_example
+from tfdist.training.data.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.gradients_of_one_process import (
     addends,
     has_synchronized_layers,
@@ -52,8 +52,8 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
-from tfdist.training.ps_cache import PsCache
-from tfdist.training.ps_fetch_and_send import FetchedVariables, PsVariables
+from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
+from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, unpacked
 
 _LOST_LOGS = (

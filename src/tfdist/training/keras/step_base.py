@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
-from tfdist.training.applied_steps import AppliedSteps
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.metrics import MetricState
 from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replica_stats import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")

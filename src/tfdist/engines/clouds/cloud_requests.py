@@ -1,0 +1,99 @@
+"""Build what the requests to managed services have in common, and load the clients of their vendors."""
+
+import importlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tfdist.cluster.roles import ROLES
+from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
+from tfdist.engines.options_into_section import with_options
+from tfdist.errors import ConfigError, did_you_mean, shown
+
+Section = TypeVar("Section", bound=msgspec.Struct)
+Value = TypeVar("Value")
+
+
+def section_with(section: Section, options: Mapping[str, str]) -> Section:
+    """Return the section of the config with the options; `worker:machine_type` is a value of one role."""
+    return with_options(section, options, lambda role, name: (name, role) if role else name, ROLES)
+
+
+def required(value: str, name: str, *, starts_with: str = "") -> str:
+    """Return a value of the section that must be set."""
+    if not value or not value.startswith(starts_with) or value == starts_with:
+        expected = f"an address that begins with {starts_with}" if starts_with else "a value"
+        remedy = f"Set it in the config, or by --option {name.rpartition('.')[2]}=…"
+        raise ConfigError(
+            name, expected=expected, received=shown(value) if value else "nothing", remedy=remedy
+        )
+    return value.rstrip("/")
+
+
+def of_role(value: Value | Mapping[str, Value], role: str, name: str, default: Value | None = None) -> Value:
+    """Return the value for a role from one that is for all of them, or from a mapping by role."""
+    if not isinstance(value, Mapping):
+        return value
+    for known in value:
+        if known not in ROLES:
+            raise ConfigError(f"{name}.{known}", "is not a role", remedy=did_you_mean(known, ROLES))
+    chosen = value.get(role, default)
+    if chosen is None:
+        raise ConfigError(name, f"has no value for the role {role}", remedy=f"Add {role}: …")
+    return chosen
+
+
+def task_command(job: Job, name: str, changes: Sequence[str] = ()) -> list[str]:
+    """Return the command of every task, with the word {config} in place of the config file.
+
+    Without --run_dir, the tasks write to the folders that the service names; with it, to a folder in it that
+    has the job's name.
+    """
+    words = list(job.words(python="python", run_dir=RUN_DIR, config=CONFIG))
+    if RUN_DIR in words:
+        at = words.index(RUN_DIR)
+        if job.folder == Path("runs").absolute():  # the default
+            del words[at - 1 : at + 1]
+        else:
+            words[at] = str(job.folder / name)
+    if job.config is not None:
+        words += [f"--set={change}" for change in changes]
+    return ["python", "-m", "tfdist.engines.clouds.container_entrypoint", *words]
+
+
+def new_name(job: Job) -> str:
+    """Return a name for a new job, which no other job has."""
+    stem = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.name).strip("-")[:32] or "job"
+    return f"{stem.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def new_secret() -> str:
+    """Return a new secret for the tasks of a cluster."""
+    return secrets.token_hex(32)
+
+
+def merged(request: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with more fields; mappings in both are merged, and other values replaced."""
+    result = dict(request)
+    for key, value in more.items():
+        before = result.get(key)
+        is_section = isinstance(before, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(before, value) if is_section else value  # type: ignore[arg-type]
+    return result
+
+
+def load_client(module: str, extra: str) -> Any:
+    """Return a module of the vendor's client.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        remedy = f"Install it: pip install 'tfdist[{extra}]'"
+        raise ConfigError(extra, f"{error.name} is not installed", remedy=remedy) from None

@@ -1,0 +1,145 @@
+"""Run a command as one task, in a container of Vertex AI or SageMaker.
+
+    python -m tfdist.engines.clouds.container_entrypoint python -m tfdist.train --config {config}
+
+It writes the config, which comes in environment variables, to a file, and passes its name for the word
+{config}. On SageMaker it also does what no part of the service does:
+
+- It passes the cluster on as SM_RESOURCE_CONFIG, and the folders as SM_MODEL_DIR and so on. Images with
+  SageMaker's own toolkit set these variables, others do not.
+- It starts the command again after exit status 138, and after a signal that nobody has sent to it.
+- It writes why the task has failed to the file that the service shows.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist._utils.files import temporary_folder
+from tfdist.cluster.config import ClusterConfig
+from tfdist.engines.job_description import CONFIG
+from tfdist.errors import LOST, ConfigError, TfdistError, shown
+from tfdist.trainer.run_folder import failure_file
+
+RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again
+NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
+_CONFIG = "TFDIST_CONFIG_"
+_PIECE = 512  # bytes of a variable, SageMaker's limit
+MOST_BYTES = 60 * _PIECE  # SageMaker and Vertex AI take 100 variables
+_OPT_ML = Path("/opt/ml")
+
+
+def config_variables(path: Path) -> dict[str, str]:
+    """Return variables that contain the text of a config file.
+
+    Raises:
+        ConfigError: It is too long, or cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}", remedy="Name a YAML file") from None
+    if (size := len(text.encode())) > MOST_BYTES:
+        expected, received = f"at most {MOST_BYTES} bytes", str(size)
+        remedy = "Put it into the image, and submit the command: -- python -m tfdist.train --config FILE"
+        raise ConfigError(str(path), expected=expected, received=received, remedy=remedy)
+    pieces = [""]
+    for character in text:
+        if len((pieces[-1] + character).encode()) > _PIECE:
+            pieces.append("")
+        pieces[-1] += character
+    return {NAME: path.name, **{f"{_CONFIG}{i}": piece for i, piece in enumerate(pieces)}}
+
+
+def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command until it has ended for good; return its exit status."""
+    environ = {**_sagemaker_variables(environ), **environ}
+    if not command:
+        raise ConfigError("tfdist.engines.clouds.container_entrypoint", "needs a command")
+    failure = failure_file(environ)
+    if failure is not None:
+        failure.unlink(missing_ok=True)
+    with temporary_folder("tfdist-") as folder:
+        path = _write_config(Path(folder), environ)
+        words = [str(path) if word == CONFIG else word for word in command]
+        print(f"tfdist: this container is {ClusterConfig.from_environment(environ=environ).task}", flush=True)
+        status = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
+    if status and failure is not None and not failure.exists():
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        failure.write_text(f"{' '.join(command)} exited with {status}"[:1024])
+    return status
+
+
+class _Task:
+    """A command that is started again when it is lost, and gets the signals of this process."""
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._words, self._environ = words, environ
+        self._told: int | None = None  # the signal that this process has received
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, restarts: int) -> int:
+        """Run the command, and again after it was lost; return its last exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        for start in range(1, restarts + 2):
+            status = self._run_once()
+            is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
+            if not is_lost or self._told is not None or start > restarts:
+                break
+            print(f"tfdist: the command ended with {status}: start {start + 1}", flush=True)
+        return status
+
+    def _run_once(self) -> int:
+        try:
+            self._process = subprocess.Popen(self._words, env=dict(self._environ))
+        except OSError as error:
+            remedy = "Install it in the image"
+            raise ConfigError(shown(self._words[0]), error.strerror or str(error), remedy=remedy) from None
+        if self._told is not None:
+            self._process.send_signal(self._told)
+        status = self._process.wait()
+        return 128 - status if status < 0 else status
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        self._told = number
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def _sagemaker_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what SageMaker's own toolkit would set; nothing elsewhere."""
+    folder = Path(environ.get("SM_INPUT_CONFIG_DIR") or _OPT_ML / "input" / "config")
+    path = folder / "resourceconfig.json"
+    if not path.is_file():
+        return {}
+    opt_ml = folder.parents[1]
+    return {
+        "SM_RESOURCE_CONFIG": path.read_text("utf-8"),
+        "SM_MODEL_DIR": str(opt_ml / "model"),
+        "SM_OUTPUT_DIR": str(opt_ml / "output"),
+        "SM_OUTPUT_DATA_DIR": str(opt_ml / "output" / "data"),
+    }
+
+
+def _write_config(folder: Path, environ: Mapping[str, str]) -> Path | None:
+    if not (name := environ.get(NAME)):
+        return None
+    pieces: list[str] = []
+    while (piece := environ.get(f"{_CONFIG}{len(pieces)}")) is not None:
+        pieces.append(piece)
+    path = folder / Path(name).name
+    path.write_text("".join(pieces), "utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:], os.environ))
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

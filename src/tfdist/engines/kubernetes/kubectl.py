@@ -1,0 +1,269 @@
+"""Run the objects of a job on Kubernetes by the user's kubectl, whatever their kinds are."""
+
+import abc
+import contextlib
+import json
+import queue
+import re
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import yaml
+
+from tfdist.engines.client_command import run_client
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.logs_and_exit_status import rounds
+from tfdist.engines.options_into_section import with_options
+from tfdist.engines.yaml_dumper import Dumper
+from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.trainer.sections.engine import KubernetesSection
+
+_SECONDS_BETWEEN_LOOKS = 2.0
+_LAST_LINES = 200
+_LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
+_INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
+_STATES = {
+    "Complete": State.SUCCEEDED,
+    "Completed": State.SUCCEEDED,
+    "Succeeded": State.SUCCEEDED,
+    "Failed": State.FAILED,
+}
+
+
+class KubectlEngine(abc.ABC):
+    """A kind of object that runs pods, in the cluster that the user's own kubectl reaches."""
+
+    name: str
+    kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
+
+    @abc.abstractmethod
+    def objects(self, application: Application) -> list[Object]:
+        """Return the objects that start pods, and what they need beside `Application.common`."""
+
+    def watched(self, submission: Submission) -> Mapping[str, bool]:
+        """Return the objects, as kind/name, with the state of a job, and whether each decides on success."""
+        return {f"{self.kinds[0]}/{submission.handle.number}": True}
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the objects as YAML for kubectl."""
+        return _rendered(self._application(job, options, ""), self)
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Pass the objects, under a name that no other job has, to kubectl."""
+        application = self._application(job, options, f"-{secrets.token_hex(3)}")
+        handle = Handle(self.name, _place(application.section.namespace), application.name)
+        submission = job.submission(handle, Path(application.run_dir))
+        try:
+            _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
+        except TfdistError:
+            # kubectl applies what it can. What is left behind must not hide why it has failed.
+            for objects in self._objects_of(submission):
+                with contextlib.suppress(TfdistError):
+                    _delete(submission, objects)
+            raise
+        return submission
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state by the conditions of the objects."""
+        watched = self.watched(submission)
+        objects = _get(submission, *watched)
+        if len(objects) < len(watched):
+            return State.CANCELLED, "it was deleted"
+        states = [_state_of(one) for one in objects]
+        deciding = [state for state, decides in zip(states, watched.values(), strict=True) if decides]
+        if all(state is State.SUCCEEDED for state, _ in deciding):
+            return deciding[0]
+        order = (State.FAILED, State.RUNNING, State.PENDING, State.SUCCEEDED)
+        return min(states, key=lambda state: order.index(state[0]))
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield what kubectl logs prints for the pods of each task, one after the other."""
+        lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        threads = [
+            threading.Thread(target=self._read, args=(submission, task, follow, lines), daemon=True)
+            for task in tasks
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            while (line := lines.get()) is not None:
+                yield line
+
+    def last_lines(self, submission: Submission, task: str) -> list[str]:
+        """Return the last lines of a task's newest pod."""
+        pods = _pods(submission, task)
+        if not pods:
+            return []
+        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1]).splitlines()
+
+    def cancel(self, submission: Submission) -> None:
+        """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.
+
+        Raises:
+            ConfigError: None of them exists.
+        """
+        deleted = [_delete(submission, objects) for objects in self._objects_of(submission)]
+        if not "".join(deleted).strip():
+            raise ConfigError(str(submission.handle), "nothing of it exists: it was deleted before")
+
+    def _objects_of(self, submission: Submission) -> Iterator[Sequence[str]]:
+        """Yield the objects of a job, as kind/name: its own, and those that all engines have."""
+        name = submission.handle.number
+        yield [*self.watched(submission), *(f"{kind}/{name}" for kind in self.kinds[1:])]
+        yield [f"{kind}/{name}" for kind in ("secret", "networkpolicy", "configmap")]
+
+    def _application(self, job: Job, options: Mapping[str, str], ending: str) -> Application:
+        if job.folder != Path("runs").absolute():
+            remedy = "Leave it out: runs are on the volume, in the folder runs"
+            raise ConfigError("--run_dir", f"is not supported by {self.name}", remedy=remedy)
+        for role in job.counts:
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", role):
+                expected = "lower-case letters, digits and -, as Kubernetes wants names"
+                raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
+        return Application(job, _section(job, options), _name(job.name) + ending)
+
+    def _read(
+        self,
+        submission: Submission,
+        task: str,
+        follow: bool,
+        lines: "queue.Queue[tuple[str, str] | None]",
+    ) -> None:
+        """Put the lines of a task into the queue, and None at their end."""
+        try:
+            seen: set[str] = set()
+            for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_LOOKS):
+                for pod in _pods(submission, task):
+                    if pod not in seen:
+                        seen.add(pod)
+                        for line in _log(submission, pod, follow=follow):
+                            lines.put((task, line))
+        finally:
+            lines.put(None)
+
+
+def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
+    """Return the section of the config with the options; `worker:gpus` is a resource of one role."""
+    return with_options(
+        job.section.kubernetes, options, lambda role, name: ("resources", role, name) if role else name
+    )
+
+
+def _rendered(application: Application, engine: KubectlEngine) -> str:
+    objects = [*application.common, *engine.objects(application)]
+    head = (
+        f"# Made by: {application.job.made_by}\n"
+        "# Submit it with: kubectl apply -f FILE\n"
+        "# It contains the secret of the job: keep it from others.\n"
+    )
+    return head + "---\n".join(yaml.dump(one, Dumper=Dumper, sort_keys=False) for one in objects)
+
+
+def _name(text: str) -> str:
+    """Return a name that Kubernetes allows for services too, with room for an ending."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = name if re.match(r"[a-z]", name) else f"run-{name}"
+    return name[: _LONGEST_NAME - 7].rstrip("-")
+
+
+def _state_of(found: Object) -> tuple[State, str]:
+    """Return the state of an object, and Kubernetes' own words for it."""
+    status = found.get("status") or {}
+    name = found["metadata"]["name"]
+    conditions = [one for one in status.get("conditions") or () if one.get("status") == "True"]
+    for condition in conditions:
+        if state := _STATES.get(condition["type"]):
+            words = [condition.get(key) for key in ("type", "reason", "message")]
+            return state, f"{name}: {': '.join(' '.join(word.split()) for word in words if word)}"
+    if ready := sum(_ready(status)):
+        return State.RUNNING, f"{name}: {ready} ready"
+    words = [condition["type"] for condition in conditions]
+    return State.PENDING, f"{name}: {', '.join(words) or 'no pod is ready'}"
+
+
+def _ready(status: Object) -> Iterator[int]:
+    """Yield how many pods answer, or Jobs have such pods, by the status of any kind."""
+    yield status.get("ready") or 0
+    for one in (*(status.get("replicatedJobsStatus") or ()), *(status.get("jobsStatus") or ())):
+        yield one.get("ready") or 0
+    for one in (status.get("replicaStatuses") or {}).values():
+        yield one.get("active") or 0
+
+
+def _pods(submission: Submission, task: str) -> list[str]:
+    """Return the names of the pods of a task that have started, in the order in which they were made."""
+    role, _, index = task.partition(":")
+    labels = f"{INSTANCE}={submission.handle.number},{ROLE}={role}"
+    answer = _kubectl("get", "pods", *_within(submission), f"--selector={labels}", "--output=json")
+    pods = [
+        pod["metadata"]
+        for pod in json.loads(answer)["items"]
+        if pod["status"].get("phase") != "Pending"
+        and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
+    ]
+    return [pod["name"] for pod in sorted(pods, key=lambda pod: str(pod.get("creationTimestamp")))]
+
+
+def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
+    """Yield the lines of a pod, and what kubectl says if it cannot read them."""
+    command = ["kubectl", "logs", *_within(submission), f"--follow={str(follow).lower()}", pod]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                yield line.rstrip("\n")
+        finally:
+            process.terminate()
+
+
+def _get(submission: Submission, *names: str) -> list[Object]:
+    """Return the objects of these names, as kind/name, without those that do not exist."""
+    answer = _kubectl("get", *_within(submission), "--ignore-not-found", "--output=json", *names)
+    found = json.loads(answer) if answer.strip() else {"items": []}
+    objects: list[Object] = found.get("items", [found])
+    return objects
+
+
+def _delete(submission: Submission, objects: Sequence[str]) -> str:
+    """Delete objects; return what kubectl says of those that existed."""
+    return _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
+
+
+def _place(namespace: str) -> str:
+    """Return where jobs of a namespace are: `namespace@context`, with the context that kubectl has now."""
+    try:
+        context = _kubectl("config", "current-context").strip()
+    except ConfigError:  # inside a cluster there is none
+        return namespace
+    return f"{namespace}@{quote(context, safe=':')}"
+
+
+def _within(submission: Submission) -> tuple[str, ...]:
+    namespace, _, context = submission.handle.place.partition("@")
+    return (f"--namespace={namespace}", *([f"--context={unquote(context)}"] if context else []))
+
+
+def _kubectl(*words: str, text: str | None = None) -> str:
+    """Run kubectl; return its output.
+
+    Raises:
+        ConfigError: There is no kubectl, or it refuses what it is asked for.
+    """
+    remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
+    done = run_client(["kubectl", *words], "kubectl", remedy, text=text)
+    if done.returncode:
+        message = " ".join(done.stderr.split())
+        raise ConfigError(f"kubectl {words[0]}", message or f"exited with {done.returncode}")
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Run a cluster on Ray."""

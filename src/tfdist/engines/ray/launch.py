@@ -1,0 +1,225 @@
+"""Run a config, a function or a command as every task of a cluster on Ray."""
+
+import contextlib
+import importlib.util
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist._utils.files import claimed_run_folder, local_path
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.engines.job_description import PYTHON
+from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
+from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, check_alone
+from tfdist.launcher.notebook import EVERY_TASK
+from tfdist.strategies.options import roles_started_alone, strategy_name
+from tfdist.trainer.config import read_config
+from tfdist.trainer.sections.engine import Placement, RaySection
+
+_CALL, _RESULT, _REPORT = "call", "result", "report.json"
+
+
+def launch(
+    config_or_function: str | os.PathLike[str] | Callable[..., Any] | Sequence[str],
+    *,
+    args: Sequence[Any] = (),
+    roles: Mapping[str, int] | None = None,
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+    max_failures: int | None = None,
+    placement: Placement | None = None,
+    alone: Collection[str] = (),
+    run_dir: str | os.PathLike[str] | None = None,
+    changes: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    start_timeout: float = START_TIMEOUT,
+    grace: float = 30.0,
+) -> Any:
+    """Run the tasks of a cluster on Ray, each by an actor of its own, and return the result.
+
+    A placement group reserves the resources. Each task is a process of its own beside its actor. It gets the
+    cluster by TF_CONFIG and a secret that only the tasks of this launch know. A task is lost if a signal, its
+    actor or its node ends, or if it ends with 138. It is started again: alone if the others can continue
+    without it, else with all others, which continue from the last checkpoint.
+
+    Args:
+        config_or_function: The path of a config, whose cluster has numbers of tasks; or a function that
+            each task calls, which begins with `tfdist.start()`; or the words of a command.
+        args: The function's arguments.
+        roles: The number of tasks of each role, such as {"ps": 1, "worker": 2}, which brings a chief with it.
+            By default those of the config, or two workers.
+        resources: What each task of a role needs, such as {"worker": {"CPU": 8, "GPU": 1}}; by default that
+            of the config, or one CPU. A task uses as many threads as it has CPUs, and no GPU without one.
+        max_failures: How often lost tasks are started again without a new checkpoint in between; by default
+            as the config says, or 3.
+        placement: Ray's strategy of placement; by default as the config says, or PACK.
+        alone: For a function or a command: the roles (or one) whose tasks are started again alone, such as
+            worker beside asynchronous parameter servers.
+        run_dir: The folder of the run, on storage that all nodes share; by default a new folder in runs/.
+        changes: Values that replace those of the config, such as train.epochs=3.
+        env: Variables for all tasks.
+        start_timeout: The seconds to wait for resources.
+        grace: The seconds that a task has to end after SIGTERM.
+
+    Returns:
+        For a config the content of report.json; for a function what it has returned, by the name of the
+        task; for a command None.
+
+    Raises:
+        ConfigError: The config, an argument or the environment is wrong, or resources are missing.
+        TaskLost: A task was lost, and max_failures restarts were used up. The same call continues.
+        TfdistError: A task has failed.
+    """
+    needs_ray()
+    import ray
+
+    from tfdist.engines.ray.supervisor import RayCluster, Work
+
+    wanted = None if not run_dir else local_path(str(run_dir), "run_dir")
+    with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as folder:
+        what = _work_of(config_or_function, args, roles, alone, changes, folder.absolute())
+        section: RaySection = what.pop("section")
+        needs = section.resources if resources is None else resources
+        check_resources(needs, what["counts"], "resources")
+        work = Work(
+            **what,
+            resources=needs,
+            placement=placement or section.placement,
+            max_failures=section.max_failures if max_failures is None else max_failures,
+            variables=dict(env or {}),
+            start_timeout=start_timeout,
+            grace=grace,
+            linger=SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
+        )
+        if not ray.is_initialized():
+            ray.init()
+        cluster = RayCluster(work)
+        cluster.run()
+        return _result(config_or_function, cluster, work.run_dir)
+
+
+def needs_ray() -> None:
+    """Raise ConfigError if Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray", "is not installed", remedy="pip install 'tfdist[ray]'")
+
+
+def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collection[str], where: str) -> None:
+    """Raise ConfigError for resources of a role that the cluster lacks, or that are no numbers."""
+    for role, amounts in resources.items():
+        if role not in roles:
+            raise ConfigError(where, f"there is no {shown(role)}", remedy=did_you_mean(role, roles))
+        if not isinstance(amounts, Mapping):
+            expected = 'amounts by name, such as {"CPU": 8, "GPU": 1}'
+            raise ConfigError(f"{where}: {role}", expected=expected, received=shown(amounts))
+        for name, amount in amounts.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
+                expected = "a number, 0 or more"
+                raise ConfigError(f"{where}: {role}: {name}", expected=expected, received=shown(amount))
+
+
+def _work_of(
+    what: str | os.PathLike[str] | Callable[..., Any] | Sequence[str],
+    args: Sequence[Any],
+    roles: Mapping[str, int] | None,
+    alone: Collection[str],
+    changes: Sequence[str],
+    folder: Path,
+) -> dict[str, Any]:
+    """Return the arguments of the Work, and the section of a config."""
+    is_config = isinstance(what, str | os.PathLike)
+    alone = (alone,) if isinstance(alone, str) else tuple(alone)
+    for name, value, is_right in (
+        ("args", args, callable(what)),
+        ("changes", changes, is_config),
+        ("alone", alone, not is_config),
+    ):
+        if value and not is_right:
+            problem = "is for a config" if name == "changes" else "is for a function"
+            raise ConfigError(name, problem, remedy="Leave it out")
+    if isinstance(what, str | os.PathLike):
+        return {**_config_work(Path(what), roles, changes, folder), "run_dir": folder}
+    cluster = ClusterConfig.local(**_local_sizes(roles))
+    check_alone(cluster, alone)
+    common = {"counts": _counts(cluster), "alone": alone, "run_dir": folder, "section": RaySection()}
+    if callable(what):
+        command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
+        return {
+            **common,
+            "command": command,
+            "files": {_CALL: _pickled(what, args)},
+            "results": _files(_RESULT),
+        }
+    if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
+        expected = "the path of a config, a function, or the words of a command"
+        raise ConfigError("launch", expected=expected, received=shown(what))
+    return {**common, "command": tuple(what)}
+
+
+def _config_work(
+    path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    if roles is not None:
+        changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
+    settings = read_config(path, changes)
+    cluster = settings.find_cluster(environ={})
+    settings.check_evaluator()
+    if settings.config.elastic is not None:
+        problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
+        raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
+    if cluster and not cluster.is_on_ports_of_ours:
+        problem = "gives addresses, but Ray chooses the machines"
+        raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
+    train = (PYTHON, "-m", "tfdist.train", "--config", *_files(path.name), "--run_dir", str(folder))
+    return {
+        "command": (*train, *(f"--set={change}" for change in changes)),
+        "counts": _counts(cluster) or {"worker": 1},
+        "files": {path.name: path.read_bytes()},
+        "results": (str(folder / _REPORT),),
+        "alone": roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
+        "section": settings.config.engine.ray,
+    }
+
+
+def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:
+    """Return the arguments of ClusterConfig.local for numbers of tasks."""
+    sizes = dict({"worker": 2} if roles is None else roles)
+    named: dict[str, Any] = {"workers": sizes.pop("worker", 0), "ps": sizes.pop("ps", 0)}
+    named.update({role: sizes.pop(role) for role in ("chief", "evaluator") if role in sizes})
+    return {**named, "jobs": sizes}
+
+
+def _counts(cluster: ClusterConfig) -> dict[str, int]:
+    return dict(Counter(task.type for task in cluster.tasks()))
+
+
+def _files(*names: str) -> tuple[str, ...]:
+    from tfdist.engines.ray.actor import FILES  # loads Ray
+
+    return tuple(f"{FILES}/{name}" for name in names)
+
+
+def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    import cloudpickle  # beside Ray, by the extra
+
+    try:
+        return bytes(cloudpickle.dumps((function, tuple(args))))
+    except Exception as error:
+        remedy = "Create models and data sets, and open files, inside the function"
+        raise ConfigError("launch", f"the function cannot be sent: {error}", remedy=remedy) from error
+
+
+def _result(what: Any, cluster: Any, run_dir: Path) -> Any:
+    if isinstance(what, str | os.PathLike):
+        reports = cluster.results(_REPORT)
+        if not reports:
+            raise TfdistError(str(run_dir / _REPORT), "is missing, though all tasks have ended well")
+        return json.loads(reports.get("chief:0") or reports["worker:0"])
+    if callable(what):
+        import cloudpickle
+
+        return {task: cloudpickle.loads(data) for task, data in cluster.results(_RESULT).items()}
+    return None

@@ -1,0 +1,100 @@
+"""Run a cluster as one job step of Slurm.
+
+The job's script generates the secret that the tasks share, starts all tasks by one `srun`, and asks Slurm to
+start the job again when it ends with 138. Slurm waits for about two minutes before it does.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfdist.engines.client_command import run_client
+from tfdist.engines.job_description import Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
+from tfdist.engines.slurm.script import batch_script
+from tfdist.errors import ConfigError, TfdistError
+
+_STATES = {
+    "PENDING": State.PENDING,
+    "CONFIGURING": State.PENDING,
+    "REQUEUED": State.PENDING,
+    "RUNNING": State.RUNNING,
+    "COMPLETING": State.RUNNING,
+    "SUSPENDED": State.RUNNING,
+    "COMPLETED": State.SUCCEEDED,
+    "CANCELLED": State.CANCELLED,
+}
+
+
+class Slurm:
+    """Slurm's sbatch, scontrol and scancel."""
+
+    name = "slurm"
+
+    def render(self, job: Job, options: Mapping[str, str]) -> str:
+        """Return the script for sbatch."""
+        return batch_script(job, options)
+
+    def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
+        """Pass the script to sbatch."""
+        answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
+        number, _, cluster = answer.strip().partition(";")
+        return job.submission(Handle(self.name, cluster or self._cluster_here, number))
+
+    def state(self, submission: Submission) -> tuple[State, str]:
+        """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
+        try:
+            handle = submission.handle
+            answer = _slurm("scontrol", *self._of_cluster(handle), "show", "job", handle.number)
+        except _NoSuchJobError:
+            forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
+            return state_of_exit_status(submission) or forgotten
+        words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
+        states = [_STATES.get(word, State.FAILED) for word, _ in words]
+        # An array has several: what is not yet over comes first.
+        order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
+        state = min(states, key=order.index)
+        word, reason = words[states.index(state)]
+        return state, word if reason == "None" else f"{word}: {reason}"
+
+    def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the files in the run's folder."""
+        return lines_of(submission, tasks, (lambda: self.state(submission)[0].is_final) if follow else None)
+
+    def cancel(self, submission: Submission) -> None:
+        """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
+        _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
+
+    def _of_cluster(self, handle: Handle) -> tuple[str, ...]:
+        """Return the option for the cluster of a handle, where it is not the one of this host.
+
+        Numbers are those of a cluster. If the accounting database does not know the other one, Slurm refuses.
+        """
+        return () if handle.place in ("", self._cluster_here) else (f"--clusters={handle.place}",)
+
+    @functools.cached_property
+    def _cluster_here(self) -> str:
+        answer = _slurm("scontrol", "show", "config")
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", answer, re.MULTILINE)
+        return match[1] if match else ""
+
+
+class _NoSuchJobError(TfdistError, LookupError):
+    """Slurm does not know a job of this number."""
+
+
+def _slurm(*words: str, text: str | None = None) -> str:
+    """Run a command of Slurm's; return its output.
+
+    Raises:
+        ConfigError: There is no such command, or it refuses what it is asked for.
+    """
+    remedy = "Type this on a machine of the site from which jobs are submitted"
+    done = run_client(words, "slurm", remedy, text=text)
+    if done.returncode:
+        message = " ".join(done.stderr.split()).removeprefix(f"{words[0]}: error: ")
+        if "Invalid job id" in message:
+            raise _NoSuchJobError("slurm", message)
+        raise ConfigError(" ".join(words), message or f"exited with {done.returncode}")
+    return done.stdout

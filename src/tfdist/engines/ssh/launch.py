@@ -1,0 +1,161 @@
+"""Check hosts, and run a cluster on them: the launcher, each of whose tasks is a connection to a host.
+
+python -m tfdist.engines.ssh.launch RUN_DIR < plan.json
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+import tfdist
+from tfdist.cluster.addresses_and_free_ports import join_address
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines.ssh.plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
+from tfdist.engines.ssh.task_on_host import GRACE
+from tfdist.errors import LOST, ConfigError, TfdistError
+from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
+from tfdist.launcher.outcome import LaunchError
+
+_SECONDS_TO_CHECK = 120.0  # to connect, and for Python to start on a busy machine
+_AT_ONCE = 64
+_SECONDS_TO_CLOSE = 15.0  # after the grace of the task itself
+
+
+class FoundHost(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of a host's packages (empty if it lacks one), and free ports, as the host tells."""
+
+    tfdist: str
+    tensorflow: str
+    keras: str
+    ports: list[int]
+
+
+class Checked(NamedTuple):
+    """The hosts that can run tasks, and the problems of the others."""
+
+    hosts: dict[str, FoundHost]
+    problems: list[ConfigError]
+
+
+def check_hosts(plan: Plan) -> Checked:
+    """Ask all hosts of a plan at the same time."""
+    names = list(plan.addresses)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = dict(zip(names, pool.map(lambda host: _ask(plan, host), names), strict=True))
+    hosts = {host: answer for host, answer in answers.items() if isinstance(answer, FoundHost)}
+    problems = [answer for answer in answers.values() if isinstance(answer, ConfigError)]
+    for host in list(hosts):
+        if problem := _wrong_version(host, hosts):
+            problems.append(problem)
+    return Checked(hosts, problems)
+
+
+def _ask(plan: Plan, host: str) -> FoundHost | ConfigError:
+    """Return what a host tells, or its problem."""
+    words = plan.words_for(host, "check", str(len(plan.tasks_on(host))))
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_CHECK,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ConfigError(host, f"has not answered in {_SECONDS_TO_CHECK:g} s")
+    except FileNotFoundError:
+        return ConfigError("ssh", "is not found", remedy="Install the OpenSSH client")
+    if done.returncode == 0:
+        try:
+            return msgspec.json.decode(done.stdout.splitlines()[-1], type=FoundHost)
+        except (msgspec.MsgspecError, IndexError):
+            return ConfigError(host, expected="what tfdist tells of a host", received=repr(done.stdout[-80:]))
+    return _problem(plan, host, done.returncode, done.stderr.splitlines())
+
+
+def _problem(plan: Plan, host: str, status: int, messages: Sequence[str]) -> ConfigError:
+    last = next((line.strip() for line in reversed(messages) if line.strip()), f"exited with {status}")
+    if status == NO_CONNECTION:
+        remedy = f"`ssh {host} true` must work without a password"
+        return ConfigError(host, f"cannot be reached: {last.removeprefix('ssh: ')}", remedy=remedy)
+    if status == NO_FOLDER:
+        remedy = "Copy the code there, or set engine.ssh.folder"
+        return ConfigError(host, f"has no folder {plan.folder}", remedy=remedy)
+    if status == NO_PYTHON:
+        remedy = "Make a virtual environment there, or set engine.ssh.python"
+        return ConfigError(host, f"has no {plan.python}", remedy=remedy)
+    if "No module named" in last:
+        remedy = f"Install tfdist {tfdist.__version__} there"
+        return ConfigError(host, f"{plan.python} has no tfdist, or another version ({last})", remedy=remedy)
+    return ConfigError(host, last)
+
+
+def _wrong_version(host: str, hosts: dict[str, FoundHost]) -> ConfigError | None:
+    first = next(iter(hosts))
+    for package in ("tfdist", "tensorflow", "keras"):
+        received = getattr(hosts[host], package)
+        wanted = tfdist.__version__ if package == "tfdist" else getattr(hosts[first], package)
+        if not received:
+            return ConfigError(host, f"has no {package}", remedy="Install it in the environment there")
+        if received != wanted:
+            of = "this machine" if package == "tfdist" else first
+            remedy = "Install the same version everywhere"
+            return ConfigError(
+                host, expected=f"{package} {wanted}, that of {of}", received=received, remedy=remedy
+            )
+    return None
+
+
+def main(run_dir: Path, plan: Plan) -> None:
+    """Run the tasks of a plan, and wait until all have ended."""
+    path = run_dir.absolute() / "ssh.json"
+    path.unlink(missing_ok=True)
+    write_private(path, plan.as_text().encode())
+    hosts, problems = check_hosts(plan)
+    if problems:
+        raise problems[0]
+    cluster = cluster_on(plan, {host: found.ports for host, found in hosts.items()})
+    addresses = ", ".join(cluster.address(task) for task in cluster.tasks())
+    print(f"tfdist: {addresses} must be closed to others: see docs/security.md", flush=True)
+    try:
+        launch(
+            cluster,
+            [sys.executable, "-m", "tfdist.engines.ssh.connection_of_task"],
+            run_dir=run_dir,
+            env={PLAN: str(path)},
+            network_isolation="never",
+            grace=GRACE + _SECONDS_TO_CLOSE,
+            linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            restarts=plan.restarts,
+            alone=plan.alone,
+            elsewhere=True,
+        )
+    except LaunchError as error:
+        if error.may_pass:
+            error.exit_code = LOST  # all is saved: start the same again
+        raise
+
+
+def cluster_on(plan: Plan, ports: dict[str, list[int]]) -> ClusterConfig:
+    """Return the cluster of a plan whose hosts have these free ports."""
+    free = {host: iter(numbers) for host, numbers in ports.items()}
+    return ClusterConfig.of_addresses(
+        {
+            Task.parse(task): join_address(plan.addresses[host], next(free[host]))
+            for task, host in plan.tasks.items()
+        }
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), msgspec.json.decode(sys.stdin.buffer.read(), type=Plan))
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,190 @@
+"""Run on a host: tell what it has, or run one task for as long as the connection lasts.
+
+The standard input brings the order, then an empty line now and then, and `end`. Its end, or a long silence,
+ends the task and all its processes. The standard output is the task's log. The standard error has the
+chief's reports for the launcher, one JSON object per line.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import select
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import tfdist
+from tfdist.cluster.addresses_and_free_ports import LocalPorts
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
+from tfdist.engines.ssh.plan import NO_CONNECTION, Order, write_private
+from tfdist.errors import LOST
+from tfdist.launcher import chief_reports
+from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
+from tfdist.launcher.share_cores_and_gpus import share_cores
+from tfdist.launcher.start_supervisor import started_supervisor
+from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
+
+GRACE = 30.0  # seconds that the task has to end after SIGTERM
+SECONDS_OF_SILENCE = 60.0  # of the other end, after which its machine counts as gone
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly")
+
+
+def main(words: list[str]) -> int:
+    """Run `check COUNT` or `run`; return the exit status."""
+    match words:
+        case ["check", count]:
+            print(json.dumps(_found(int(count))))
+            return 0
+        case ["run"]:
+            order, rest = _read_order()
+            with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
+                return _run(order, rest, Path(scratch))
+    print("tfdist: tfdist.engines.ssh.task_on_host: expected check COUNT, or run", file=sys.stderr)
+    return 2
+
+
+def _found(ports: int) -> dict[str, Any]:
+    """Return what the machine that submits wants to know."""
+    tensorflow = next(filter(None, map(_version, _PACKAGES)), "")
+    versions = {"tfdist": tfdist.__version__, "tensorflow": tensorflow, "keras": _version("keras")}
+    return {**versions, "ports": LocalPorts(ports).ports}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _read_order() -> tuple[Order, bytes]:
+    """Return the order, and what has come after it."""
+    data = b""
+    while b"\n" not in data:
+        if not (more := os.read(0, 65536)):
+            sys.exit(LOST)  # the other end was killed
+        data += more
+    line, _, rest = data.partition(b"\n")
+    return msgspec.json.decode(line, type=Order), rest
+
+
+def _run(order: Order, received: bytes, scratch: Path) -> int:
+    """Run the task; return its exit status."""
+    log = os.dup(1)
+    reports, reporter = os.pipe()
+    for fd in (reports, reporter, 2):  # a slow connection delays no report, and not this process
+        os.set_blocking(fd, False)
+    plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
+    with started_supervisor(plan, [log, reporter]) as (control, _):
+        os.close(log)
+        return _relay(control, reports, received, order.task)
+
+
+def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
+    cluster = ClusterConfig.from_environment(environ={"TF_CONFIG": order.tf_config})
+    plan, task = order.plan, Task.parse(order.task)
+    here = [Task.parse(name) for name in plan.tasks_on(plan.tasks[order.task])]
+    # Of `python`, the one of this environment.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    share = share_cores(cluster, here=here, threads=plan.threads)[task]
+    defaults = {"TMPDIR": str(scratch), "PATH": path}
+    is_width_forced = plan.threads is not None
+    variables = task_environment(cluster, task, share, defaults, None, is_width_forced=is_width_forced)
+    variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *plan.addresses.values()])
+    if task == cluster.lead:
+        variables[chief_reports.VARIABLE] = chief_reports.address(reporter)
+    if plan.is_single:
+        del variables["TF_CONFIG"]
+    mark = os.urandom(8).hex()
+    return {**variables, SECRET: order.secret, LAUNCH: mark}
+
+
+def _supervisor_plan(
+    order: Order, variables: Mapping[str, str], scratch: Path, log: int, reporter: int
+) -> SupervisorPlan:
+    """Return the plan of a supervisor of one task, which it does not start again by itself."""
+    config = scratch / order.plan.config_name
+    if order.plan.config is not None:
+        write_private(config, order.plan.config.encode())
+    meant = {PYTHON: sys.executable, CONFIG: str(config), RUN_DIR: order.run_dir}
+    task = TaskPlan(
+        name=order.task,
+        env={as_latin1(name): as_latin1(value) for name, value in variables.items()},
+        mark=f"{LAUNCH}={variables[LAUNCH]}",
+        cores=(),
+        log=log,
+        progress=reporter if chief_reports.VARIABLE in variables else None,
+        serves=False,
+        alone=False,
+    )
+    return SupervisorPlan(
+        command=[as_latin1(meant.get(word, word)) for word in order.plan.command],
+        tasks=[task],
+        lead=order.task,
+        scratch=str(scratch),
+        network_isolation="never",
+        grace=GRACE,
+        linger=GRACE,
+        restarts=0,
+        loads_once=False,
+        lost=LOST,
+    )
+
+
+def _relay(control: socket.socket, reports: int, received: bytes, task: str) -> int:
+    """Pass on the word `end` and reports, and return the exit status; then the task is ended."""
+    poll = select.poll()
+    for fd in (0, reports, control.fileno()):
+        poll.register(fd, select.POLLIN)
+    heard_at, events, status = time.monotonic(), b"", LOST
+    while True:
+        if b"end\n" in received:
+            control.sendall(b'"end"\n')
+            received = b""
+        remaining = heard_at + SECONDS_OF_SILENCE - time.monotonic()
+        ready = {fd for fd, _ in poll.poll(max(remaining, 0) * 1000)}
+        if 0 in ready:
+            data = os.read(0, 65536)
+            if not data:
+                return LOST
+            received, heard_at = received + data, time.monotonic()
+        elif remaining <= 0:
+            return LOST
+        if reports in ready:
+            with contextlib.suppress(OSError):  # the connection is slow or lost; newer reports follow
+                os.write(2, os.read(reports, 4096))
+        if control.fileno() in ready:
+            data = control.recv(65536)
+            *lines, events = (events + data).split(b"\n")
+            for event in map(json.loads, lines):
+                if "ended" in event:
+                    return status
+                status = _status(event, task, status)
+            if not data:
+                return LOST  # the supervisor was killed
+
+
+def _status(event: Mapping[str, Any], task: str, status: int) -> int:
+    """Return the exit status after an event of the supervisor."""
+    match event:
+        case {"unstartable": _, "error": reason, "program": program}:
+            print(f"tfdist: command: {task} cannot start {program!r}: {reason}", flush=True)
+            return 2
+        case {"exited": _, "code": code} if code < 0:
+            print(f"tfdist: {task} on {socket.gethostname()}: ended by signal {-code}", flush=True)
+            return LOST
+        case {"exited": _, "code": code}:
+            return 1 if code == NO_CONNECTION else int(code)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

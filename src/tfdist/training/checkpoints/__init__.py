@@ -1,0 +1,1 @@
+"""Save what `fit` needs to resume, and load it."""

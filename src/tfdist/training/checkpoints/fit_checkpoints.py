@@ -1,0 +1,399 @@
+"""Write the checkpoints of a call of `fit`, resume from the newest one, and leave together after SIGTERM.
+
+A checkpoint holds the variables, the metrics of the epoch so far, and as facts: the place in the epochs and
+in the data, the History, the states of callbacks, and what must stay the same.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import layers_of
+from tfdist._utils.tf_private import worker_count
+from tfdist.coordination.calls_between_tasks import fetch
+from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
+from tfdist.coordination.stop_signals import Notice, handling_stop_signals
+from tfdist.errors import ConfigError, Preempted
+from tfdist.training.checkpoints import checkpoint
+from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
+from tfdist.training.checkpoints.checkpoint_facts import (
+    Facts,
+    Place,
+    find_together,
+    raise_together,
+    refuse_other,
+)
+from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
+from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
+from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
+from tfdist.training.data.distribute import Data
+from tfdist.training.data.resumable_data import ResumableData
+from tfdist.training.keras.callback_states import (
+    as_plain,
+    check_callbacks,
+    from_plain,
+    load_states,
+    states_of,
+    weights_of,
+)
+from tfdist.training.keras.callbacks import is_chief
+from tfdist.training.keras.compat import has_call, is_keras_2
+from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
+from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
+from tfdist.training.one_line_errors import print_own_errors_in_a_line
+from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
+from tfdist.training.same_call import check_same_call
+from tfdist.training.session import Phase, Session
+from tfdist.training.stop_together import Agreement, wait_for_all
+from tfdist.training.variables import (
+    State,
+    learning_rate,
+    other_optimizers,
+    set_learning_rate,
+    take_from_chief,
+)
+
+_EPOCH = "epoch/"  # the prefix of the metrics' values in a checkpoint
+_CALLBACK = "callback/"
+_finished_here: set[Path] = set()  # the folders of calls that have returned in this process
+_log = logging.getLogger("tfdist")
+
+
+@contextlib.contextmanager
+def open_checkpoints(
+    option: CheckpointAndResume | None, model: Any, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]
+) -> Iterator[NoCheckpoints]:
+    """Find the newest checkpoint, and handle SIGTERM while the block trains, if there is an option.
+
+    Raises:
+        Preempted: A task was told to end. A checkpoint is saved if the training had begun.
+    """
+    if option is None:
+        yield NoCheckpoints(model, strategy, callbacks)
+        return
+    print_own_errors_in_a_line()
+    if is_keras_2(model):
+        remedy = "Use Keras's BackupAndRestore, which repeats the epoch"
+        raise ConfigError("CheckpointAndResume", "needs a model of Keras 3", remedy=remedy)
+    check_callbacks(callbacks, model)
+    servers = servers_needed(strategy)
+    with handling_stop_signals() as notice, naming_lost_tasks("fit", strategy):
+        try:
+            check_same_call(strategy)
+            with (
+                ServerTermination(servers) as server_termination,
+                CheckpointWriter(background=option.background) as writer,
+            ):
+                yield FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
+            _finished_here.add(option.folder.absolute())
+            notice.raise_if_received()  # after the last checkpoint: a script that starts again continues
+        except Preempted:
+            keep_servers_at_exit()
+            raise
+
+
+class FitCheckpoints(NoCheckpoints):
+    """The checkpoints of a call of `fit`; all tasks call the methods, and only the chief reads and writes."""
+
+    seed: int
+    are_saved = True
+
+    def __init__(
+        self,
+        option: CheckpointAndResume,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[Any],
+        notice: Notice,
+        server_termination: ServerTermination,
+        writer: CheckpointWriter,
+    ) -> None:
+        super().__init__(model, strategy, callbacks)
+        self._option, self._notice, self._server_termination, self._writer = (
+            option,
+            notice,
+            server_termination,
+            writer,
+        )
+        self._is_chief = is_chief(strategy)
+        self._agreement = Agreement(strategy, is_chief=self._is_chief)
+        self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
+        self.is_leaving = False
+        self._values: list[Any] = []
+        self._metrics: list[Any] = []
+        self._weights: dict[str, Any] = {}
+        self.step = self._saved_at = 0 if self._facts is None else self._facts.place.step
+        # Its arrays shuffle by this seed; one of the user's comes first.
+        self.seed = new_seed() if self._facts is None else self._facts.seed
+
+    def check_order(self, x: Any, *, shuffle: bool | str) -> None:
+        """Refuse a PyDataset that is shuffled without a seed."""
+        check_seeded(self._model, x, shuffle)
+
+    def checked(self, data: Data, validation_data: Data | None) -> Data:
+        """Return the training data, which are refused if their order differs in each process."""
+        self._data = ResumableData(data, validation_data)
+        return self._data.data
+
+    def attach(
+        self,
+        session: Session,
+        training: Phase,
+        testing: Phase | None,
+        settings: Mapping[str, Any],
+        position: DataPosition | None,
+    ) -> None:
+        """Compare the run with that of the checkpoint, if there is one, and restore it.
+
+        Raises:
+            ConfigError: The checkpoint is one of another model, of other data or of other settings.
+        """
+        unbuilt = [layer for layer in layers_of(self._model) if not layer.built and layer is not self._model]
+        if unbuilt and not has_call(self._model):
+            problem = "has layers that are not built, so a checkpoint could not restore their weights"
+            remedy = "Call them on a batch before fit, or begin each with keras.Input"
+            raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
+        self._training, self._testing = training, testing
+        self._position, self._part = position, EpochPart()
+        self._tests = self._epoch = 0
+        others = [*session.random_states, *other_optimizers(self._model)]
+        self._state = State(self._model, self._strategy, others, has_learning_rate=True)
+        self._learning_rate = learning_rate(self._model)
+        self._identity = {**self._setup(), **settings, **self._data.identity}
+        facts = self._facts
+        if self._option.every is not None:
+            training.runner.rest_every(self._option.every, self.step)
+        if facts is None:
+            return
+        raise_together(self._strategy, self._difference, is_chief=self._is_chief)
+        self._read(facts)
+        place = facts.place
+        training.runner.resume(place.data, again=self._data.reads_again)
+        if testing is not None and place.tests:
+            begun = {"begun": place.tests, "taken": 0, "is_open": False}
+            testing.runner.resume(begun, again=False)
+        self._tests = place.tests
+        if position is not None:
+            position.size, position.seen = place.size, place.seen
+        self._epoch = place.epoch
+
+    def _setup(self) -> dict[str, Any]:
+        """Return what of the model and the cluster must stay the same."""
+        is_asynchronous = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
+        setup = {
+            "the optimizer": type(self._model.optimizer).__name__,
+            "steps_per_execution": steps_per_execution(self._model),
+            "the strategy": "parameter_server" if is_asynchronous else "one that works in step",
+        }
+        if is_asynchronous or self._data.is_function:  # each pipeline has a part of the data
+            is_several = is_asynchronous or isinstance(
+                self._strategy, tf.distribute.MultiWorkerMirroredStrategy
+            )
+            workers = worker_count(self._strategy) if is_several else 1
+            setup["the number of workers"] = f"{workers}, {self._strategy.num_replicas_in_sync} replicas"
+        return setup
+
+    def _difference(self) -> None:
+        if self._found is not None and self._facts is not None:
+            place = str(self._found.folder)
+            refuse_other(place, self._facts.identity, self._identity)
+            variables = [
+                entry for entry in self._found.variables if not entry[0].startswith((_EPOCH, _CALLBACK))
+            ]
+            checkpoint.check_variables(
+                dataclasses.replace(self._found, variables=tuple(variables)),
+                self._state.values(),
+                whose="the model of this script",
+                remedy="Name another folder, or use the same model",
+            )
+
+    def _read(self, facts: Facts) -> None:
+        """Read all values on the chief, and send them to the other workers."""
+        values: list[Any] = [tf.zeros(shape, dtype) for _, shape, dtype in facts.variables]
+        if self._found is not None:
+            values = self._found.read()
+        values = take_from_chief(self._strategy, values, is_chief=self._is_chief)
+        names = [name for name, _, _ in facts.variables]
+        named = dict(zip(names, values, strict=True))
+        self._metrics = [value for name, value in named.items() if name.startswith(_EPOCH)]
+        self._weights = {name: value for name, value in named.items() if name.startswith(_CALLBACK)}
+        self._values = values[: len(names) - len(self._metrics) - len(self._weights)]
+        folder = None if self._found is None else self._found.folder
+        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
+        self._assign(facts)
+
+    def _assign(self, facts: Facts) -> None:
+        self._state.assign(self._values)
+        if self._learning_rate != facts.learning_rate and self._learning_rate is not None:
+            set_learning_rate(self._model, self._learning_rate)  # the script sets another one now
+
+    # -- when training begins --
+
+    def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
+        """Call the callbacks at the beginning, set their states and the History; return the first epoch."""
+        facts = self._facts
+        if facts is None:
+            return super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
+        for callback in self._callbacks:
+            if type(callback).__name__ == "CSVLogger":
+                callback.append = True  # the lines of the epochs before
+        calls.on_train_begin()
+        history = self._model.history
+        history.epoch = list(facts.epochs)
+        history.history = {name: from_plain(values) for name, values in facts.history.items()}
+        self._assign(facts)
+        self._load(facts)
+        if self.is_over(epochs):
+            if self._option.folder.absolute() in _finished_here:
+                problem = "holds the training of an earlier fit of this process, which is finished"
+                remedy = "Name another folder for this fit, or pass more epochs to continue"
+                raise ConfigError(str(self._option.folder), problem, remedy=remedy)
+            reason = "a callback had ended it" if facts.is_stopped else f"{epochs} epochs are done"
+            self._say("fit: nothing is left to train: %s at step %d, says %s", reason, self.step)
+            return epochs
+        self._say("fit: resuming at step %d, in epoch %d, from %s", self.step, facts.place.epoch + 1)
+        return facts.place.epoch
+
+    def is_over(self, epochs: int) -> bool:
+        """Return whether the checkpoint is that of the end of the training."""
+        facts = self._facts
+        return facts is not None and (facts.is_stopped or facts.place.epoch >= epochs)
+
+    @property
+    def logs(self) -> dict[str, Any]:
+        """Return the logs of the last epoch, or of the part of it that is done."""
+        return {} if self._facts is None else from_plain(self._facts.logs)
+
+    def _load(self, facts: Facts) -> None:
+        load_states(self._callbacks, self._model, facts.callbacks, self._weights)
+
+    def _say(self, text: str, *values: Any) -> None:
+        if self._is_chief:
+            _log.warning(text, *values, self._option.folder)
+
+    # -- in an epoch --
+
+    def begin_epoch(self, epoch: int) -> EpochPart:
+        """Return the part of an epoch that is done; call this after the callbacks of its beginning.
+
+        In a resumed epoch, those callbacks have been called before: what they change is restored.
+        """
+        self._epoch, self._part = epoch, EpochPart()
+        facts = self._facts
+        if facts is not None and facts.place.is_within and facts.place.epoch == epoch:
+            self._assign(facts)
+            self._load(facts)
+            totals = self._training.step.resumed(self._metrics)
+            self._part = EpochPart(facts.place.done, facts.place.index, totals, from_plain(facts.logs))
+        self._begun_at = self.step - self._part.done
+        if self._option.every is not None:
+            self._training.runner.rest_every(self._option.every, self.step)
+        return self._part
+
+    def after_execution(self) -> None:
+        """Save if it is time, or begin to leave if a task was told to end."""
+        self._count()
+        if self._part.is_leaving:
+            return
+        if self.leaves():
+            self._part.is_leaving = True
+            self._training.runner.wind_up()
+        elif self._is_due and self._training.runner.is_at_rest:
+            self._save(self._kept, self._part.logs)
+
+    def _count(self) -> None:
+        self.step = self._begun_at + self._part.done
+
+    @property
+    def _is_due(self) -> bool:
+        every = self._option.every
+        return every is not None and self.step // every > self._saved_at // every
+
+    def leaves(self) -> bool:
+        """Return whether all tasks agree to leave; once they agree, that is final."""
+        wants = self._notice.is_received or self._server_termination.is_announced
+        self.is_leaving = self.is_leaving or self._agreement.after_execution(wants)
+        return self.is_leaving
+
+    def after_batches(self) -> None:
+        """Save and leave, if that was agreed; remember the metrics, which an evaluation may reset."""
+        self._count()
+        self._kept_before_tests = self._kept
+        if self.is_leaving:
+            self._save(self._kept, self._part.logs)
+            self._leave()
+
+    def after_tests(self) -> None:
+        """Save and leave, if that was agreed within an evaluation, which a resumed run does again."""
+        if self.is_leaving:
+            self._save(self._kept_before_tests, self._part.logs)
+            self._leave()
+        self._tests += 1
+
+    def after_epoch(self, logs: Mapping[str, Any], *, is_last: bool, is_stopped: bool) -> None:
+        """Save at the end of an epoch, if there is no other time for it, or if it is the last one."""
+        self._epoch += 1
+        self._facts, self._values, self._metrics, self._weights = None, [], [], {}
+        if is_last or self._option.every is None:
+            self._save(None, logs, is_stopped=is_stopped)
+
+    @property
+    def _kept(self) -> list[Any]:
+        return [] if self._part.totals is None else self._training.step.kept(self._part.totals)
+
+    def deferring(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which SIGTERM is recorded, until the tasks agree to leave."""
+        return self._notice.deferred()
+
+    def _leave(self) -> None:
+        self._writer.wait()
+        wait_for_all(self._strategy)  # until the chief has saved
+        problem = f"a task was told to end; all is saved at step {self.step} in {self._option.folder}"
+        raise Preempted(self._notice.name, problem, remedy="The same script continues from there")
+
+    def _save(
+        self, metrics: Sequence[Any] | None, logs: Mapping[str, Any], *, is_stopped: bool = False
+    ) -> None:
+        """Write a checkpoint on the chief; `metrics` are None at the end of an epoch."""
+        self._saved_at = self.step
+        files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
+        if not self._is_chief:
+            return
+        values = self._state.values()
+        values |= {f"{_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
+        values |= weights_of(self._callbacks)
+        history = self._model.history
+        facts = Facts(
+            identity=self._identity,
+            place=self._place(is_within=metrics is not None),
+            logs=as_plain(dict(logs), "the logs"),
+            history=as_plain(history.history, "the History"),
+            epochs=[int(epoch) for epoch in history.epoch],
+            callbacks=states_of(self._callbacks, self._model),
+            learning_rate=self._learning_rate,
+            seed=self.seed,
+            is_stopped=is_stopped,
+        )
+        option = self._option
+        self._writer.save(option.folder, self.step, values, facts.as_dict(), keep=option.keep, files=files)
+
+    def _place(self, *, is_within: bool) -> Place:
+        position, data = self._position, self._training.runner.place()
+        if not is_within and self._identity["steps_per_epoch"] is None:
+            data["is_open"] = False  # the next epoch begins the data again
+        return Place(
+            step=self.step,
+            epoch=self._epoch,
+            is_within=is_within,
+            done=self._part.done if is_within else 0,
+            index=self._part.index if is_within else 0,
+            data=data,
+            size=None if position is None else position.size,
+            seen=0 if position is None else position.seen,
+            tests=self._tests,
+        )

@@ -1,0 +1,197 @@
+"""Count how many batches of each part of the data are taken, also by workers that are lost.
+
+Each asynchronous worker reads its own part of the data. A worker that comes back begins its part again, and
+leaves out what was taken of it. If it does not come back, another worker reads the rest.
+
+An execution that a worker is lost with is sent to another worker, which reads its own part. So what was
+taken by an execution is known for each time that it was sent.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import asked_when_sent, has_result
+from tfdist.coordination.stalled_worker import WorkerExecutions
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
+
+NO_PART = -1
+# What is sent with an execution, in one tensor: the steps, its number, how many steps are done, and its call.
+ORDER_SPEC = tf.TensorSpec([4], tf.int64)
+
+
+def opened_order(order: tf.Tensor) -> tuple[tf.Tensor, Begun]:
+    """Return, in the graph of an execution, the number of steps to take, and what was begun of them."""
+    wanted, number, done, call = tf.unstack(order)
+    return tf.cast(wanted, tf.int32), Begun(number, tf.cast(done, tf.int32), call)
+
+
+@dataclass
+class _Sending:
+    """One time that an execution was sent to a worker.
+
+    Attributes:
+        worker: The worker.
+        part: The part of the data that this worker reads.
+        done_before: How many of the execution's steps had been taken before, by workers that were lost.
+        done_after: How many after this time; None if it has not ended yet.
+    """
+
+    worker: int
+    part: int
+    done_before: int
+    done_after: int | None = None
+
+
+@dataclass(eq=False)
+class Execution:
+    """An execution that the coordinator sends to a worker, and to another one if that worker is lost.
+
+    Attributes:
+        wanted: The most steps to take.
+        number: Its number, by which its steps are noted.
+        applied: Where its steps are noted; None if they update nothing, and are taken again.
+        closure: What the coordinator returned when the execution was scheduled.
+        sendings: The times that it was sent to a worker.
+        call: The number of the epoch that it belongs to.
+        unpacked: A function that returns its result as its graph has computed it.
+    """
+
+    wanted: int
+    number: int = 0
+    applied: AppliedSteps | None = None
+    closure: Any = None
+    sendings: list[_Sending] = field(default_factory=list)
+    call: int = 0
+    unpacked: Callable[[Any], Any] = lambda result: result
+    result: Any = None
+
+    def fetch(self) -> Any:
+        """Return its result; wait for it, or raise its error."""
+        if self.result is None:
+            self.result = self.unpacked(self.closure.fetch())
+        return self.result
+
+    @property
+    def worker(self) -> int:
+        """Return the worker that it was sent to last."""
+        return self.sendings[-1].worker
+
+    def is_over(self, sending: _Sending) -> bool:
+        """Return whether a worker has answered, or is known to be lost."""
+        is_last = sending is self.sendings[-1]
+        return sending.done_after is not None or (is_last and has_result(self.closure))
+
+    def done_after(self, sending: _Sending) -> int:
+        """Return how many steps had been taken when a worker had answered or was lost, which it is by now."""
+        if sending.done_after is None:
+            is_last = sending is self.sendings[-1]
+            if is_last and has_result(self.closure):
+                sending.done_after = int(self.fetch()[0])
+            else:
+                sending.done_after = 0 if self.applied is None else self.applied.applied(self.number)
+        return sending.done_after
+
+    def send(self, worker: int, part: int) -> _Sending:
+        """Note that it is sent to a worker."""
+        done = self.done_after(self.sendings[-1]) if self.sendings else 0
+        self.sendings.append(_Sending(worker, part, done))
+        return self.sendings[-1]
+
+
+class PartsOfData:
+    """Which worker reads which part of the data, and how many batches of each part are taken.
+
+    TensorFlow's coordinator has a thread for each worker. This thread sends the worker its executions, waits
+    for each result, and makes the worker's iterator again when the worker has come back. The methods whose
+    names begin with `for_` are called there.
+    """
+
+    def __init__(self, workers: int, executions: WorkerExecutions) -> None:
+        """Begin with the first batch of each part; note in `executions` what each worker begins."""
+        self._lock, self._executions = threading.Lock(), executions
+        self._workers = workers
+        self._example = tf.zeros(ORDER_SPEC.shape, ORDER_SPEC.dtype)
+        self.begin()
+
+    def begin(self, taken: Sequence[int] = ()) -> None:
+        """Begin the data, in which each worker reads its own part, from a number of batches on."""
+        with self._lock:
+            self._taken = list(taken) or [0] * self._workers
+            self._ended: set[int] = set()
+            self._read_by_worker = list(range(self._workers))
+            self._running: list[tuple[Execution, _Sending] | None] = [None] * self._workers
+
+    def taken(self) -> list[int]:
+        """Return how many batches of each part are taken, by the executions that have ended."""
+        with self._lock:
+            for worker, running in enumerate(self._running):
+                if running is not None and running[0].is_over(running[1]):
+                    self._count(worker)
+            return list(self._taken)
+
+    def end(self, worker: int) -> None:
+        """Note that the part that a worker reads has ended."""
+        self._ended.add(self._read_by_worker[worker])
+
+    def unfinished(self) -> list[int]:
+        """Return the parts that have not ended, as far as is known."""
+        return [part for part in range(self._workers) if part not in self._ended]
+
+    def hand_over(self, readers: Collection[int]) -> list[int]:
+        """Assign unfinished parts to other workers, one each, and nothing to all the rest; return who reads.
+
+        All workers that still read are lost.
+        """
+        with self._lock:
+            for worker in range(self._workers):
+                self._count(worker)
+            given = dict(zip(sorted(readers), self.unfinished(), strict=False))
+            self._read_by_worker = [given.get(worker, NO_PART) for worker in range(self._workers)]
+            return list(given)
+
+    def schedule(self, execution: Execution, send: Callable[[Any], Any]) -> None:
+        """Schedule an execution; `send` passes its order to the coordinator and returns the answer."""
+
+        def order(worker: int) -> tf.Tensor:
+            done = self.for_execution(execution, worker)
+            return tf.constant([execution.wanted, execution.number, done, execution.call], tf.int64)
+
+        with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
+            execution.closure = send(asked_when_sent(self._example, order))
+
+    def for_execution(self, execution: Execution, worker: int) -> int:
+        """Note that an execution is sent to a worker; return how many of its steps are done."""
+        with self._lock:
+            self._executions.begin(worker)
+            self._count(worker)  # the one before has ended: with its result, or with the worker
+            sending = execution.send(worker, self._read_by_worker[worker])
+            self._running[worker] = execution, sending
+            return sending.done_before
+
+    def for_iterator_part(self, worker: int) -> int:
+        """Return the part that a worker's new iterator reads."""
+        return self._read_by_worker[worker]
+
+    def for_iterator_skip(self, worker: int) -> int:
+        """Return how many batches of that part a worker's new iterator leaves out."""
+        with self._lock:
+            self._count(worker)
+            part = self._read_by_worker[worker]
+            skip = 0 if part == NO_PART else self._taken[part]
+            if skip:
+                self._executions.expect_long_reading(worker)
+            return skip
+
+    def _count(self, worker: int) -> None:
+        """Count what a worker has taken in its last execution, which has ended."""
+        running = self._running[worker]
+        if running is not None:
+            execution, sending = running
+            read = execution.done_after(sending) - sending.done_before
+            if sending.part != NO_PART:
+                self._taken[sending.part] += read
+            self._running[worker] = None

@@ -1,0 +1,77 @@
+"""Check that the tensors of a batch have a row for each example, before replicas get parts of it.
+
+TensorFlow splits a batch by the rows of its first tensor, and loses what others have more, without an error.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.training.data.dataset_checks import contains_python, is_batched_last
+from tfdist.training.data.prepare_datasets import of_batch
+
+_EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
+_REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
+_FOUND = "the tensors of a batch have other numbers of rows:"
+_NUMBERS = re.compile(rf"{_FOUND}\] \[([\d ]+)")
+
+
+def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set that fails at a batch whose tensors do not have the same number of rows.
+
+    Raises:
+        DataError: They never have.
+    """
+    tensors = tf.nest.flatten(dataset.element_spec)
+    check_rows(tensors)
+    is_known = len(tensors) == 1 or None not in _known_rows(tensors) or is_batched_last(dataset)
+    if is_known and not contains_python(dataset):
+        return dataset
+
+    def checked(batch: Any) -> Any:
+        sizes = tf.stack([_rows(part) for part in tf.nest.flatten(batch)])
+        check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
+        with tf.control_dependencies([check]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    return dataset.map(of_batch(dataset, checked))
+
+
+def check_rows(tensors: Sequence[Any]) -> None:
+    """Check the shapes of a batch's tensors, or of their specs.
+
+    Raises:
+        DataError: They do not have the same number of rows.
+    """
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise _error("a number without rows")
+    known = {number for number in _known_rows(tensors) if number is not None}
+    if len(known) > 1:
+        raise _of_rows(known)
+
+
+def uneven_rows(error: Exception) -> DataError | None:
+    """Return what an error of TensorFlow means, if it comes from this check."""
+    found = _NUMBERS.search(str(error))
+    return None if found is None else _of_rows(map(int, found[1].split()))
+
+
+def _known_rows(tensors: Sequence[Any]) -> set[int | None]:
+    return {None if tensor.shape.rank is None else tensor.shape[0] for tensor in tensors}
+
+
+def _rows(part: Any) -> tf.Tensor:
+    if isinstance(part, tf.RaggedTensor):
+        return tf.cast(part.nrows(), tf.int64)
+    return part.dense_shape[0] if isinstance(part, tf.SparseTensor) else tf.shape(part, tf.int64)[0]
+
+
+def _of_rows(numbers: Iterable[int]) -> DataError:
+    return _error(f"tensors of {' and '.join(map(str, sorted(set(numbers))))} rows")
+
+
+def _error(received: str) -> DataError:
+    return DataError("the data set", expected=_EXPECTED, received=received, remedy=_REMEDY)

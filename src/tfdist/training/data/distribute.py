@@ -1,0 +1,128 @@
+"""Distribute data to the replicas, each example to one of them."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tfdist._utils.tf_private import worker_count
+from tfdist.errors import DataError
+from tfdist.training.data.check_rows import with_equal_rows
+from tfdist.training.data.check_same_data import check_same_data
+from tfdist.training.data.dataset_checks import check_order
+from tfdist.training.data.prepare_datasets import (
+    contains_sparse,
+    copied_from_python,
+    replica_batches,
+    untuned,
+    with_placeholders,
+)
+from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
+from tfdist.training.data.read_by_workers import WorkersData
+from tfdist.training.same_call import check_same_call
+
+# TensorFlow ships no types. The type that is meant:
+Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+_BATCHES_AHEAD = 1  # that are read while a step computes
+
+
+def known_steps(data: Data, wanted: str) -> int | None:
+    """Return the number of batches of a data set, None if unknown; refuse a data set that never ends."""
+    if not isinstance(data, tf.data.Dataset):
+        return None
+    count = int(data.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise DataError("the data set", "never ends", remedy=f"Pass {wanted}, or leave out repeat()")
+    return count if count >= 0 else None
+
+
+def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
+    """Distribute a data set over replicas that work in step.
+
+    Args:
+        data: A data set of global batches, which TensorFlow splits among the replicas; or a function that
+            takes an input context and returns the replica batches of one input pipeline's own part of the
+            data.
+        strategy: The strategy of the replicas.
+    """
+    if isinstance(data, tf.data.Dataset):
+        data = _batches_to_split(data, strategy)
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
+            check_order(data)
+            check_same_data(data, strategy)
+        data = untuned(copied_from_python(data))
+        if _reads_where_it_computes(strategy):
+            return data.prefetch(_BATCHES_AHEAD)
+        if strategy.num_replicas_in_sync > 1 and contains_sparse(data):
+            return strategy.distribute_datasets_from_function(replica_batches(data))
+        return strategy.experimental_distribute_dataset(_sharded_by_example(data))
+    check_same_call(strategy)
+    if isinstance(data, tf.distribute.DistributedDataset):
+        return data
+    make = _checked(data)
+    if _reads_where_it_computes(strategy):
+        return make(tf.distribute.InputContext()).prefetch(_BATCHES_AHEAD)
+    return strategy.distribute_datasets_from_function(make)
+
+
+def _reads_where_it_computes(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether batches need no copy to a device, for which TensorFlow makes slow iterators."""
+    is_one_device = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    return is_one_device and "/device:CPU:" in strategy.extended.worker_devices[0]
+
+
+def distribute_to_workers(
+    data: Data, strategy: tf.distribute.Strategy, coordinator: Any, workers: int
+) -> tuple[ChiefData | WorkersData, Any]:
+    """Distribute a data set over asynchronous workers; return it and its element spec.
+
+    Each worker reads its own part. The chief reads what workers cannot read.
+    """
+    if isinstance(data, tf.data.Dataset):
+        data = _batches_to_split(data, strategy)
+        if chief_must_read(data):
+            data = ChiefData.of(data)
+    if isinstance(data, ChiefData):
+        if strategy.num_replicas_in_sync > 1:
+            problem = "must be read by the chief, but workers have several devices, and would need one each"
+            remedy = "Pass a function of a tf.distribute.InputContext that makes a data set on each worker"
+            raise DataError("the data set", problem, remedy=remedy)
+        return data, data.dataset.element_spec
+    made = data if isinstance(data, tf.data.Dataset) else _checked(data)
+    distributed = WorkersData(made, strategy, coordinator, workers)
+    return distributed, distributed.element_spec
+
+
+def _batches_to_split(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
+    dataset = with_placeholders(dataset)
+    return with_equal_rows(dataset) if strategy.num_replicas_in_sync > 1 else dataset
+
+
+def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[..., tf.data.Dataset]:
+    if not callable(make):
+        raise DataError(
+            "data",
+            expected="a tf.data.Dataset, or a function that makes one for an input context",
+            received=f"a {type(make).__name__}",
+            remedy="Arrays: tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch_size)",
+        )
+
+    def made(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = make(context)
+        if not isinstance(dataset, tf.data.Dataset):
+            received = f"a {type(dataset).__name__}"
+            raise DataError("the data function", expected="a tf.data.Dataset returned", received=received)
+        return untuned(copied_from_python(with_placeholders(dataset)))
+
+    return made
+
+
+def _sharded_by_example(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set that TensorFlow splits by example, not by file: right for any number of files."""
+    policies = tf.data.experimental.AutoShardPolicy
+    if dataset.options().experimental_distribute.auto_shard_policy != policies.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.DATA
+    return dataset.with_options(options)

@@ -1,0 +1,93 @@
+"""Read data on the chief, and send each batch to the asynchronous worker that computes on it.
+
+Workers cannot read some data themselves: Python code exists in one process only, and a graph with more than
+2 GB of arrays cannot be sent.
+"""
+
+import collections
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
+from tfdist.training.data.dataset_checks import contains_python, is_too_large_to_send
+from tfdist.training.data.prepare_datasets import copied_from_python, untuned
+from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner, Epoch
+from tfdist.training.parameter_servers.worker_graphs import GraphsOfBatches
+
+_END = object()
+_READING = Activity("reading data", "at_each_step")
+_log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class ChiefData:
+    """A data set that the chief reads."""
+
+    dataset: tf.data.Dataset
+
+    @classmethod
+    def of(cls, dataset: tf.data.Dataset) -> "ChiefData":
+        """Return the data set, prepared for reading."""
+        return cls(untuned(copied_from_python(dataset)))
+
+
+def chief_must_read(dataset: tf.data.Dataset) -> bool:
+    """Return whether workers cannot read a data set, and say so in the log."""
+    if is_too_large_to_send(dataset):
+        reason = "more than 2 GB of arrays"
+    elif contains_python(dataset):
+        reason = "Python code"
+    else:
+        return False
+    _log.info("the chief reads the data, which contain %s, and sends each batch to a worker", reason)
+    return True
+
+
+class ChiefDataRunner(CoordinatedRunner):
+    """A runner that gives each execution its batches.
+
+    If a worker is lost, TensorFlow gives its execution to another worker, with the same batches.
+    """
+
+    def __init__(self, graphs: GraphsOfBatches, dataset: ChiefData, *args: Any, **kwargs: Any) -> None:
+        super().__init__(graphs, dataset, *args, **kwargs)
+        self._next: Any = _END
+
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was; the chief begins them as often."""
+        for _ in range(place["begun"] - place["is_open"]):
+            earlier = iter(self._dataset.dataset)
+            if again:
+                collections.deque(earlier, maxlen=0)
+        super().resume(place, again=again)
+
+    def _begin_data(self) -> None:
+        skipped = self._note_begun()
+        self._iterator = iter(self._dataset.dataset)
+        for _ in range(sum(skipped)):
+            with doing(_READING):
+                next(self._iterator, _END)
+        with doing(_READING):
+            self._next = next(self._iterator, _END)
+
+    def _has_room(self, steps: int | None, promised: int) -> bool:
+        return self._next is not _END and super()._has_room(steps, promised)
+
+    def _schedule(self, wanted: int) -> int:
+        batches: list[Any] = []
+        with doing(_READING):
+            while len(batches) < wanted and self._next is not _END:
+                batches.append(tf.nest.flatten(self._next, expand_composites=True))
+                self._next = next(self._iterator, _END)
+        graph = self._graph.of(len(batches), self._dataset.dataset.element_spec)
+        self._send(graph, batches, len(batches))
+        return len(batches)
+
+    def _take_over(self, epoch: Epoch) -> bool:
+        del epoch
+        return False  # the chief itself has all data

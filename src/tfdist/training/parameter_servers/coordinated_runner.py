@@ -1,0 +1,324 @@
+"""Run the steps of an epoch on asynchronous workers."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._utils.profiler_span import WAITING, span
+from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced
+from tfdist.coordination.stall_limit import Activity
+from tfdist.coordination.stall_watch import doing
+from tfdist.errors import TaskLost
+from tfdist.training.data.batches_taken import PartsOfData
+from tfdist.training.data.prepare_datasets import untuned_on_devices
+from tfdist.training.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
+from tfdist.training.multi_step import Totals
+from tfdist.training.parameter_servers.await_server_writes import settle_writes
+from tfdist.training.parameter_servers.scheduled_executions import Answer, ScheduledExecutions
+from tfdist.training.parameter_servers.variable_cache import new_call
+
+# Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
+_SCHEDULED_PER_WORKER = 4
+_SECONDS_BEFORE_ASKING_AGAIN = 0.01
+_SECONDS_BETWEEN_LOOKS_AT_WORKERS = 1.0
+
+_WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
+_log = logging.getLogger("tfdist")
+
+
+@dataclass
+class Epoch:
+    """The state of an epoch.
+
+    Attributes:
+        steps: The steps that are wanted; None if the epoch is the data.
+        promised: The steps that are done or scheduled.
+        counted_before: The steps that the optimizer had counted when the epoch began.
+        exhausted: The workers whose data have ended.
+        gone: The workers that are lost, while the data of all others have ended.
+        last_news: When a worker last had a step or came to the end of its data.
+        looked_at: When it was last looked whether the workers are there whose data have not ended.
+    """
+
+    steps: int | None
+    counted_before: int = 0
+    promised: int = 0
+    exhausted: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    last_news: float = field(default_factory=time.monotonic)
+    looked_at: float = float("-inf")
+
+
+class CoordinatedRunner:
+    """A runner that gives each execution, of K steps, to a free worker.
+
+    Attributes:
+        waited: The seconds that the steps of all workers together have waited for data.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        dataset: Any,
+        coordinator: Any,
+        workers: int,
+        *,
+        merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
+    ) -> None:
+        """Prepare to run a graph on workers; `merge` returns the totals merged with those of an execution."""
+        self._merge, self._graph, self._executions = merge, graph, graph.executions
+        self._dataset = dataset
+        self._iterator: Any = None
+        self._coordinator = coordinator
+        self._strategy = coordinator.strategy
+        self._workers = workers
+        self._scheduled = ScheduledExecutions(self._strategy, self._executions)
+        self._is_winding_up = False
+        self._is_without = False  # whether the epoch continues without a silent worker
+        self._parts = PartsOfData(workers, self._executions)
+        self._begun = 0  # how often the data have begun
+        self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
+        self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
+        self._done = 0  # steps of this epoch
+        self._call = 0  # its number
+        self._last_call: tuple[Any, Any] = (None, None)
+        self.is_at_rest = True
+        self.waited = 0.0
+
+    def place(self) -> dict[str, Any]:
+        """Return the place in the data: how many batches each worker has taken."""
+        return {"begun": self._begun, "taken": self._parts.taken(), "is_open": self._iterator is not None}
+
+    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
+        """Continue in the data at a place where an earlier process was.
+
+        Each worker makes its data again for each pass, in the same order, so no earlier pass matters.
+        """
+        del again
+        self._begun = place["begun"] - place["is_open"]
+        if place["is_open"]:
+            self._resumed = list(place["taken"])
+
+    def rest_every(self, steps: int, done: int) -> None:
+        """Make all executions end at each multiple of a number of steps, of which some are done."""
+        self._rests = steps, done
+
+    def rewind(self, dataset: Any = None) -> None:
+        """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
+        self._dataset = self._dataset if dataset is None else dataset
+        self._iterator = None
+
+    def settle_writes(self) -> None:
+        """Do nothing: workers are some executions ahead, and read later what is written between two."""
+
+    def wind_up(self) -> None:
+        """End the running epoch when the workers have finished the executions that they were given."""
+        self._is_winding_up = True
+
+    def epoch(
+        self,
+        steps: int | None,
+        steps_per_execution: Callable[[], int],
+        totals: Totals,
+        *,
+        repeats: bool = True,
+    ) -> Generator[tuple[int, Totals], None, None]:
+        """Run one epoch; yield after each execution how many steps it took, and the totals so far."""
+        with contextlib.closing(self.parts(steps, steps_per_execution, repeats=repeats)) as parts:
+            # As arrays: TensorFlow never frees a NumPy scalar that is also a Python number.
+            totals = tf.nest.map_structure(np.asarray, totals)
+            for ran, given in parts:
+                totals = tf.nest.map_structure(np.asarray, self._merge(totals, given))
+                yield ran, totals
+
+    def parts(
+        self, steps: int | None, steps_per_execution: Callable[[], int], *, repeats: bool = True
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Run one epoch; yield for each execution how many steps it took, and its result.
+
+        With a number of steps, an epoch continues in the data where the last epoch ended. If the data end
+        first, the epoch begins them again if `repeats`, and ends otherwise. Without a number of steps, an
+        epoch is the data set: every worker's part of it. `steps_per_execution` returns how many steps the
+        next execution takes.
+
+        A lost worker does not stop the epoch. If it has not come back when the others have read their data,
+        these read the rest of its part. The runner takes back the executions of a worker that is only silent,
+        if the other workers can do them.
+        """
+        settle_writes(self._strategy)
+        if steps is None or self._iterator is None:
+            self._begin_data()
+        self._is_winding_up, self._done, self._call = False, 0, new_call()
+        applied = self._graph.applied
+        epoch, is_well = Epoch(steps, 0 if applied is None else applied.counted()), True
+        try:
+            while steps is None or self._done < steps:
+                self._fill_queue(epoch, steps_per_execution)
+                if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
+                    if not (self._take_over(epoch) or self._begins_data_again(epoch, repeats=repeats)):
+                        return
+                    continue
+                with doing(_WITH_WORKERS), span(WAITING):
+                    answered = self._scheduled.wait()
+                if answered is None:
+                    epoch.promised -= self._take_back()
+                    continue
+                with doing(_WITH_WORKERS):
+                    answer = self._scheduled.fetch(answered)
+                self._count(epoch, answer)
+                if answer.ran:
+                    yield answer.ran, answer.given
+                self._note_end_of_data(epoch, answer)
+        except Exception as error:
+            is_well = False
+            if not is_about_a_task(error):
+                self._clear_error()
+            raise
+        finally:
+            self._scheduled.clear()
+            self._executions.forget()
+            # Otherwise a task may be gone or silent, and join() would wait for its executions.
+            if is_well and not self._is_without:
+                self._coordinator.join()
+
+    def _fill_queue(self, epoch: Epoch, steps_per_execution: Callable[[], int]) -> None:
+        """Schedule executions, as long as a worker has data and a worker would wait soon."""
+        while not self._is_over_for_all(epoch) and self._has_room(epoch.steps, epoch.promised):
+            wanted = min(steps_per_execution(), self._limit(epoch.steps) - epoch.promised)
+            epoch.promised += self._schedule(int(wanted))
+
+    def _is_over_for_all(self, epoch: Epoch) -> bool:
+        return len(epoch.exhausted | epoch.gone) == self._workers
+
+    def _take_over(self, epoch: Epoch) -> bool:
+        """Assign what lost workers leave to those whose data have ended; return whether there is any."""
+        if self._is_winding_up or not (self._is_over_for_all(epoch) and self._parts.unfinished()):
+            return False
+        readers = self._parts.hand_over(epoch.exhausted)
+        lost = " and ".join(named([("worker", index) for index in sorted(epoch.gone)], self._strategy))
+        _log.warning("lost %s: other workers read what is left of its part of the data", lost)
+        self._make_iterator()
+        epoch.exhausted.difference_update(readers)
+        epoch.last_news = time.monotonic()
+        return True
+
+    def _begins_data_again(self, epoch: Epoch, *, repeats: bool) -> bool:
+        """Begin the data again if the epoch wants more steps than they have; return whether it continues."""
+        if epoch.steps is None or not any(self._parts.taken()) or self._is_winding_up:
+            return False
+        if self._done and not repeats:
+            self._iterator = None
+            return False
+        self._begin_data()
+        epoch.exhausted, epoch.gone, epoch.last_news = set(), set(), time.monotonic()
+        return True
+
+    def _count(self, epoch: Epoch, answer: Answer) -> None:
+        """Count the steps of an execution."""
+        self.waited += answer.waited
+        epoch.promised -= answer.wanted - answer.ran
+        self._done += answer.ran
+        self.is_at_rest = not self._scheduled
+        if self.is_at_rest and self._graph.applied is not None:
+            self._graph.applied.correct(epoch.counted_before + self._done)
+
+    def _note_end_of_data(self, epoch: Epoch, answer: Answer) -> None:
+        """Note a worker whose data have ended, and whether all workers that have data are lost."""
+        if answer.ran or answer.worker not in epoch.exhausted:
+            epoch.last_news = time.monotonic()
+        else:
+            epoch.gone = self._gone(epoch)
+        if answer.ran < answer.wanted:
+            self._parts.end(answer.worker)
+            epoch.exhausted.add(answer.worker)
+            # This worker is free at once, and would take the executions of the others.
+            time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
+
+    def _gone(self, epoch: Epoch) -> set[int]:
+        """Return the lost workers, also those that have data if they are all lost; look once a second."""
+        now, others = time.monotonic(), set(range(self._workers)) - epoch.exhausted - epoch.gone
+        if not others or now - epoch.looked_at < _SECONDS_BETWEEN_LOOKS_AT_WORKERS:
+            return epoch.gone
+        epoch.looked_at = now
+        if now - epoch.last_news > self._scheduled.seconds_to_come_back or are_lost(others, self._strategy):
+            return epoch.gone | others
+        return epoch.gone
+
+    def _clear_error(self) -> None:
+        """Cancel the scheduled steps, and clear the error that the next call to the coordinator would raise.
+
+        TensorFlow keeps the first error of a worker until `schedule` or `join` raises it. The caller already
+        gets this error from the step itself.
+        """
+        if has_failed(self._coordinator):
+            with contextlib.suppress(Exception):  # the caller gets this error already
+                self._coordinator.join()
+
+    def _begin_data(self) -> None:
+        self._note_begun()
+        self._make_iterator()
+
+    def _make_iterator(self) -> None:
+        with untuned_on_devices():
+            self._iterator = self._dataset.begin(self._parts)
+
+    def _note_begun(self) -> Sequence[int]:
+        """Count from the beginning of the data, or from where they are resumed, which it returns."""
+        taken, self._resumed = self._resumed, ()
+        self._parts.begin(taken)
+        self._begun += 1
+        return taken
+
+    def _has_room(self, steps: int | None, promised: int) -> bool:
+        is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
+        return not (is_full or self._is_winding_up) and promised < self._limit(steps)
+
+    def _limit(self, steps: int | None) -> float:
+        """Return up to how many steps of the epoch may be scheduled now."""
+        limit = float("inf") if steps is None else steps
+        if self._rests is None:
+            return limit
+        every, before = self._rests
+        return min(limit, ((before + self._done) // every + 1) * every - before)
+
+    def _schedule(self, wanted: int) -> int:
+        """Schedule an execution of up to a number of steps, and return how many."""
+        self._send(self._graph.function, self._iterator, wanted)
+        return wanted
+
+    def _send(self, graph: Any, data: Any, wanted: int) -> None:
+        """Schedule an execution of a graph on an iterator, or on batches."""
+        execution = self._graph.new_execution(wanted, self._call)
+        self._parts.schedule(execution, lambda order: self._call_on_worker(graph, data, order))
+        self._scheduled.add(execution)
+
+    def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:
+        """Schedule a graph; TensorFlow looks for its trace only if the iterator is another than before."""
+        is_again = graph is self._last_call[0] and data is self._last_call[1]
+        trace = only_trace(graph) if is_again or graph.input_signature is not None else None
+        if trace is not None:
+            return schedule_traced(self._coordinator, trace, (data, order))
+        self._last_call = graph, data
+        return self._coordinator.schedule(graph, args=(data, order))
+
+    def _take_back(self) -> int:
+        """Cancel the executions of silent workers if others can do them; return how many steps these were."""
+        count, steps = len(self._scheduled), self._scheduled.steps
+        servers = " and ".join(silent_tasks(self._strategy, "ps"))
+        silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
+        if servers or (silent and count >= self._workers):
+            remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
+            raise TaskLost(silent, "does not answer, and training cannot continue without it", remedy=remedy)
+        if count >= self._workers:
+            _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
+            return 0
+        _log.warning("%d of %d workers do not answer; the others take over their steps", count, self._workers)
+        self._is_without = True
+        self._scheduled.clear()
+        return steps

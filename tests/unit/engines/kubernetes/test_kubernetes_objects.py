@@ -1,0 +1,273 @@
+"""The objects that tfdist writes for Kubernetes: tasks, resources, restarts, and mistakes in options."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.protocol import find_engine
+from tfdist.errors import ConfigError
+from tfdist.trainer.config import read_config
+from tfdist.trainer.sections.engine import EngineSection, KubernetesSection, ResourcesSection
+
+ENGINES = ("kubernetes", "jobset", "tfjob", "trainjob")
+
+
+def job(*command, counts=None, alone=(), config=None, name="My_train.2", **section):
+    return Job(
+        name=name,
+        command=command or (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR),
+        counts=counts or {"chief": 1, "worker": 2, "ps": 1},
+        folder=Path("runs").absolute(),
+        made_by="tfdist render",
+        config=config,
+        section=EngineSection(kubernetes=KubernetesSection(**{"image": "r/x:1", **section})),
+        alone=alone,
+    )
+
+
+def objects(engine, job, options=()):
+    text = find_engine(engine).render(job, dict(options))
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
+
+
+def pods(engine, job, options=()):
+    """Return the template of the pods of each role."""
+    found = objects(engine, job, options)
+    name = "my-train-2"
+    if engine == "kubernetes":
+        return {role: found["Job", f"{name}-{role}"]["spec"]["template"] for role in job.counts}
+    if engine == "tfjob":
+        replicas = found["TFJob", name]["spec"]["tfReplicaSpecs"]
+        return {role.lower(): replica["template"] for role, replica in replicas.items()}
+    if engine == "jobset":
+        spec = found["JobSet", name]["spec"]
+    else:
+        spec = found["ClusterTrainingRuntime", name]["spec"]["template"]["spec"]
+    return {one["name"]: one["template"]["spec"]["template"] for one in spec["replicatedJobs"]}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return a config file, whose text needs care."""
+    path = tmp_path / "mÿ run.yaml"  # which may not be the key of a ConfigMap
+    path.write_text('# it\'s: a "test"\ncluster: {worker: 2, ps: 1}\n')
+    return path
+
+
+def passed_on(word, **variables):
+    """Return what Kubernetes makes of a word: $$ is $, and $(NAME) is the value of a known variable."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), word)
+
+
+@pytest.mark.parametrize("word", ["$(HOME)", "$$", "echo $$(HOME) $HOME", "$$$(HOME)$", "$($$)", "$"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_words_of_the_user_reach_the_tasks_as_they_are(engine, word):
+    for pod in pods(engine, job("bash", "-c", word, RUN_DIR)).values():
+        *words, run_dir = pod["spec"]["containers"][0]["command"]
+        assert [passed_on(each, HOME="/root") for each in words] == ["bash", "-c", word]
+        assert passed_on(run_dir, JOBSET_NAME="my-train-2") == "/tfdist/runs/my-train-2"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_pod_gets_command_config_secret_and_shared_folder(engine, config):
+    made = job(config=config)
+    found = objects(engine, made)
+    [secret] = [one for one in found.values() if one["kind"] == "Secret"]
+    assert found["ConfigMap", "my-train-2"]["data"] == {"config.yaml": config.read_text()}
+    assert len(secret["stringData"]["TFDIST_SECRET"]) == 64
+    run_dir = "$(JOBSET_NAME)" if engine == "trainjob" else "my-train-2"
+    for role, pod in pods(engine, made).items():
+        [container] = pod["spec"]["containers"]
+        assert container["command"] == [
+            *("python", "-m", "tfdist.train", "--config", "/etc/tfdist/config.yaml"),
+            *("--run_dir", f"/tfdist/runs/{run_dir}"),
+        ]
+        values = {one["name"]: one.get("value") for one in container["env"]}
+        assert values["TFDIST_ROLES"] == "chief=1,ps=1,worker=2"
+        assert values["TFDIST_CACHE_DIR"].startswith("/tfdist/")
+        assert secret["stringData"]["TFDIST_SECRET"] not in str(pod)
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= 30
+        assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == role
+        mounted = {one["name"] for one in container["volumeMounts"]}
+        assert (
+            mounted == {one["name"] for one in pod["spec"]["volumes"]} == {"shared", "tmp", "shm", "config"}
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_only_pods_of_the_job_may_connect(engine):
+    found = objects(engine, job())
+    policy = found["NetworkPolicy", "my-train-2"]["spec"]
+    own = policy["podSelector"]
+    assert policy["ingress"] == [{"from": [{"podSelector": own}]}]
+    for pod in pods(engine, job()).values():
+        assert own["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_script_needs_no_config(engine):
+    made = job("python", "my script.py", "--flag=$HOME")
+    assert ("ConfigMap", "my-train-2") not in objects(engine, made)
+    for pod in pods(engine, made).values():
+        assert pod["spec"]["containers"][0]["command"] == ["python", "my script.py", "--flag=$HOME"]
+
+
+def test_resources_are_those_of_the_role_or_of_all():
+    resources = {"all": ResourcesSection(cpu=2, memory="1Gi"), "worker": ResourcesSection(gpus=1)}
+    made = pods("jobset", job(resources=resources), {"ps:cpu": "500m", "gpu_resource": "amd.com/gpu"})
+    asked = {role: pod["spec"]["containers"][0]["resources"] for role, pod in made.items()}
+    assert asked["chief"] == {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    assert asked["worker"] == {"limits": {"amd.com/gpu": "1"}}
+    assert asked["ps"] == {"requests": {"cpu": "500m"}}
+
+
+def test_options_change_every_pod():
+    options = {
+        "image": "r/other:2",
+        "service_account": "trainer",
+        "image_pull_secrets": "[pull]",
+        "node_selector": "{disk: ssd}",
+        "tolerations": "[{key: gpu, effect: NoSchedule}]",
+        "env": "{TFDS_DATA_DIR: /data}",
+        "user": "7",
+        "namespace": "ml",
+    }
+    for engine in ENGINES:
+        made = {role: pod["spec"] for role, pod in pods(engine, job(), options).items()}
+        for spec in made.values():
+            assert spec["containers"][0]["image"] == "r/other:2"
+            assert spec["serviceAccountName"] == "trainer"
+            assert spec["imagePullSecrets"] == [{"name": "pull"}]
+            assert spec["nodeSelector"] == {"disk": "ssd"}
+            assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
+            assert {"name": "TFDS_DATA_DIR", "value": "/data"} in spec["containers"][0]["env"]
+            assert spec["securityContext"]["runAsUser"] == 7
+        spaces = {one["metadata"].get("namespace") for one in objects(engine, job(), options).values()}
+        assert spaces <= {"ml", None}
+
+
+def test_the_claim_is_shared_and_can_be_there_already():
+    found = objects("kubernetes", job(), {"volume.size": "1Ti", "volume.storage_class": "nfs"})
+    claim = found["PersistentVolumeClaim", "tfdist"]
+    assert "labels" not in claim["metadata"]  # no job owns it
+    assert claim["spec"]["resources"] == {"requests": {"storage": "1Ti"}}
+    assert claim["spec"]["storageClassName"] == "nfs"
+    found = objects("kubernetes", job(), {"volume.size": "null", "volume.claim": "mine"})
+    assert not any(kind == "PersistentVolumeClaim" for kind, _ in found)
+    assert "{'claimName': 'mine'}" in str(found["Job", "my-train-2-ps"])
+
+
+def test_138_is_started_again_and_other_statuses_fail():
+    found = objects("kubernetes", job(restarts=5, alone=("worker",)))
+    for role, counted in {"chief": [138], "ps": [138], "worker": [134, 135, 137, 138, 139, 143]}.items():
+        spec = found["Job", f"my-train-2-{role}"]["spec"]
+        assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (5, 0)
+        ignored, again, fails = spec["podFailurePolicy"]["rules"]
+        assert (ignored["action"], again["action"], fails["action"]) == ("Ignore", "Count", "FailJob")
+        assert again["onExitCodes"] == {"operator": "In", "values": counted}
+        assert fails["onExitCodes"] == {"operator": "NotIn", "values": counted}
+
+
+def test_a_jobset_starts_all_again_but_a_role_alone():
+    spec = objects("jobset", job(restarts=5, alone=("worker",)))["JobSet", "my-train-2"]["spec"]
+    assert spec["failurePolicy"]["maxRestarts"] == 5
+    jobs = {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
+    assert [jobs[role].get("backoffLimitPerIndex") for role in ("chief", "ps", "worker")] == [None, None, 5]
+    assert jobs["chief"]["backoffLimit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "deciding"),
+    [
+        ({"worker": 3}, ["worker"]),
+        ({"chief": 1, "worker": 1}, ["chief"]),
+        ({"chief": 1, "evaluator": 1, "ps": 1, "worker": 1}, ["chief", "evaluator"]),
+    ],
+)
+def test_the_tasks_that_lead_or_evaluate_decide_on_success(counts, deciding):
+    spec = objects("jobset", job(counts=counts))["JobSet", "my-train-2"]["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": deciding}
+
+
+@pytest.mark.parametrize(
+    ("counts", "lead"), [({"worker": 3}, "worker"), ({"chief": 1, "worker": 2, "ps": 1}, "chief")]
+)
+def test_the_role_that_leads_is_trainers_own(counts, lead):
+    found = objects("trainjob", job(counts=counts))
+    runtime = found["ClusterTrainingRuntime", "my-train-2"]
+    labelled = [
+        one["name"]
+        for one in runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        if "trainer.kubeflow.org/trainjob-ancestor-step"
+        in one["template"].get("metadata", {}).get("labels", {})
+    ]
+    assert labelled == [lead]
+    assert found["TrainJob", "my-train-2"]["spec"]["trainer"] == {"numNodes": counts[lead]}
+    assert "namespace" not in runtime["metadata"]
+
+
+def test_an_evaluator_serves_nobody():
+    made = pods("tfjob", job(counts={"chief": 1, "evaluator": 1, "worker": 1}))
+    for role, pod in made.items():
+        assert ("readinessProbe" in pod["spec"]["containers"][0]) == (role != "evaluator")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_process_is_no_cluster(engine):
+    made = replace(job(counts={"worker": 1}), is_single=True, threads=3)
+    [pod] = pods(engine, made).values()
+    [container] = pod["spec"]["containers"]
+    names = {one["name"] for one in container["env"]}
+    assert not names & {"TFDIST_ROLES", "TFDIST_SERVICE", "JOBSET_NAME", "REPLICATED_JOB_NAME"}
+    assert {"name": "OMP_NUM_THREADS", "value": "3"} in container["env"]
+    assert "readinessProbe" not in container
+    assert container["command"][-1] == "/tfdist/runs/my-train-2"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("7up", "run-7up"), ("A_b", "a-b"), ("x" * 99, "x" * 33)])
+def test_names_are_those_that_services_may_have(name, shown):
+    assert ("Secret", shown) in objects("kubernetes", job(name=name))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"image": None}, {}, "engine.kubernetes.image: is missing. Name one that contains tfdist"),
+        ({}, {"img": "x"}, "--option img=x: img: unknown key. Did you mean 'image'?"),
+        ({}, {"restarts": "many"}, "--option restarts=many: restarts: expected a whole number, received 'many'"),
+        ({}, {"resources.boss.gpus": "1"}, "engine.kubernetes.resources: expected a role of the job (chief, ps, worker) or all, received 'boss'"),
+        ({"counts": {"chief": 1, "my_job": 1}}, {}, "cluster.my_job: expected lower-case letters, digits and -"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(change, options, message):
+    with pytest.raises(ConfigError) as caught:
+        find_engine("kubernetes").render(job(**change), options)
+    assert str(caught.value).startswith(message)
+
+
+def test_tfjob_knows_no_other_jobs():
+    with pytest.raises(ConfigError, match=r"cluster\.jobs: expected only chief, .* received gatherer"):
+        find_engine("tfjob").render(job(counts={"chief": 1, "gatherer": 2}), {})
+
+
+def test_the_command_line_of_the_user_stays_a_comment():
+    text = find_engine("kubernetes").render(job(), {})
+    assert text.startswith("# Made by: tfdist render\n# Submit it with: kubectl apply -f FILE\n")
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])
+def test_the_configs_of_the_pages_are_right(page, tmp_path):
+    text = (Path(__file__).parents[4] / "docs" / "engines" / page).read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "x.yaml").write_text(block)
+        section = read_config(tmp_path / "x.yaml").config.engine.kubernetes
+        assert section.image
+        for engine in ENGINES:
+            made = replace(job(config=tmp_path / "x.yaml"), section=EngineSection(kubernetes=section))
+            assert "image: registry.example/me/train:1" in find_engine(engine).render(made, {})

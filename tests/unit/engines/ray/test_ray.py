@@ -1,0 +1,212 @@
+"""The script for `ray job submit`, what it passes to `tfdist.ray.launch`, and mistakes; none of this needs Ray."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tfdist.ray
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle
+from tfdist.engines.ray import launch as launch_on_ray
+from tfdist.engines.ray.engine import Ray, _address
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.trainer.config import read_config
+from tfdist.trainer.sections.engine import EngineSection, RaySection
+
+PAGES = Path(__file__).parents[4] / "docs" / "engines"
+TRAIN = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
+
+
+def job(*command, config=None, counts=None, alone=(), **section):
+    return Job(
+        name="x",
+        command=command or ("true",),
+        counts=counts or {"chief": 1, "worker": 2, "ps": 1},
+        folder=Path("/shared/my runs"),
+        made_by="tfdist submit ray",
+        config=config,
+        section=EngineSection(ray=RaySection(**section)),
+        alone=alone,
+    )
+
+
+def launched(script, monkeypatch, result=None, number="x-7"):
+    """Run the script with a launch of our own; return what it was called with."""
+    calls = []
+
+    def launch(what, **arguments):
+        content = what.read_text() if isinstance(what, Path) else None
+        calls.append((what, content, arguments))
+        if result is not None:
+            raise result
+
+    monkeypatch.setattr(tfdist.ray, "launch", launch)
+    monkeypatch.setenv("TFDIST_JOB_NUMBER", number)
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+    [call] = calls
+    return call
+
+
+def test_a_script_that_is_started_by_hand_names_a_folder_that_no_other_has(monkeypatch):
+    script = Ray().render(job(), {})
+    names = {launched(script, monkeypatch, number="")[2]["run_dir"].name for _ in range(4)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"x-\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
+
+
+def test_a_script_of_the_users_is_every_task(monkeypatch):
+    words = ["python", "it's", 'a"b', "$HOME", "\\n"]
+    script = Ray().render(job(*words, alone=("worker",)), {"worker:GPU": "1", "placement": "SPREAD"})
+    assert script.startswith("# Made by: tfdist submit ray\n# Submit it with: ray job submit ")
+    what, _, arguments = launched(script, monkeypatch)
+    assert what == words
+    assert arguments == {
+        "run_dir": Path("/shared/my runs/x-7"),
+        "resources": {"worker": {"GPU": 1.0}},
+        "placement": "SPREAD",
+        "max_failures": 3,
+        "roles": {"chief": 1, "worker": 2, "ps": 1},
+        "alone": ["worker"],
+    }
+
+
+def test_the_script_says_how_to_submit_it_with_its_runtime_environment():
+    environment = {"working_dir": "my code", "pip": ["x==1"], "env_vars": {"A": "it's"}}
+    script = Ray().render(job(runtime_env=environment, address="http://head:8265"), {})
+    line = script.splitlines()[1].removeprefix("# Submit it with: ")
+    *words, text, dashes, python, file = shlex.split(line)
+    assert words == [
+        *("ray", "job", "submit", "--address", "http://head:8265"),
+        *("--working-dir", "my code", "--runtime-env-json"),
+    ]
+    assert json.loads(text) == {"pip": ["x==1"], "env_vars": {"A": "it's"}}
+    assert [dashes, python, file] == ["--", "python", "FILE"]
+    assert "# Submit it with: ray job submit --working-dir . -- python FILE\n" in Ray().render(job(), {})
+
+
+def test_the_id_of_a_submission_names_the_folder_of_a_script_that_is_started_by_hand(monkeypatch):
+    script = Ray().render(job(), {"submission_id": "mine"})
+    assert "# Submit it with: ray job submit --submission-id mine --working-dir . -- python FILE\n" in script
+    assert launched(script, monkeypatch, number="")[2]["run_dir"] == Path("/shared/my runs/mine")
+
+
+@pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", "a: \t1\n"])
+def test_the_script_has_the_config_as_it_is(tmp_path, monkeypatch, text):
+    (tmp_path / "c.yaml").write_text(text)
+    config_job = job(*TRAIN, "--set=train.steps=3", config=tmp_path / "c.yaml", max_failures=1)
+    what, content, arguments = launched(Ray().render(config_job, {"max_failures": "9"}), monkeypatch)
+    assert (what.name, content) == ("c.yaml", text)
+    assert (arguments["changes"], arguments["max_failures"]) == (["train.steps=3"], 9)
+
+
+def test_an_error_of_the_launch_is_one_line(monkeypatch):
+    with pytest.raises(SystemExit, match=r"^tfdist: worker:0: lost$"):
+        launched(Ray().render(job(), {}), monkeypatch, result=TfdistError("worker:0", "lost"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adress": "x"}, r"--option adress=x: adress: unknown key\. Did you mean 'address'\?"),
+        ({"boss:GPU": "1"}, r"engine\.ray\.resources: there is no 'boss'\. Known: chief, worker, ps"),
+        ({"worker:GPU": "one"}, r"--option worker:GPU=one: resources\.worker\.GPU: expected a number, received 'one'"),
+        ({"worker:GPU": "-1"}, r"resources\.worker\.GPU: expected a number >= 0\.0, received -1"),
+        ({"worker:GPU": "nan"}, r"expected a number, received 'nan'"),
+        ({"placement": "SPRED"}, r"placement: there is no 'SPRED'\. Did you mean 'SPREAD'"),
+        ({"submission_id": "a/b"}, r"--option submission_id: expected letters, digits and any of _\.-, received 'a/b'"),
+        ({"max_failures": "-1"}, r"max_failures: expected a whole number >= 0, received -1"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_option_is_one_line(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Ray().render(job(), options)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://head:8265", "https://ray.site.example/team", "http://[::1]:8265"]
+)
+def test_a_handle_has_the_address(address):
+    from urllib.parse import quote
+
+    text = str(Handle("ray", quote(address.removeprefix("http://"), safe=":"), "x-7"))
+    assert _address(SimpleNamespace(handle=Handle.parse(text))) == address
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(launch_on_ray.importlib.util, "find_spec", lambda name: None)
+    for call in (lambda: Ray().submit(job(), {}), lambda: tfdist.ray.launch("c.yaml")):
+        with pytest.raises(ConfigError, match=r"^ray: is not installed\. pip install 'tfdist\[ray\]'$"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments", "message"),
+    [
+        (["true"], {"roles": {"worker": 0}}, r"the cluster has no worker\. Set one or more$"),
+        (["true"], {"roles": {"worker": -1}}, r"received -1"),
+        (
+            [],
+            {},
+            r"^launch: expected the path of a config, a function, or the words of a command, received a list of 0$",
+        ),
+        (
+            123,
+            {},
+            r"^launch: expected the path of a config, a function, or the words of a command, received 123$",
+        ),
+        (["true"], {"alone": "wroker"}, r"^alone: there is no 'wroker'\. Did you mean 'worker'\?$"),
+        (["true"], {"args": (1,)}, r"^args: is for a function\. Leave it out$"),
+        (["true"], {"changes": ["train.steps=1"]}, r"^changes: is for a config\. Leave it out$"),
+        ("c.yaml", {"alone": ["worker"]}, r"^alone: is for a function\. Leave it out$"),
+        (["true"], {"alone": ["wroker"]}, r"^alone: there is no 'wroker'\. Did you mean 'worker'\?$"),
+        (["true"], {"alone": ["worker"]}, r"^alone: worker:0 leads the others, .*\. Leave worker out$"),
+        ("none.yaml", {}, r"^none\.yaml: "),
+        ("addresses.yaml", {}, r"^addresses\.yaml:1: cluster: gives addresses, but Ray chooses the machines"),
+        ("elastic.yaml", {}, r"^elastic\.yaml: elastic: is for tasks that others start"),
+    ],
+)
+def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("addresses.yaml").write_text("cluster: {worker: [a:1, b:1]}\n")
+    Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
+    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "folder": Path("run")}
+    with pytest.raises(ConfigError, match=message):
+        launch_on_ray._work_of(what, **{**defaults, **arguments})
+
+
+def test_one_role_may_start_alone():
+    work = launch_on_ray._work_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), Path("run"))
+    assert work["alone"] == ("worker",)
+
+
+def test_importing_it_loads_no_ray():
+    code = (
+        "import sys, tfdist; tfdist.ray.launch; sys.exit('ray' in sys.modules or 'tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert "ray" not in tfdist.__all__  # a star import must not replace Ray's own name
+
+
+def test_the_configs_of_the_page_are_right(tmp_path):
+    blocks = re.findall(r"```yaml\n(.*?)```", (PAGES / "ray.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "x.yaml").write_text(block)
+        section = read_config(tmp_path / "x.yaml").config.engine.ray
+        assert section.resources
+        Ray().render(job(resources=section.resources), {})
+
+
+@pytest.mark.parametrize("page", ["ray.md", "from_ray_train.md"])
+def test_the_python_of_the_pages_compiles(page):
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, page, "exec")

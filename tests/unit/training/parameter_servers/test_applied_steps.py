@@ -1,0 +1,99 @@
+"""An execution that another worker has begun continues after the steps that were applied."""
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tfdist.training.multi_step import Totals, make_execution  # noqa: E402
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch):
+    monkeypatch.setattr("tfdist.training.parameter_servers.applied_steps._SECONDS_TO_APPLY", 0.0)
+
+
+@pytest.fixture
+def counter():
+    return tf.Variable(0, dtype=tf.int64)
+
+
+def noting(counter, *, are_noted_by_update):
+    return AppliedSteps(tf.distribute.get_strategy(), counter, are_noted_by_update=are_noted_by_update)
+
+
+def execution(applied, counter):
+    """Return the graph of an execution whose steps count, and note themselves if the update does it."""
+
+    def step(batch, totals):
+        counter.assign_add(batch)
+        if applied.are_noted_by_update:
+            with tf.control_dependencies([counter.read_value()]):
+                applied.note_step()
+        return totals
+
+    return tf.function(make_execution(step, applied=applied), autograph=False)
+
+
+def run(execute, batches, steps, number, done=0):
+    begun = Begun(tf.constant(number, tf.int64), tf.constant(done))
+    iterator = iter(tf.data.Dataset.from_tensors(tf.constant(1, tf.int64)).repeat(batches))
+    ran, _, _ = execute(iterator, tf.constant(steps), Totals((), tf.zeros([])), begun)
+    return int(ran)
+
+
+@pytest.mark.parametrize("are_noted_by_update", [True, False])
+def test_another_worker_continues_after_the_steps_that_were_applied(counter, are_noted_by_update):
+    applied = noting(counter, are_noted_by_update=are_noted_by_update)
+    execute, number = execution(applied, counter), applied.new_number()
+    # The data of the first worker end early, as if it had been lost after three steps.
+    assert run(execute, 3, 10, number) == 3
+    assert applied.applied(number) == 3
+    assert run(execute, 100, 10, number, done=3) == 10
+    assert int(counter) == 10
+
+
+def test_an_execution_that_was_lost_at_its_end_is_not_repeated(counter):
+    applied = noting(counter, are_noted_by_update=True)
+    execute, number = execution(applied, counter), applied.new_number()
+    assert run(execute, 100, 5, number) == 5
+    assert run(execute, 100, 5, number, done=applied.applied(number)) == 5
+    assert int(counter) == 5
+
+
+def test_executions_do_not_see_each_others_steps(counter):
+    applied = noting(counter, are_noted_by_update=False)
+    execute = execution(applied, counter)
+    numbers = [applied.new_number() for _ in range(3)]
+    for number, steps in zip(numbers, (4, 0, 2), strict=True):
+        run(execute, steps, 10, number)
+    assert [applied.applied(number) for number in numbers] == [4, 0, 2]
+
+
+def test_a_row_that_a_later_execution_has_taken_is_not_believed(counter, monkeypatch):
+    monkeypatch.setattr("tfdist.training.parameter_servers.applied_steps._ROWS", 2)
+    applied = noting(counter, are_noted_by_update=False)
+    first, _, third = (applied.new_number() for _ in range(3))
+    applied.note(tf.constant(third, tf.int64), tf.constant(7))
+    assert applied.applied(first) == 0
+
+
+def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter):
+    applied = noting(counter, are_noted_by_update=True)
+    counter.assign(7)
+    applied.correct(5)
+    assert applied.counted() == 7
+    applied.applied(applied.new_number())  # which is asked only after a worker was lost
+    applied.correct(5)
+    assert applied.counted() == 5
+    counter.assign(6)
+    applied.correct(5)
+    assert applied.counted() == 6
+
+
+def test_steps_that_the_loop_notes_leave_the_count_alone(counter):
+    applied = noting(counter, are_noted_by_update=False)
+    applied.applied(applied.new_number())
+    counter.assign(7)
+    applied.correct(5)
+    assert int(counter) == 7
