@@ -125,6 +125,26 @@ def _is_size(operation: tf.Operation) -> bool:
     return operation.type in _SIZES or is_length(operation)
 
 
+def is_linear_in(result: tf.Tensor, numbers: Collection[tf.Tensor]) -> bool:
+    """Return whether a result is a sum of numbers of its graph, each multiplied by what depends on none."""
+    linear = {number.name: True for number in numbers}
+    for operation in result.graph.get_operations():  # in the order in which they were made
+        depends = [tensor.name in linear for tensor in operation.inputs]
+        if any(depends):
+            are_linear = all(linear.get(tensor.name, True) for tensor in operation.inputs)
+            keeps = are_linear and _is_linear(operation.type, depends)
+            linear |= {tensor.name: linear.get(tensor.name, keeps) for tensor in operation.outputs}
+    return linear.get(result.name, True)
+
+
+def _is_linear(kind: str, depends: list[bool]) -> bool:
+    if kind == "Mul":
+        return sum(depends) == 1
+    if kind in ("RealDiv", "DivNoNan"):
+        return depends == [True, False]
+    return kind in _PASSES_ON or kind in ("Add", "AddV2", "AddN", "Sub")
+
+
 def has_chosen_rows(values: Any) -> bool:
     """Return whether values may be those of chosen examples, of which each replica has another number."""
     if tf.executing_eagerly():  # nothing shows how they were computed

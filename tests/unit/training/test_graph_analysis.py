@@ -10,6 +10,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.graph_analysis import (  # noqa: E402  # after the check that TensorFlow is there
     adds_one,
+    is_linear_in,
     only_added_to,
     reduction_of,
 )
@@ -109,3 +110,24 @@ def test_a_count_of_batches_is_known(change, expected):
     with tf.Graph().as_default():
         a, data = (tf.compat.v1.placeholder(tf.float32, shape) for shape in ((), (None,)))
         assert adds_one(change(a, data), a) is expected
+
+
+@pytest.mark.parametrize(
+    ("function", "is_linear"),
+    [
+        (lambda a, b: a + 2.0 * tf.cast(b, tf.float32) / 3.0, True),
+        (lambda a, b: tf.add_n([a * tf.sqrt(tf.constant(2.0)), -b, tf.constant(1.0)]), True),
+        (lambda a, _: a, True),
+        (lambda a, b: a * b, False),
+        (lambda a, b: a / b, False),
+        (lambda a, b: tf.sqrt(a) + b, False),
+        (lambda a, b: 2.0 * tf.maximum(a, b), False),
+    ],
+)
+def test_a_root_or_a_product_of_numbers_is_no_sum_of_them(function, is_linear):
+    found = []
+    number = tf.TensorSpec([])
+    tf.function(
+        lambda a, b: found.append(is_linear_in(function(a, b), [a, b])), autograph=False
+    ).get_concrete_function(number, number)
+    assert found == [is_linear]

@@ -36,6 +36,7 @@ from tfdist.training.keras.loss_normalization import (
     LossPart,
     check_numbers,
     check_rank,
+    check_sum,
     have_several_divisors,
     losses_of_one_process,
     mean_of,
@@ -400,6 +401,7 @@ class Keras3Step(MetricStep):
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
             if not has_own(model, "compute_loss"):
                 self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
+                self._has_named_loss |= check_sum(loss, divisors, warns=not self._has_named_loss)
         return self._parts(loss, divisors, batch_size(x), of_loss)
 
     def _parts(

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
-from tfdist.training.graph_analysis import has_chosen_rows, is_over_batch, reduction_of
+from tfdist.training.graph_analysis import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
 from tfdist.training.model_checks import has_own
 
 _INEXACT = (
@@ -148,6 +148,24 @@ def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
     if "number" in kinds and warns:
         _log.warning(_INEXACT)
     return "number" in kinds
+
+
+def check_sum(loss: tf.Tensor, divisors: list[Divisor], *, warns: bool) -> bool:
+    """Check that a model's loss is a sum of losses as Keras has reduced them, such as no root of one.
+
+    Return whether it is another number, which is inexact on several replicas.
+
+    Raises:
+        ConfigError: It is another number, of losses that are divided by different numbers.
+    """
+    if tf.executing_eagerly() or is_linear_in(loss, [divisor.loss for divisor in divisors]):
+        return False
+    if have_several_divisors(divisors):
+        problem = "changes what Keras has reduced over the batch, and others are divided by different numbers"
+        raise ConfigError("loss", problem, remedy="Compute it in `call`, which returns one for each example")
+    if warns:
+        _log.warning(_INEXACT)
+    return True
 
 
 def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., Any]:

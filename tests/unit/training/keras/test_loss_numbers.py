@@ -56,6 +56,16 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class RootOfMean(keras.losses.MeanSquaredError):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return tf.sqrt(super().__call__(y_true, y_pred, sample_weight))
+
+
+class HalfOfMean(keras.losses.MeanSquaredError):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, sample_weight) / 2 + 0.1
+
+
 class Halved(keras.optimizers.SGD):
     def apply_gradients(self, grads_and_vars):
         return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
@@ -80,7 +90,7 @@ def model_of(loss, base=keras.Model):
 
 
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-@pytest.mark.parametrize("loss", [summed, averaged, of_known, of_columns])
+@pytest.mark.parametrize("loss", [summed, averaged, of_known, of_columns, HalfOfMean()])
 def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     kerass = model_of(loss, base)
     expected = kerass.fit(X, Y, epochs=2, **OPTIONS).history["loss"]
@@ -136,10 +146,14 @@ def test_losses_behind_rows_that_are_put_back_are_those_of_examples(strategy, ca
 
 
 @several
-@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, base, caplog):
+@pytest.mark.parametrize(
+    ("loss", "base"),
+    [(root, keras.Model), (root, OwnStep), (RootOfMean(), keras.Model)],
+    ids=["fit", "own step", "after the mean"],
+)
+def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, loss, base, caplog):
     with strategy.scope():
-        model = model_of(root, base)
+        model = model_of(loss, base)
     with caplog.at_level(logging.WARNING, "tfdist"):
         fit(model, X, Y, epochs=2, **OPTIONS)
     assert [message.split(";")[0] for message in caplog.messages] == ["loss: returns one number for a batch"]
@@ -154,3 +168,15 @@ def test_weights_of_examples_are_a_mistake_of_one_line(strategy):
         fit(model, X, Y, sample_weight=WEIGHTS, **OPTIONS)
     with pytest.raises(ConfigError, match=message):
         evaluate(model, X, Y, sample_weight=WEIGHTS, batch_size=4, verbose=0)
+
+
+@several
+def test_a_root_of_a_mean_beside_a_sum_is_a_mistake_of_one_line(strategy):
+    number = keras.Input((4,))
+    with strategy.scope():
+        model = keras.Model(number, [keras.layers.Dense(2)(number), keras.layers.Dense(2)(number)])
+        model.compile("sgd", [RootOfMean(), keras.losses.MeanSquaredError(reduction="sum")])
+    with pytest.raises(
+        ConfigError, match=r"^loss: changes what Keras has reduced over the batch, .* in `call`"
+    ):
+        fit(model, X, [Y, Y], epochs=1, **OPTIONS)
