@@ -8,6 +8,7 @@ installed Keras has them.
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -62,6 +63,35 @@ def compiled_loss(
 def added_losses(model: Any) -> list[tf.Tensor]:
     """Return the losses that the layers of a model have added, each as it counts in the whole."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
+
+
+class _IdsOfThread(threading.local):
+    """The ids of what a layer adds as losses, for each thread its own."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+
+    def __contains__(self, found: int) -> bool:
+        return found in self.ids
+
+    def add(self, new: int) -> None:
+        self.ids.add(new)
+
+    def clear(self) -> None:
+        self.ids.clear()
+
+
+@contextlib.contextmanager
+def added_losses_of_threads(model: Any) -> Iterator[None]:
+    """Keep apart, within the block, what layers add as losses in each thread.
+
+    A model of Keras 3 that is called forgets the losses of earlier calls. Replicas that wait for each other
+    in a synchronized layer have all begun their calls, and one would forget the losses of another.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            stack.enter_context(attributes_set(layer, _loss_ids=_IdsOfThread()))
+        yield
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -142,7 +142,7 @@ def _is_linear(kind: str, depends: list[bool]) -> bool:
         return sum(depends) == 1
     if kind in ("RealDiv", "DivNoNan"):
         return depends == [True, False]
-    return kind in _PASSES_ON or kind in ("Add", "AddV2", "AddN", "Sub")
+    return kind in _PASSES_ON or kind in ("Add", "AddV2", "AddN", "Sub", "Pack", "Sum", "Mean")
 
 
 def has_chosen_rows(values: Any) -> bool:

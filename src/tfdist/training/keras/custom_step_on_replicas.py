@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import layers_of, optimizer_variables
+from tfdist._utils.keras_private import added_losses_of_threads, layers_of, optimizer_variables
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
@@ -212,6 +212,7 @@ class SharedCustomStep(MetricStep):
             self._randomness.drawing(),
             replicas_hideable(),
             methods_replaced(methods),
+            added_losses_of_threads(self._model),
         ):
             yield
 

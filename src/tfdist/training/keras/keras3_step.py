@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import added_losses, call_model, compiled_loss, loss_trackers
+from tfdist._utils.keras_private import (
+    added_losses,
+    added_losses_of_threads,
+    call_model,
+    compiled_loss,
+    loss_trackers,
+)
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
@@ -230,7 +236,8 @@ class Keras3Step(MetricStep):
         is_shared = self._strategy.num_replicas_in_sync > 1
         noting = self._batch_means.noted() if is_shared else contextlib.nullcontext()
         refused = assignments_refused(self._model)
-        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused:
+        apart = added_losses_of_threads(self._model) if is_shared else contextlib.nullcontext()
+        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused, apart:
             yield
 
     def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:

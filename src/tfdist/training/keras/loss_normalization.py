@@ -177,6 +177,8 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         dtype: Any = None,
     ) -> Any:
         loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        if reduction not in (None, "none") and tuple(loss.shape) == (0,):  # Keras does not reduce no values
+            loss = tf.reduce_sum(loss)
         if hasattr(_HERE, "divisors"):
             kind, value = _divisor(keras, values, sample_weight, mask, reduction)
             _HERE.divisors.append(Divisor(kind, value, loss))

@@ -180,3 +180,33 @@ def test_a_root_of_a_mean_beside_a_sum_is_a_mistake_of_one_line(strategy):
         ConfigError, match=r"^loss: changes what Keras has reduced over the batch, .* in `call`"
     ):
         fit(model, X, [Y, Y], epochs=1, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("base", "is_eager"),
+    [(keras.Model, False), (keras.Model, True), (OwnStep, False)],
+    ids=["fit", "eagerly", "own step"],
+)
+def test_what_layers_add_before_a_synchronized_one_counts_on_each_replica(
+    strategy, base, is_eager, in_float64
+):
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,))
+        penalized = keras.layers.Dense(3, activity_regularizer="l2")(number)
+        normal = keras.layers.BatchNormalization(synchronized=True)(penalized)
+        model = base(number, keras.layers.Dense(2)(normal))
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=is_eager)
+        return model
+
+    kerass = made()
+    expected = kerass.fit(X, Y, epochs=2, **OPTIONS).history["loss"]
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, X, Y, epochs=2, **OPTIONS).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-6)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6, abs=1e-7)
+    tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
+    assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
+    assert not any("_IdsOfThread" in repr(vars(layer)) for layer in ours.layers)
