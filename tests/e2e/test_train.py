@@ -507,7 +507,7 @@ main()
 """
 
 
-@pytest.mark.slow  # tests/unit/_utils/test_files.py asserts the same of the folders alone
+@pytest.mark.slow  # tests/unit/_utils/test_write_files.py asserts the same of the folders alone
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, cache, monkeypatch):
     script, outputs = tmp_path / "in_one_second.py", [tmp_path / f"{i}.log" for i in range(2)]
     script.write_text(_IN_ONE_SECOND)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 from tfdist.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 
-from tfdist._utils.set_attributes import attributes_set
+from tfdist._utils.attributes_within_block import attributes_set
 
 # A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable

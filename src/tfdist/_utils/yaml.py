@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from tfdist._utils.read_files import opened_regular
+from tfdist._utils.read_untrusted_files import opened_regular
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 # A usual config has a page or two. The limit allows ten thousand host names.

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tfdist._utils.files import temporary_folder
+from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.benchmark.task_measurements import Record
 from tfdist.benchmark.worker import measure

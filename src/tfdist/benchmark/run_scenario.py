@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tfdist._utils.files import temporary_folder
 from tfdist._utils.readable_text import count
+from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError

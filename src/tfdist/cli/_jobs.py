@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tfdist._utils.files import local_path
 from tfdist._utils.user_paths import absolute_path
+from tfdist._utils.write_files import local_path
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tfdist._utils.files import local_path, write_json
 from tfdist._utils.plotting import check_plotting
+from tfdist._utils.write_files import local_path, write_json
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
 from tfdist.cli._run_command import Flag, run

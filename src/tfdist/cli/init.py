@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from tfdist._utils.files import local_path, write_whole
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
+from tfdist._utils.write_files import local_path, write_whole
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus

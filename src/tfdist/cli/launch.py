@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.files import claimed_run_folder, local_path
 from tfdist._utils.readable_text import duration, short_path
+from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cluster.config import ClusterConfig

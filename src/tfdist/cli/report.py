@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.files import local_path, path_or_address
+from tfdist._utils.write_files import local_path, path_or_address
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.report.page import write_page

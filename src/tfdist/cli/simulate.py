@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tfdist._utils.files import local_path
 from tfdist._utils.plotting import check_plotting
+from tfdist._utils.write_files import local_path
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, shown
 

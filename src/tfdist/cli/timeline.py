@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.files import local_path
+from tfdist._utils.write_files import local_path
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_running_tasks

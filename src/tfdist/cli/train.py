@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tfdist._utils.files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
+from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cli._results_and_page import page_written, print_results

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tfdist._utils.files import temporary_folder
+from tfdist._utils.write_files import temporary_folder
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Flag, run
 from tfdist.cluster.config import ClusterConfig

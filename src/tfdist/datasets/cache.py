@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist._utils.read_files import read_json_file
+from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist.errors import DataError
 
 Images = NDArray[np.uint8]

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist._utils.files import fresh_folder, storage_errors
 from tfdist._utils.object_store import check_store, download, list_files
+from tfdist._utils.write_files import fresh_folder, storage_errors
 from tfdist.datasets.cache import lock
 from tfdist.errors import DataError, StorageError, Unavailable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.read_files import opened_regular
+from tfdist._utils.read_untrusted_files import opened_regular
 from tfdist.errors import DataError
 
 # Of damaged, encrypted and oversized files, and of those that have another format.

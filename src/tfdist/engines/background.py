@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.files import temporary_folder
-from tfdist._utils.read_files import glob_free_path
+from tfdist._utils.read_untrusted_files import glob_free_path
+from tfdist._utils.write_files import temporary_folder
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
 

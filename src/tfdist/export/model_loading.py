@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
-from tfdist._utils.read_files import check_regular, glob_free_path
+from tfdist._utils.read_untrusted_files import check_regular, glob_free_path
 from tfdist.errors import ConfigError
 from tfdist.export.export_folder import Exported
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from tfdist._utils.files import opened_stream, storage_errors, write_output
+from tfdist._utils.write_files import opened_stream, storage_errors, write_output
 from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.model_loading import load

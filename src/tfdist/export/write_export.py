@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import fresh_folder, storage_errors, temporary_folder
 from tfdist._utils.keras_private import layers_of
+from tfdist._utils.write_files import fresh_folder, storage_errors, temporary_folder
 from tfdist.errors import ConfigError
 from tfdist.export.check import check
 from tfdist.export.export_folder import FILES, set_latest, write_metadata

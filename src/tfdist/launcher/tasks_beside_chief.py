@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores

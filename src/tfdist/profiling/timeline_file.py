@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist._utils.files import write_json, write_whole
 from tfdist._utils.profiler_span import STEP
+from tfdist._utils.write_files import write_json, write_whole
 from tfdist.errors import DataError
 from tfdist.profiling.clock_alignment import Alignment, Before, align
 from tfdist.profiling.spans import Recording, Span, read_recording

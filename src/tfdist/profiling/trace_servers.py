@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.errors import DataError
 from tfdist.profiling.tensorflow_profiler import OPTIONS, Recorded, read_folder

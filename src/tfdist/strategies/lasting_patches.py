@@ -6,7 +6,7 @@ All patches that last:
 - the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
 - `reset_default_graph`: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
-- the hooks for uncaught errors: `training/one_line_errors`.
+- the hooks for uncaught errors: `training/print_uncaught_errors`.
 
 `training/keras/replaced_methods` has those that end with a block.
 """

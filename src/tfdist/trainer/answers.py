@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tfdist._utils.files import fresh_folder, write_json
+from tfdist._utils.write_files import fresh_folder, write_json
 from tfdist.models.output_kind import Outputs
 
 _MOST_MISTAKES = 24

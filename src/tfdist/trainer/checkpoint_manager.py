@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tfdist._utils.files import storage_errors, write_json
-from tfdist._utils.read_files import read_json_file
+from tfdist._utils.read_untrusted_files import read_json_file
+from tfdist._utils.write_files import storage_errors, write_json
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.run_context import RunContext
 from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
-from tfdist.training.variables import State, take_from_chief
+from tfdist.training.variables_of_run import State, take_from_chief
 
 _log = logging.getLogger("tfdist")
 

@@ -22,7 +22,7 @@ from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, 
 from tfdist.training.evaluate import run_tests
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.session import Session
-from tfdist.training.variables import State
+from tfdist.training.variables_of_run import State
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each

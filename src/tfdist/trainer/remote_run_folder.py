@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_whole
 from tfdist._utils.object_store import (
     check_store,
     download,
@@ -24,6 +23,7 @@ from tfdist._utils.object_store import (
     upload,
     write_file,
 )
+from tfdist._utils.write_files import fresh_folder, remove_folder, storage_errors, write_whole
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError

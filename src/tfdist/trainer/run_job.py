@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import remove_partial, write_json
+from tfdist._utils.write_files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.health import answering_health_checks
@@ -56,7 +56,7 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.one_line_errors import leave_out_errors_of_executors
+from tfdist.training.print_uncaught_errors import leave_out_errors_of_executors
 from tfdist.training.software_and_devices import versions
 from tfdist.training.stop_together import wait_for_all
 

@@ -4,8 +4,8 @@ import itertools
 import re
 from pathlib import Path
 
-from tfdist._utils.files import write_whole
 from tfdist._utils.user_paths import exists
+from tfdist._utils.write_files import write_whole
 from tfdist.errors import ConfigError, did_you_mean
 
 _SCHEMA = "tfdist.schema.json"

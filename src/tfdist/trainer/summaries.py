@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import summary  # here, because TensorFlow loads it at the first use
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 
 _MOST_IMAGES = 25
 

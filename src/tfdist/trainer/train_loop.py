@@ -44,7 +44,7 @@ from tfdist.training.run_batches import name_steps
 from tfdist.training.session import Phase, Session
 from tfdist.training.software_and_devices import devices_of, machine, versions
 from tfdist.training.stop_together import Agreement, wait_for_all
-from tfdist.training.variables import State
+from tfdist.training.variables_of_run import State
 
 _TESTS_IN_A_CALL = 10  # at least
 _log = logging.getLogger("tfdist")

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.files import new_run_folder
+from tfdist._utils.write_files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
@@ -23,8 +23,8 @@ from tfdist.strategies.strategy_classes import MultiWorkerMirrored
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.one_line_errors import print_own_errors_in_a_line
 from tfdist.training.predict import predict, predict_on_batch
+from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.same_call import watch_calls
 from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
 

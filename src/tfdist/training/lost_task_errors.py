@@ -12,7 +12,7 @@ from tfdist.coordination.end_announcements import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
-from tfdist.training.data.check_rows import uneven_rows
+from tfdist.training.data.check_batch_rows import uneven_rows
 from tfdist.training.same_call import why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 

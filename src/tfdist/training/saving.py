@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.files import fresh_path
+from tfdist._utils.write_files import fresh_path
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
 from tfdist.training.keras.compat import is_keras_2, keras_of

@@ -26,7 +26,7 @@ from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
-from tfdist.training.parameter_servers.worker_graphs import GraphsOfBatches, WorkerGraph
+from tfdist.training.parameter_servers.graphs_for_workers import GraphsOfBatches, WorkerGraph
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
-from tfdist.training.data.check_rows import check_rows
+from tfdist.training.data.check_batch_rows import check_rows
 from tfdist.training.data.prepare_datasets import with_placeholders
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist._utils.files import default_cache_dir
 from tfdist._utils.readable_text import short_path
+from tfdist._utils.write_files import default_cache_dir
 from tfdist.benchmark.rehearsal_parts import Plan
 from tfdist.cli import doctor, init, predict, train
 from tfdist.cli import launch as launch_command

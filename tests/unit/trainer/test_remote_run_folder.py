@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tfdist._utils.files import write_json
 from tfdist._utils.object_store import list_files, list_names, read_file, remove_file, write_file
+from tfdist._utils.write_files import write_json
 from tfdist.errors import StorageError
 from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.run_events import FILE, Warned, stamped

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tfdist._utils.files import default_cache_dir
 from tfdist._utils.user_paths import exists
+from tfdist._utils.write_files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
 from tfdist.launcher.environment import onednn_variables

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tfdist._utils.files import temporary_folder
+from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.rehearsal_parts import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.check_software import why_ended

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist import __version__
-from tfdist._utils.files import write_output, write_whole
+from tfdist._utils.write_files import write_output, write_whole
 from tfdist.diagnostics.report.comparison import config_differences, names_of, results_side_by_side
 from tfdist.diagnostics.report.confusion_matrix import confusion, mistakes
 from tfdist.diagnostics.report.curves import learning_charts, speed_charts

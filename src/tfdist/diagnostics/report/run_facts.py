@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tfdist._utils.read_files import check_regular, opened_regular, read_json_file
+from tfdist._utils.read_untrusted_files import check_regular, opened_regular, read_json_file
 from tfdist.errors import ConfigError, DataError, shown
 from tfdist.launcher.run_events import (
     FILE,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import temporary_folder
+from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG
 from tfdist.errors import LOST, ConfigError, TfdistError, shown

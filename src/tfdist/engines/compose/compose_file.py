@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from tfdist._utils.files import default_cache_dir
 from tfdist._utils.user_paths import expanded_path
+from tfdist._utils.write_files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import Job
 from tfdist.engines.logs_and_exit_status import progress_path

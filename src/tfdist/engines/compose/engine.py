@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist._utils.files import storage_errors
+from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.config import Task
 from tfdist.engines.client_command import run_client
 from tfdist.engines.compose.compose_file import (

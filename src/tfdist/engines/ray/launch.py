@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.files import claimed_run_folder, local_path
+from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.files import fresh_folder, remove_folder, storage_errors, write_json, write_whole
-from tfdist._utils.read_files import glob_free_path, opened_regular, read_json_file
+from tfdist._utils.read_untrusted_files import glob_free_path, opened_regular, read_json_file
+from tfdist._utils.write_files import fresh_folder, remove_folder, storage_errors, write_json, write_whole
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import ConfigError, StorageError, shown

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
-from tfdist._utils.files import remove_partial, storage_errors
+from tfdist._utils.write_files import remove_partial, storage_errors
 from tfdist.errors import ConfigError, StorageError, TfdistError, shown
 from tfdist.training.checkpoints import checkpoint
-from tfdist.training.variables import take_text_from_chief
+from tfdist.training.variables_of_run import take_text_from_chief
 
 
 class Place(msgspec.Struct):

@@ -45,12 +45,12 @@ from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
-from tfdist.training.one_line_errors import print_own_errors_in_a_line
+from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.stop_together import Agreement, wait_for_all
-from tfdist.training.variables import (
+from tfdist.training.variables_of_run import (
     State,
     learning_rate,
     other_optimizers,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
-from tfdist.training.data.check_rows import with_equal_rows
+from tfdist.training.data.check_batch_rows import with_equal_rows
 from tfdist.training.data.check_same_data import check_same_data
 from tfdist.training.data.dataset_checks import check_order
 from tfdist.training.data.prepare_datasets import (

@@ -17,7 +17,7 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.training.data.dataset_checks import contains_python, is_too_large_to_send
 from tfdist.training.data.prepare_datasets import copied_from_python, untuned
 from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner, Epoch
-from tfdist.training.parameter_servers.worker_graphs import GraphsOfBatches
+from tfdist.training.parameter_servers.graphs_for_workers import GraphsOfBatches
 
 _END = object()
 _READING = Activity("reading data", "at_each_step")

@@ -15,7 +15,7 @@ from tfdist._utils.keras_private import (
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.training.keras.compat import is_keras_2, keras_of
-from tfdist.training.variables import optimizer_variables, take_from_chief
+from tfdist.training.variables_of_run import optimizer_variables, take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on
 # workers other than the chief, so that all take part in reading variables. Its CSVLogger is the exception.

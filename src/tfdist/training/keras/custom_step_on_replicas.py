@@ -22,7 +22,7 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.data.empty_replicas import with_an_example
-from tfdist.training.gradients_of_one_process import (
+from tfdist.training.gradients_as_in_one_process import (
     has_synchronized_layers,
     have_unique_rows,
     shaped,

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.graph_analysis import operations_behind
 from tfdist.training.keras.loss_normalization import Divisor
 from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
+from tfdist.training.sums_and_means_in_graph import operations_behind
 
 
 class OptimizerUse(NamedTuple):

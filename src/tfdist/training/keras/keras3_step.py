@@ -25,7 +25,7 @@ from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.data.empty_replicas import computed_or_zero, if_any, with_an_example
-from tfdist.training.gradients_of_one_process import (
+from tfdist.training.gradients_as_in_one_process import (
     addends,
     has_synchronized_layers,
     have_unique_rows,

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
-from tfdist.training.graph_analysis import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
 from tfdist.training.model_checks import has_own
+from tfdist.training.sums_and_means_in_graph import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
 
 _INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"

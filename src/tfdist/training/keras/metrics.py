@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
-from tfdist.training.graph_analysis import adds_one, only_added_to
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.sums_and_means_in_graph import adds_one, only_added_to
 
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
 _COUNTS_BATCHES = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.graph_analysis import reduction_of
 from tfdist.training.keras.replaced_methods import methods_replaced
+from tfdist.training.sums_and_means_in_graph import reduction_of
 
 _INEXACT = (
     "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import step_counter
-from tfdist._utils.set_attributes import attributes_set
 
 # The methods that `optimizer`, `fused_optimizers` and `sharded_variables` replace on an object.
 _REPLACED = ("assign_add", "sparse_read", "update_step")

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value, updated_by
-from tfdist._utils.set_attributes import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
 

@@ -15,7 +15,7 @@ from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
-from tfdist.training.data.batches_taken import PartsOfData
+from tfdist.training.data.count_batches_taken import PartsOfData
 from tfdist.training.data.prepare_datasets import untuned_on_devices
 from tfdist.training.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.multi_step import Totals

@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist._utils.set_attributes import attributes_set
+from tfdist._utils.attributes_within_block import attributes_set
 
 
 class Base:

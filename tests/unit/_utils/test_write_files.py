@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist._utils.files import (
+from tfdist._utils.write_files import (
     claimed_run_folder,
     fresh_folder,
     new_run_folder,
@@ -55,9 +55,7 @@ def test_output_goes_into_a_fifo_and_does_not_replace_it(reader, tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_output_to_a_stream_follows_what_the_file_of_the_stream_has(tmp_path, name):
-    code = (
-        "import sys; from tfdist._utils.files import *; write_output(local_path(sys.argv[1], ''), b'new\\n')"
-    )
+    code = "import sys; from tfdist._utils.write_files import *; write_output(local_path(sys.argv[1], ''), b'new\\n')"
     with (tmp_path / "file").open("w") as file:
         file.write("old\n")
         file.flush()
@@ -125,7 +123,7 @@ def test_what_was_killed_in_the_middle_is_removed_later(tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from tfdist._utils.files import fresh_folder, write_whole\n"
+        "from tfdist._utils.write_files import fresh_folder, write_whole\n"
         "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "folder = Path(sys.argv[1])\n"
         "if sys.argv[2] == 'file': write_whole(folder / 'report.json', b'x')\n"
@@ -160,7 +158,7 @@ import time
 from pathlib import Path
 from pathlib import Path
 from tfdist.errors import ConfigError, StorageError
-from tfdist._utils.files import fresh_folder
+from tfdist._utils.write_files import fresh_folder
 folder = Path(sys.argv[1])
 try:
     with fresh_folder(folder / "7") as partial:
@@ -230,7 +228,7 @@ def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkey
 _CLAIMS = """
 import sys
 import time
-from tfdist._utils.files import new_run_folder
+from tfdist._utils.write_files import new_run_folder
 time.strftime = lambda form: form.replace("%Y%m%d-%H%M%S", "20260101-120000")
 print("ready", flush=True)
 sys.stdin.readline()

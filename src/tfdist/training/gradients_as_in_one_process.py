@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
 from tfdist.strategies.gradient_arithmetic import scaled, with_values
-from tfdist.training.graph_analysis import is_length, passed_on
+from tfdist.training.sums_and_means_in_graph import is_length, passed_on
 
 # They repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")

@@ -13,7 +13,7 @@ from tfdist.errors import DataError
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.training.data.check_rows import with_equal_rows  # noqa: E402
+from tfdist.training.data.check_batch_rows import with_equal_rows  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402

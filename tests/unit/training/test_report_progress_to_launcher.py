@@ -17,9 +17,9 @@ from tfdist.launcher.run_events import (  # noqa: E402
     TaskSpeed,
 )
 from tfdist.strategies import current  # noqa: E402
-from tfdist.training import fit_reports  # noqa: E402
+from tfdist.training import report_progress_to_launcher  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.fit_reports import FitReports  # noqa: E402
+from tfdist.training.report_progress_to_launcher import FitReports  # noqa: E402
 
 keras = tf.keras
 
@@ -72,7 +72,7 @@ def test_an_epoch_without_evaluation_begins_no_phase(strategy):
 
 def test_the_speed_counts_the_examples_after_the_first_step(strategy, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(fit_reports.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(report_progress_to_launcher.time, "monotonic", lambda: now[0])
 
     class Clock(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -88,7 +88,7 @@ def test_the_speed_counts_the_examples_after_the_first_step(strategy, monkeypatc
 
 @pytest.mark.parametrize("data", ["generator", "arrays"])
 def test_any_data_have_a_speed(strategy, monkeypatch, data):
-    monkeypatch.setattr(fit_reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
     x, y = points()
     options = {"x": x, "y": y} if data == "arrays" else {"x": batches().map(lambda x, y: (2 * x, y))}
     events = reported(strategy, options.pop("x"), batch_size=5 if data == "arrays" else None, **options)
@@ -118,7 +118,7 @@ def two_workers(monkeypatch):
 
 
 def test_each_worker_has_its_own_speed_since_the_last_report(two_workers, monkeypatch):
-    monkeypatch.setattr(fit_reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
     reports, events = FitReports(None, two_workers, epochs=2, steps=20), []
     first = np.array([[0.1, 10, 0, 0, 80], [0.3, 10, 0, 0, 80]])
     with listening(events.append):
@@ -143,7 +143,7 @@ def test_many_short_epochs_are_not_as_many_reports_of_the_tasks(two_workers):
 
 
 def test_a_model_that_measures_nothing_reports_its_steps(two_workers, monkeypatch):
-    monkeypatch.setattr(fit_reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
     reports, events = FitReports(None, two_workers, epochs=1, steps=20), []
     with listening(events.append):
         reports.after_steps(0, 10, {}, None)
@@ -153,7 +153,7 @@ def test_a_model_that_measures_nothing_reports_its_steps(two_workers, monkeypatc
 
 def test_the_first_step_after_an_evaluation_is_not_reported_alone(two_workers, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(fit_reports.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(report_progress_to_launcher.time, "monotonic", lambda: now[0])
     reports, events = FitReports(None, two_workers, epochs=2, steps=20), []
     table = np.array([[0.1, 10, 0, 0, 80], [0.3, 10, 0, 0, 80]])
     with listening(events.append):
