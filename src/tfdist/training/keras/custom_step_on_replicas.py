@@ -344,13 +344,15 @@ class SharedCustomStep(MetricStep):
         """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
         del metric
         replica = getattr(self._here, "replica", None)
-        if replica is None or sample_weight is not None or self._keras.ops.ndim(values):
+        if replica is None or self._keras.ops.ndim(values):
             return original(values, sample_weight=sample_weight)
         if replica.uses is not None:
             is_sum = is_of_sum(tf.convert_to_tensor(values), replica.divisors)
         else:
             is_sum = self._means[len(replica.means)]
         replica.means.append(is_sum)
+        if sample_weight is not None:  # such as Keras's own, in a graph that fixes the size of batches
+            return original(values, sample_weight=sample_weight)
         if is_sum:
             values = self._as_mean(values, replica)
         return original(values, sample_weight=replica.share)

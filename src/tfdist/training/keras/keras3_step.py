@@ -115,9 +115,9 @@ class Keras3Step(MetricStep):
     def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
         super().__init__(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
-        self._batch_means = BatchMeans(self._keras)
         self._has_lost_logs = False  # and has said so
         self._loss_trackers = loss_trackers(model)
+        self._batch_means = BatchMeans(self._keras, without=self._loss_trackers)
         has_own_loss = has_own(model, "compute_loss")
         self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +22,10 @@ _log = logging.getLogger("tfdist")
 class BatchMeans:
     """The metrics of a model that average one number for each batch, as a trace of its step shows."""
 
-    def __init__(self, keras: ModuleType) -> None:
+    def __init__(self, keras: ModuleType, without: Collection[Any]) -> None:
+        """Make it for a model's metrics without some, such as those of its losses."""
         self._keras = keras
+        self._without = {id(metric) for metric in without}
         self._variables: set[int] = set()  # ids
         self._warned: set[str] = set()
 
@@ -34,7 +36,7 @@ class BatchMeans:
     def _count(
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
     ) -> Any:
-        if sample_weight is None and not self._keras.ops.ndim(values):
+        if id(metric) not in self._without and sample_weight is None and not self._keras.ops.ndim(values):
             self._variables |= {id(metric.total), id(metric.count)}
             if reduction_of(values) not in ("mean", "same") and metric.name not in self._warned:
                 self._warned.add(metric.name)

@@ -210,3 +210,19 @@ def test_what_layers_add_before_a_synchronized_one_counts_on_each_replica(
     tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
     assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
     assert not any("_IdsOfThread" in repr(vars(layer)) for layer in ours.layers)
+
+
+def test_the_losses_of_outputs_are_logged_by_a_step_on_batches_of_one_size(strategy, in_float64):
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,))
+        model = OwnStep(number, [keras.layers.Dense(2, name=f"out{each}")(number) for each in range(2)])
+        model.compile(keras.optimizers.SGD(0.01), ["mse", "mae"])
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, (Y, Y))).batch(4, drop_remainder=True)
+    expected = made().fit(data, shuffle=False, verbose=0).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, verbose=0).history
+    assert {name: pytest.approx(values, rel=1e-6) for name, values in expected.items()} == found

@@ -43,7 +43,7 @@ def test_a_number_that_need_not_be_a_mean_over_the_examples_is_named_once(
     metric = keras.metrics.MeanMetricWrapper(function, name=function.__name__)
 
     def named(call):
-        means = BatchMeans(keras)
+        means = BatchMeans(keras, without=[])
         caplog.clear()
         for _ in range(2):
             with means.noted(), keras.StatelessScope():

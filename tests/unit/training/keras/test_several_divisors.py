@@ -125,7 +125,7 @@ CASES = [
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device divides each loss itself")
 @pytest.mark.parametrize(("make", "run_eagerly"), CASES)
-def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly):
+def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly, caplog):
     def made():
         keras.utils.set_random_seed(1)
         model, options, data = make()
@@ -144,6 +144,7 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly):
         assert mine == pytest.approx(its, rel=1e-9, abs=1e-11)
     tested = kerass.evaluate(data, return_dict=True, verbose=0)
     assert evaluate(ours, data, return_dict=True, verbose=0) == pytest.approx(tested, rel=1e-11)
+    assert "one number for a batch" not in caplog.text  # so are the losses of outputs
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device adds no rows up")
