@@ -138,6 +138,11 @@ def loss_trackers(model: Any) -> list[Any]:
     return [model._loss_tracker, *([] if model._compile_loss is None else model._compile_loss.metrics)]
 
 
+def compiled_metrics_are_built(model: Any) -> bool:
+    """Return whether the metrics that a model is compiled with have their variables."""
+    return model._compile_metrics is None or bool(model._compile_metrics.built)
+
+
 def values_in_order(model: Any, logs: dict[str, Any]) -> Any:
     """Return the values of logs in the order of the metrics, or the only one."""
     return model._flatten_metrics_in_order(logs)

@@ -1,5 +1,6 @@
 """Predicting returns, calls and accepts what Keras's own predict does."""
 
+import contextlib
 import logging
 import os
 
@@ -15,6 +16,7 @@ tf = pytest.importorskip("tensorflow")
 from training_helpers import Trace  # noqa: E402
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 from tfdist.training.prediction_outputs import joined  # noqa: E402
@@ -353,3 +355,41 @@ def test_a_step_of_its_own_builds_the_model_that_it_calls(strategy):
     assert losses(lambda model, data: fit(model, data, epochs=2, verbose=0)) == pytest.approx(
         expected, rel=1e-5
     )
+
+
+class Logging(keras.Model):
+    """A model whose steps are Keras's own, with one more log."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(2, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        return {**super().train_step(data), "more": 10.0}
+
+    def test_step(self, data):
+        return {**super().test_step(data), "more": 5.0}
+
+
+@pytest.mark.skipif(IS_KERAS_2 and HAS_SEVERAL, reason="Keras 2 leaves the scaling of losses to the step")
+@pytest.mark.parametrize("is_in_scope", [False, True])
+def test_a_step_that_calls_kerass_own_builds_the_metrics_too(strategy, is_in_scope):
+    x = pictures(8)[:, 0, 0]
+
+    def made():
+        model = Logging()
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[keras.metrics.MeanSquaredError()])
+        return model
+
+    expected = made().fit(x, x[:, :2], batch_size=4, shuffle=False, verbose=0).history
+    tested = made().evaluate(x, x[:, :2], batch_size=4, verbose=0)
+    with strategy.scope():
+        ours, untrained = made(), made()
+    options = {"batch_size": 4, "verbose": 0}
+    with strategy.scope() if is_in_scope else contextlib.nullcontext():
+        found = fit(ours, x, x[:, :2], shuffle=False, **options).history
+        assert evaluate(untrained, x, x[:, :2], **options) == pytest.approx(tested, rel=1e-5)
+    assert found == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}

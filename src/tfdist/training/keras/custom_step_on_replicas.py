@@ -17,7 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import added_losses_of_threads, layers_of, optimizer_variables
+from tfdist._utils.keras_private import (
+    added_losses_of_threads,
+    compiled_metrics_are_built,
+    layers_of,
+    optimizer_variables,
+)
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
@@ -100,7 +105,8 @@ class SharedCustomStep(MetricStep):
         self._logs: Any = {}
         self._uses: list[OptimizerUse] = []
         self._means: list[bool] = []
-        self._build_layers(spec)
+        self._build(spec)
+        self._note_variables()
         self._probe(spec)
 
     # -- of an epoch --
@@ -148,8 +154,8 @@ class SharedCustomStep(MetricStep):
         metrics = self._metrics.after_batch(self._split(totals)[0], counted)
         return Totals((*metrics, *logs), totals.stats + stats)
 
-    def _build_layers(self, spec: Any) -> None:
-        """Build the layers that the step calls, if the model has no `call` that builds them.
+    def _build(self, spec: Any) -> None:
+        """Build the layers that the step calls, and the metrics, if the model was not built for the data.
 
         TensorFlow refuses the gradient of a variable that is not there yet. So each attempt builds the layers
         up to the next gradient.
@@ -160,9 +166,12 @@ class SharedCustomStep(MetricStep):
             with (
                 variables_made_in(self._strategy, self._keras),
                 methods_replaced(self._applying(lambda *_, **__: None)),
+                traced_by_chief(self._strategy),
                 contextlib.suppress(Exception),  # a real error comes again when all replicas are traced
             ):
-                tf.function(self._trace_alone, autograph=False).get_concrete_function(spec)
+                tf.function(
+                    lambda batch: self._strategy.run(self._trace_alone, args=(batch,)), autograph=False
+                ).get_concrete_function(spec)
 
     def _trace_alone(self, batch: Any) -> None:
         with non_trainable_scope(self._keras, []):
@@ -424,4 +433,5 @@ def _float64(value: Any) -> tf.Tensor:
 
 
 def _is_built(model: Any) -> bool:
-    return all(layer.built for layer in layers_of(model) if layer is not model)
+    are_built = all(layer.built for layer in layers_of(model) if layer is not model)
+    return are_built and compiled_metrics_are_built(model)

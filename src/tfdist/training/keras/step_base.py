@@ -124,8 +124,12 @@ class MetricStep(KerasStep):
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         super().__init__(model, strategy)
-        self._metrics = MetricState(model, strategy)
-        read_by_rows(model.variables)
+        self._note_variables()
+
+    def _note_variables(self) -> None:
+        """Note the variables of the metrics, and the weights read by rows, of those that are built."""
+        self._metrics = MetricState(self._model, self._strategy)
+        read_by_rows(self._model.variables)
 
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""
