@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
+from tfdist.training.parameter_servers.await_server_writes import write_to_servers
 from tfdist.training.sums_and_means_in_graph import adds_one, only_added_to
 
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
@@ -170,6 +171,9 @@ class MetricState:
 
     def store(self, totals: Sequence[Any]) -> None:
         """Assign the values to the variables, so that `metric.result()` returns what the logs have."""
+        write_to_servers(self._strategy, lambda: self._assign(totals))
+
+    def _assign(self, totals: Sequence[Any]) -> None:
         is_chief = self._strategy.extended.should_checkpoint
         for variable, value in self.values(totals):
             copies = self._strategy.experimental_local_results(variable.value)

@@ -1,6 +1,7 @@
 """Wait until parameter servers have executed what the chief has written to variables."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 import tensorflow as tf
@@ -22,28 +23,47 @@ def settle_writes(strategy: tf.distribute.Strategy) -> None:
     the variable by another way, and may get the value before. A server executes the operations of one process
     in their order, so an answer to a later operation says that the writes are done.
     """
+    if servers := _server_count(strategy):
+        _wait_unless_silent(strategy, lambda: _ask(servers))
+
+
+def write_to_servers(strategy: tf.distribute.Strategy, write: Callable[[], None]) -> None:
+    """Call a function that writes to variables; without an end to it if a parameter server is silent."""
+    if _server_count(strategy):
+        _wait_unless_silent(strategy, write)
+    else:
+        write()
+
+
+def _server_count(strategy: tf.distribute.Strategy) -> int:
     resolver = resolver_of(strategy)
-    servers = [] if resolver is None else resolver.cluster_spec().as_dict().get("ps", [])
-    if not servers:
-        return
+    return 0 if resolver is None else len(resolver.cluster_spec().as_dict().get("ps", []))
+
+
+def _wait_unless_silent(strategy: tf.distribute.Strategy, call: Callable[[], None]) -> None:
+    """Wait for a call to the servers, or until one of them is silent, which the next step names."""
     answered: Future[None] = Future()
-    threading.Thread(target=_wait_for_answers, args=(len(servers), answered), daemon=True).start()
+    threading.Thread(target=_answer, args=(call, answered), daemon=True).start()
     with doing(_SETTLING):
         while not wait([answered], _SECONDS_BETWEEN_CHECKS).done:
-            if silent_tasks(strategy, "ps"):  # the next step names them
+            if silent_tasks(strategy, "ps"):
                 return
     answered.result()
 
 
-def _wait_for_answers(servers: int, answered: "Future[None]") -> None:
+def _answer(call: Callable[[], None], answered: "Future[None]") -> None:
     try:
-        answers = []
-        for index in range(servers):
-            with tf.device(_SERVER.format(index)):
-                answers.append(tf.timestamp())
-        for answer in answers:
-            answer.numpy()
+        call()
     except Exception as error:  # noqa: BLE001  # the caller raises it
         answered.set_exception(error)
     else:
         answered.set_result(None)
+
+
+def _ask(servers: int) -> None:
+    answers = []
+    for index in range(servers):
+        with tf.device(_SERVER.format(index)):
+            answers.append(tf.timestamp())
+    for answer in answers:
+        answer.numpy()
