@@ -18,6 +18,10 @@ _PASSES_ON = (
 _KEEPS_STATE = (
     "Identity", "EnsureShape", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "Reshape",
 )  # fmt: skip
+_LINEAR = (
+    *_PASSES_ON, *_KEEPS_STATE, "CheckNumericsV2", "ConcatV2", "IdentityN", "StridedSlice", "Unpack",
+    "Add", "AddV2", "AddN", "Sub", "Pack", "Sum", "Mean",
+)  # fmt: skip
 _OF_SHAPE = {
     "Const", "Cast", "Identity", "Shape", "Size", "StridedSlice", "GatherV2", "Pack", "Prod", "Mul",
     "Maximum",
@@ -127,7 +131,7 @@ def _is_size(operation: tf.Operation) -> bool:
 
 def is_linear_in(result: tf.Tensor, numbers: Collection[tf.Tensor]) -> bool:
     """Return whether a result is a sum of numbers of its graph, each multiplied by what depends on none."""
-    linear = {number.name: True for number in numbers}
+    linear = {number.name: True for number in numbers if number.graph is result.graph}
     for operation in result.graph.get_operations():  # in the order in which they were made
         depends = [tensor.name in linear for tensor in operation.inputs]
         if any(depends):
@@ -142,7 +146,7 @@ def _is_linear(kind: str, depends: list[bool]) -> bool:
         return sum(depends) == 1
     if kind in ("RealDiv", "DivNoNan"):
         return depends == [True, False]
-    return kind in _PASSES_ON or kind in ("Add", "AddV2", "AddN", "Sub", "Pack", "Sum", "Mean")
+    return kind in _LINEAR
 
 
 def has_chosen_rows(values: Any) -> bool:

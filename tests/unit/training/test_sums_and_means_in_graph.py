@@ -118,6 +118,7 @@ def test_a_count_of_batches_is_known(change, expected):
         (lambda a, b: a + 2.0 * tf.cast(b, tf.float32) / 3.0, True),
         (lambda a, b: tf.add_n([a * tf.sqrt(tf.constant(2.0)), -b, tf.constant(1.0)]), True),
         (lambda a, b: tf.reduce_sum(tf.stack([a, tf.reduce_mean([b, b])])), True),
+        (lambda a, b: tf.concat([[a], [b]], axis=0)[0] + tf.debugging.check_numerics(b, ""), True),
         (lambda a, _: a, True),
         (lambda a, b: a * b, False),
         (lambda a, b: a / b, False),

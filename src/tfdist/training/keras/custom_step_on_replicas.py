@@ -360,11 +360,10 @@ class SharedCustomStep(MetricStep):
         else:
             is_sum = self._means[len(replica.means)]
         replica.means.append(is_sum)
-        if sample_weight is not None:  # such as Keras's own, in a graph that fixes the size of batches
-            return original(values, sample_weight=sample_weight)
         if is_sum:
             values = self._as_mean(values, replica)
-        return original(values, sample_weight=replica.share)
+        # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
+        return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
 
     def _as_mean(self, value: Any, replica: ReplicaTrace) -> tf.Tensor:
         """Return the number whose mean over the examples, of all replicas, is the sum of the values."""

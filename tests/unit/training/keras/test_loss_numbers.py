@@ -212,12 +212,19 @@ def test_what_layers_add_before_a_synchronized_one_counts_on_each_replica(
     assert not any("_IdsOfThread" in repr(vars(layer)) for layer in ours.layers)
 
 
-def test_the_losses_of_outputs_are_logged_by_a_step_on_batches_of_one_size(strategy, in_float64):
+@pytest.mark.parametrize(("reduction", "is_eager"), [("sum_over_batch_size", False), ("sum", True)])
+def test_the_losses_of_outputs_are_logged_by_a_step_on_batches_of_one_size(
+    strategy, reduction, is_eager, in_float64
+):
+    kinds = keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError
+
     def made():
         keras.utils.set_random_seed(1)
         number = keras.Input((4,))
         model = OwnStep(number, [keras.layers.Dense(2, name=f"out{each}")(number) for each in range(2)])
-        model.compile(keras.optimizers.SGD(0.01), ["mse", "mae"])
+        model.compile(
+            keras.optimizers.SGD(0.01), [kind(reduction=reduction) for kind in kinds], run_eagerly=is_eager
+        )
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, (Y, Y))).batch(4, drop_remainder=True)
