@@ -225,10 +225,10 @@ def _open(folder: Path) -> Prepared | None:
 def _write(partial: Path, contents: Contents, cache_dir: Path, name: str) -> Path:
     partial.mkdir()
     digest = hashlib.sha256(json.dumps([contents.image_shape, contents.classes]).encode())
-    counts = {
-        split: _write_split(partial, split, batches, digest.update)
-        for split, batches in (("train", contents.train), ("test", contents.test))
-    }
+    counts = {}
+    for split, batches in (("train", contents.train), ("test", contents.test)):
+        counts[split] = _write_split(partial, split, batches, digest.update)
+        digest.update(f"{split} {counts[split]}".encode())  # other splits of the same examples are other data
     if contents.identity:
         digest = hashlib.sha256(contents.identity.encode())
     fingerprint = digest.hexdigest()[:12]

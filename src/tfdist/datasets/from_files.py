@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,8 +195,8 @@ def _image_part(
 
 
 def _read_tfrecords(root: Path, files: list[Path], image_size: tuple[int, int] | None) -> Contents:
-    train = [file for file in files if "train" in file.name]
-    test = [file for file in files if any(name in file.name for name in _TEST_NAMES)]
+    splits = {file: _split_of(file) for file in files}
+    train, test = ([file for file in files if splits[file] == split] for split in ("train", "test"))
     if not train or not test:
         received = ", ".join(file.name for file in files[:5])
         raise DataError(
@@ -214,6 +215,22 @@ def _read_tfrecords(root: Path, files: list[Path], image_size: tuple[int, int] |
         [_record_part(path, image_key, label_key, image_size) for path in paths] for paths in (train, test)
     )
     return contents_of(train_parts, test_parts, classes, str(root))
+
+
+def _split_of(file: Path) -> str | None:
+    """Return the split that a file's name stands for: by a whole word of it, or else by any part."""
+    name = file.name.lower()
+    for pattern in (r"(?<![a-z]){}(?![a-z])", "{}"):
+        found = [
+            split
+            for split, names in (("train", ("train",)), ("test", _TEST_NAMES))
+            if any(re.search(pattern.format(each), name) for each in names)
+        ]
+        if len(found) > 1:
+            raise DataError(str(file), "its name stands for training and for test data", remedy="Rename it")
+        if found:
+            return found[0]
+    return None
 
 
 def _record_part(path: Path, image_key: str, label_key: str, image_size: tuple[int, int] | None) -> Part:

@@ -238,6 +238,37 @@ def test_tfrecord_files(tmp_path, keys):
     assert opened(tmp_path / "r", tmp_path).classes == ("ant", "bee", "cat", "dog")
 
 
+def test_a_word_of_a_tfrecord_files_name_says_what_it_is_for(tmp_path):
+    records = [example(picture(), k % 2) for k in range(4)]
+    write_records(tmp_path / "r" / "medieval-train-0.tfrecord", records[:3])
+    write_records(tmp_path / "r" / "medieval-test-0.tfrecord", records[3:])
+    data = opened(tmp_path / "r", tmp_path)
+    assert (data.train_examples, data.test_examples) == (3, 1)
+    write_records(tmp_path / "r" / "train-test.tfrecord", records)
+    message = "train-test.tfrecord: its name stands for training and for test data. Rename it"
+    assert message in refused(tmp_path / "r", tmp_path)
+
+
+def test_other_splits_of_the_same_examples_are_other_data(tmp_path):
+    images = np.stack([picture() for _ in range(3000)])
+    labels = np.arange(3000) % 3
+    found = []
+    for count in (2000, 1000):
+        (images_train, images_test), (labels_train, labels_test) = (
+            np.split(each, [count]) for each in (images, labels)
+        )
+        parts = {
+            "x_train": images_train,
+            "y_train": labels_train,
+            "x_test": images_test,
+            "y_test": labels_test,
+        }
+        np.savez(tmp_path / "own.npz", **parts)
+        found.append(opened(tmp_path / "own.npz", tmp_path))
+    assert [data.train_examples for data in found] == [2000, 1000]
+    assert found[0].fingerprint != found[1].fingerprint
+
+
 def test_a_corrupt_record_is_named(tmp_path):
     for split in ("train", "test"):
         write_records(tmp_path / "r" / f"{split}.tfrecord", [example(picture(), k % 3) for k in range(6)])
