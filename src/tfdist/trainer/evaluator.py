@@ -53,7 +53,8 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     mine = state.values()
     summaries = Summaries(folder.summaries, ("evaluator",))
     chief = cluster.address(cluster.lead)
-    for checkpoint in _new_checkpoints(folder.checkpoints, total_steps(config, data), chief, remote):
+    steps, may_stop = total_steps(config, data), bool(config.train.callbacks)
+    for checkpoint in _new_checkpoints(folder.checkpoints, steps, chief, remote, may_stop=may_stop):
         check_variables(checkpoint, mine)
         try:
             state.assign(checkpoint.read())
@@ -71,9 +72,12 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
 
 
 def _new_checkpoints(
-    folder: Path, total: int, chief: str, remote: RemoteRunFolder | None = None
+    folder: Path, total: int, chief: str, remote: RemoteRunFolder | None = None, *, may_stop: bool = False
 ) -> Iterator[Checkpoint]:
-    """Yield the checkpoints in their order, when they appear, up to that of the last step."""
+    """Yield the checkpoints in their order, when they appear, up to that of the last step.
+
+    If callbacks `may_stop` the training, the one that says that they have is the last.
+    """
     seen, damaged, sign_of_life = -1, set[int](), time.monotonic()
     while seen < total:
         if remote is not None:
@@ -82,6 +86,8 @@ def _new_checkpoints(
         if checkpoint is not None:
             seen = checkpoint.step
             yield checkpoint
+            if may_stop and checkpoint.facts.get("is_stopped", False):
+                return
         if checkpoint is not None or answers(chief):
             sign_of_life = time.monotonic()
         elif time.monotonic() - sign_of_life > START_TIMEOUT:

@@ -204,6 +204,9 @@ class Run:
         is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
         results = self._evaluate(session) if is_due and not self._is_leaving else {}
         is_enough = bool(results) and self._checkpoint_manager.has_enough(results)
+        if is_enough and not is_last and self._callbacks is None and self._has_averages:
+            session.finish()
+            results = self._evaluate(session)
         is_last = is_last or is_enough
         if self._callbacks is not None and not self._is_leaving:
             is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
@@ -211,6 +214,11 @@ class Run:
             values = self._recovery.checked_values(self.step, state)
             self._save(values, {} if self._is_leaving else results)
         return _Part(results, is_last, is_enough)
+
+    @property
+    def _has_averages(self) -> bool:
+        """Return whether the optimizer keeps averages of the weights, which are the weights in the end."""
+        return getattr(self._model.optimizer, "use_ema", False)
 
     def _check_membership(self) -> None:
         """At a checkpoint, let tasks join that wait to join an elastic cluster."""

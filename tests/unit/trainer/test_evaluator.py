@@ -26,3 +26,12 @@ def test_a_damaged_checkpoint_is_evaluated_when_it_has_been_written_anew(tmp_pat
         "step 2: variables.index is damaged",
         "step 3: variables.index is damaged",
     ]
+
+
+def test_the_checkpoint_at_which_a_callback_has_stopped_the_training_is_the_last(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, {"a": tf.constant(1.0)}, {"is_stopped": step == 2})
+    coming = evaluator._new_checkpoints(tmp_path, 4, "127.0.0.1:1", may_stop=True)
+    assert [each.step for each in coming] == [1, 2]
+    on = evaluator._new_checkpoints(tmp_path, 3, "127.0.0.1:1")  # as without callbacks, which train on
+    assert [each.step for each in on] == [1, 2, 3]

@@ -112,6 +112,17 @@ def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
     assert longer.step == 20
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 names the option in another way")
+def test_an_end_by_accuracy_has_the_averaged_weights_too(train, tmp_path):
+    averaged = "train.optimizer={name: sgd, use_ema: true, ema_momentum: 0.5}"
+    early, _, model = train(averaged, "train.until_accuracy=0.001", "evaluation.every=3")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    whole, _, expected = train(averaged, "train.steps=3")
+    assert early.step == whole.step == 3
+    for mine, its in zip(model.get_weights(), expected.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6)
+
+
 def test_what_a_callback_changes_at_the_end_is_evaluated_and_saved(train, tmp_path):
     _, results, model = train("train.callbacks=[{name: own_objects:stop, epoch: 9, clears: true}]")
     assert not any(np.any(weight) for weight in model.get_weights())
