@@ -36,6 +36,7 @@ QUICK: dict[str, Sequence[str]] = {
         *("--rounds", "1", "--steps", "5", "--others", "9", "--models", "mnist_cnn", "--links", "1gbit"),
         *("--ways", "tcp", "keras", "ddp", "horovod", "async"),
     ],
+    "random_models": ["--seeds", "0:2"],
     "recovery": ["--pairs", "1"],
     "recovery_parts": ["--runs", "1"],
     "scaling": ["--rounds", "1", "--steps", "20", "--others", "1"],
