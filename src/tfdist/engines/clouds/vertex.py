@@ -139,9 +139,8 @@ class Vertex:
 def _request(job: Job, section: VertexSection, name: str) -> dict[str, Any]:
     """Return the CustomJob as the REST API takes it."""
     output = f"{required(section.output, 'engine.vertex.output', starts_with='gs://')}/{name}"
-    scheduling: dict[str, Any] = {
-        "restartJobOnWorkerRestart": not job.alone if section.restart_job is None else section.restart_job
-    }
+    restart_job = "worker" not in job.alone if section.restart_job is None else section.restart_job
+    scheduling: dict[str, Any] = {"restartJobOnWorkerRestart": restart_job}
     if section.timeout is not None:
         scheduling["timeout"] = f"{section.timeout}s"
     if section.spot:

@@ -10,6 +10,7 @@ from tfdist.engines.clouds.sagemaker import SageMaker
 from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.errors import ConfigError
+from tfdist.strategies.options import roles_started_alone
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, SageMakerSection, VertexSection
 
@@ -124,8 +125,9 @@ def test_roles_have_machines_of_their_own():
 
 
 def test_the_schedule_of_a_job_of_vertex_ai():
-    assert vertex()["jobSpec"]["scheduling"] == {"restartJobOnWorkerRestart": True}
-    assert vertex(alone=("worker",))["jobSpec"]["scheduling"] == {"restartJobOnWorkerRestart": False}
+    for strategy, restarts in {"multi_worker_mirrored": True, "parameter_server": False}.items():
+        scheduling = vertex(alone=roles_started_alone(strategy))["jobSpec"]["scheduling"]
+        assert scheduling == {"restartJobOnWorkerRestart": restarts}
     scheduling = vertex(alone=("worker",), restart_job=True, timeout=60, spot=True)["jobSpec"]["scheduling"]
     assert scheduling == {"restartJobOnWorkerRestart": True, "timeout": "60s", "strategy": "SPOT"}
 
