@@ -176,7 +176,8 @@ def _body(job: Job) -> str:
 
 def _literal(text: str) -> str:
     """Return a text as a readable literal of Python's."""
-    if '"""' in text or "\\" in text or not text.replace("\n", "").isprintable():
+    is_plain = '"""' not in text and "\\" not in text and text.replace("\n", "").isprintable()
+    if not is_plain or text.endswith('"'):
         return repr(text)
     return f'"""\\\n{text}"""'
 

@@ -97,7 +97,7 @@ def test_the_id_of_a_submission_names_the_folder_of_a_script_that_is_started_by_
     assert launched(script, monkeypatch, number="")[2]["run_dir"] == Path("/shared/my runs/mine")
 
 
-@pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", "a: \t1\n"])
+@pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", 'a: "b"', "a: \t1\n"])
 def test_the_script_has_the_config_as_it_is(tmp_path, monkeypatch, text):
     (tmp_path / "c.yaml").write_text(text)
     config_job = job(*TRAIN, "--set=train.steps=3", config=tmp_path / "c.yaml", max_failures=1)
