@@ -131,7 +131,7 @@ def compose_file(job: Job) -> str:
     text = _FILE.format(
         made_by=job.made_by,
         prepare=f"mkdir -p {shlex.join(folders)} && " if folders else "",
-        name=project_stem(job),
+        name=json.dumps(project_stem(job)),
         environment=_dumped(_environment(job), 2),
         task=_dumped({**_task(job, mounts), **common}, 2),
         services="".join(_services(job, of_roles)),

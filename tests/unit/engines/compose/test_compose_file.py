@@ -81,6 +81,13 @@ def test_the_tf_config_of_a_large_cluster_is_one_line(rendered):
     assert all(line[0] == line[-1] == "'" for line in found)
 
 
+@pytest.mark.parametrize("name", ["2024", "1e3", "null", "on", "my-job"])
+def test_the_name_of_the_project_is_a_text(rendered, name):
+    made = Job(name, ("true",), {"worker": 2}, Path("/runs"), "tfdist render")
+    assert yaml.safe_load(Compose().render(made, {}))["name"] == name
+    assert f'\nname: "{name}"\n' in Compose().render(made, {})  # Compose reads more as numbers than PyYAML
+
+
 def test_a_task_alone_has_no_cluster(rendered):
     [service] = rendered(counts={"worker": 1}, is_single=True)["services"].values()
     assert "TF_CONFIG" not in service["environment"]
