@@ -8,8 +8,11 @@ import re
 import secrets
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import yaml
@@ -25,6 +28,7 @@ from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
 _SECONDS_BETWEEN_LOOKS = 2.0
+_MOST_FAILURES = 5  # of kubectl in a row, while logs are followed
 _LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
@@ -34,6 +38,7 @@ _STATES = {
     "Succeeded": State.SUCCEEDED,
     "Failed": State.FAILED,
 }
+Answer = TypeVar("Answer")
 
 
 class KubectlEngine(abc.ABC):
@@ -84,7 +89,7 @@ class KubectlEngine(abc.ABC):
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what kubectl logs prints for the pods of each task, one after the other."""
-        lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        lines: queue.Queue[tuple[str, str] | TfdistError | None] = queue.Queue()
         threads = [
             threading.Thread(target=self._read, args=(submission, task, follow, lines), daemon=True)
             for task in tasks
@@ -93,6 +98,8 @@ class KubectlEngine(abc.ABC):
             thread.start()
         for _ in threads:
             while (line := lines.get()) is not None:
+                if isinstance(line, TfdistError):
+                    raise line
                 yield line
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
@@ -133,19 +140,33 @@ class KubectlEngine(abc.ABC):
         submission: Submission,
         task: str,
         follow: bool,
-        lines: "queue.Queue[tuple[str, str] | None]",
+        lines: "queue.Queue[tuple[str, str] | TfdistError | None]",
     ) -> None:
-        """Put the lines of a task into the queue, and None at their end."""
+        """Put the lines of a task into the queue, then the error that has ended them, if any, and None."""
+        attempts = _MOST_FAILURES if follow else 1
         try:
             seen: set[str] = set()
-            for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_LOOKS):
-                for pod in _pods(submission, task):
+            for _ in rounds(
+                partial(_retried, attempts, self.state), submission, follow, _SECONDS_BETWEEN_LOOKS
+            ):
+                for pod in _retried(attempts, _pods, submission, task):
                     if pod not in seen:
                         seen.add(pod)
                         for line in _log(submission, pod, follow=follow):
                             lines.put((task, line))
+        except TfdistError as error:
+            lines.put(error)
         finally:
             lines.put(None)
+
+
+def _retried(attempts: int, ask: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Return what the cluster answers; its error only if as many attempts in a row have failed."""
+    for _ in range(attempts - 1):
+        with contextlib.suppress(TfdistError):
+            return ask(*arguments)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return ask(*arguments)
 
 
 def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, Submission
+from tfdist.engines.kubernetes import kubectl as kubectl_module
 from tfdist.engines.protocol import find_engine
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
@@ -257,6 +259,49 @@ def test_tfjob_knows_no_other_jobs():
 def test_the_command_line_of_the_user_stays_a_comment():
     text = find_engine("kubernetes").render(job(), {})
     assert text.startswith("# Made by: tfdist render\n# Submit it with: kubectl apply -f FILE\n")
+
+
+@pytest.fixture
+def kubectl(monkeypatch):
+    """Return a function that makes kubectl's answers those of a list; the last one is repeated."""
+    calls = []
+
+    def install(*answers):
+        def answer(*words, text=None):
+            calls.append(words)
+            found = answers[min(len(calls), len(answers)) - 1]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(kubectl_module, "_kubectl", answer)
+        return calls
+
+    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    return install
+
+
+LOST = ConfigError("kubectl get", "connection refused")
+
+
+def logs(follow, tasks=("chief:0",)):
+    submission = Submission(Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), tasks, "tfdist submit")
+    return list(find_engine("kubernetes").logs(submission, tasks, follow))
+
+
+@pytest.mark.parametrize(("follow", "attempts"), [(False, 1), (True, 5)])
+def test_an_error_of_kubectl_ends_the_logs(kubectl, follow, attempts):
+    calls = kubectl(LOST)
+    with pytest.raises(ConfigError, match=r"^kubectl get: connection refused$"):
+        logs(follow)
+    assert len(calls) == attempts
+
+
+def test_followed_logs_outlast_errors_of_kubectl(kubectl):
+    deleted, no_pods = "", '{"items": []}'
+    calls = kubectl(LOST, LOST, LOST, LOST, deleted, LOST, LOST, LOST, LOST, no_pods)
+    assert logs(follow=True) == []
+    assert len(calls) == 10
 
 
 @pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])
