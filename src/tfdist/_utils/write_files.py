@@ -101,12 +101,13 @@ def claimed_run_folder(name: str) -> Iterator[Path]:
             folder.rmdir()
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically, and wait until it is on the disk."""
+def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    """Write a file atomically, and wait until it is on the disk; only its owner may read a private one."""
+    opener = _open_private if is_private else None
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _loss_if_removed(path.parent, path), _removed_unless_renamed(path) as partial:
-            with partial.open("wb") as file:
+            with open(partial, "wb", opener=opener) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -114,14 +115,18 @@ def write_whole(path: Path, data: bytes) -> None:
         _sync_folder(path.parent)
 
 
-def write_output(path: Path, data: bytes) -> None:
+def _open_private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def write_output(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Write what a user has named for output: into a device, a FIFO or a stream; else as `write_whole`."""
     with storage_errors(path):
         if stream := opened_stream(path):
             with stream:
                 stream.write(data)
             return
-    write_whole(path, data)
+    write_whole(path, data, is_private=is_private)
 
 
 def opened_stream(path: Path) -> BinaryIO | None:
@@ -136,9 +141,9 @@ def opened_stream(path: Path) -> BinaryIO | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else open(os.open(path, os.O_WRONLY), "wb")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, is_private: bool = False) -> None:
     """Write a value as JSON, atomically."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), is_private=is_private)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.protocol import Engine, engine_names, find_engine
 from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.launcher.record_events import without_secrets
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
@@ -120,13 +121,14 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
 
 
 def made_by() -> str:
-    """Return the command line that the user typed, as one line, which may follow # in a script.
+    """Return the command line that the user typed, as one line, which may follow # in a script; no secrets.
 
     Raises:
         ConfigError: A word of it is not UTF-8.
     """
     check_utf_8("command line", *sys.argv)
-    return " ".join(shlex.join(["tfdist", Path(sys.argv[0]).stem, *sys.argv[1:]]).splitlines())
+    words = ["tfdist", Path(sys.argv[0]).stem, *without_secrets(sys.argv[1:])]
+    return " ".join(shlex.join(words).splitlines())
 
 
 def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:

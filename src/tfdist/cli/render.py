@@ -16,6 +16,7 @@ from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._jobs import made_by, options_of, requested
 from tfdist.cli._run_command import Flag, run
 from tfdist.engines.compose.dockerfile import render_dockerfile
+from tfdist.engines.kubernetes.kubectl import KubectlEngine
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config
@@ -31,15 +32,17 @@ def main(
 ) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
     path = None if output is None else _file(output)
+    has_secret = False
     if list(command) == ["dockerfile"]:
         text = _dockerfile(**flags)
     else:
         engine, job, options = requested(command, **flags)
         text = engine.render(job, options)
+        has_secret = isinstance(engine, KubectlEngine)
     if path is None:
         sys.stdout.write(text)
     else:
-        write_output(path, text.encode())
+        write_output(path, text.encode(), is_private=has_secret)
 
 
 def _file(output: str) -> Path:

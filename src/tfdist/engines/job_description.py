@@ -29,7 +29,7 @@ class Job:
         command: The words of the command that all tasks run; some may be `PYTHON`, `CONFIG` or `RUN_DIR`.
         counts: The number of tasks of each role; roles get the ranks in alphabetical order.
         folder: The folder of all runs. The folder of one run has the name and number of the job.
-        made_by: The command line that the user typed, as one line.
+        made_by: The command line that the user typed, as one line, without the values of secrets.
         config: The config file; None for a script.
         threads: The number of threads of each task that the config asks for; None for one per core.
         section: The `engine:` section of the config.

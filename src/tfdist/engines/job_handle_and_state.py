@@ -58,7 +58,7 @@ class Submission:
         name: The name of the job.
         run_dir: The folder of the run, where its tasks see it.
         tasks: The names of its tasks, in the order of their ranks.
-        made_by: The command line that the user typed.
+        made_by: The command line that the user typed, without the values of secrets.
         at: When, for people, in this machine's time zone.
         url: Where the user finds the files of the run, if `run_dir` exists only for the tasks.
     """

@@ -14,13 +14,13 @@ _REMEDY = "Set XDG_STATE_HOME to a folder of yours"
 
 
 def record(submission: Submission) -> None:
-    """Write the record of a job.
+    """Write the record of a job, which only this user may read.
 
     Raises:
         StorageError: The record cannot be written.
     """
     texts = {"handle": str(submission.handle), "run_dir": str(submission.run_dir)}
-    write_json(_path(submission.handle), {**vars(submission), **texts})
+    write_json(_path(submission.handle), {**vars(submission), **texts}, is_private=True)
 
 
 def find_submission(handle: Handle) -> Submission:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import stat
 import sys
 from pathlib import Path
 
@@ -277,6 +278,32 @@ def test_a_typed_line_end_stays_in_the_comment(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/render.py", *words, "a\nrm -rf /\x0bb"])
     render.main([*words, "true"] if words == ["slurm"] else words)
     assert f"# Made by: tfdist render {words[0]} 'a rm -rf / b'\n" in capsys.readouterr().out
+
+
+def test_the_values_of_secrets_are_neither_in_the_comment_nor_in_the_record(
+    queue, config, monkeypatch, capsys
+):
+    typed = ["--option", "env.HF_TOKEN=hf_1", "--hf_token", "hf_2", "--set=data.password=hf_3"]
+    monkeypatch.setattr(sys, "argv", ["/x/tfdist/cli/render.py", "slurm", *typed])
+    shown = "slurm --option 'env.HF_TOKEN=***' --hf_token '***' '--set=data.password=***'"
+    render.main(["slurm", "true"])
+    assert f"# Made by: tfdist render {shown}\n" in capsys.readouterr().out
+    submit.main(["queue"], config=str(config))
+    assert find_submission(Handle.parse("queue://here/7")).made_by == f"tfdist render {shown}"
+
+
+def test_only_the_user_may_read_records_and_files_with_the_secret_of_a_job(queue, config, tmp_path):
+    submit.main(["queue"], config=str(config))
+    [record] = (tmp_path / "state" / "tfdist" / "submitted").iterdir()
+    manifest = tmp_path / "k.yaml"
+    manifest.touch(0o644)
+    render.main(["kubernetes", "true"], output=str(manifest), option=["image=x"])
+    assert "TFDIST_SECRET" in manifest.read_text()
+    render.main(["slurm", "true"], output=str(tmp_path / "job.sh"))
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (record, manifest, tmp_path / "job.sh")]
+    usual = stat.S_IMODE(config.stat().st_mode)
+    assert usual != 0o600
+    assert modes == [0o600, 0o600, usual]
 
 
 @pytest.mark.parametrize("words", [[], ["queue://here/7", "queue://here/8"]])
