@@ -25,7 +25,8 @@ def with_options(
 
     Args:
         section: The section.
-        options: The value of each name, written as in YAML. A name is a text with dots, such as
+        options: The value of each name, written as in YAML; that of a variable, such as `environment.NAME`,
+            is the text itself. A name is a text with dots, such as
             `volume.size`. What follows a mapping of names to values is one name, such as
             `cloud.google.com/gke-accelerator` in `node_selector`. `worker:NAME` is for that role alone.
         path_of: The path in the section of a role (empty for all) and a name; by default, the name itself.
@@ -111,6 +112,8 @@ def _path(text: str, kind: inspect.Type) -> tuple[str, ...]:
 
 
 def _with_option(document: Document, path: tuple[str, ...], text: str, place: str, kind: type) -> Document:
+    if path[0] == "environment" and len(path) > 1:  # whose values are texts: 1.10 must not become 1.1
+        return document.with_value(path, text, place)
     changed = document.with_value(path, _value(text), place)
     try:
         decode(changed, kind)

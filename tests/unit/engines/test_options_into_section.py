@@ -27,6 +27,12 @@ def test_a_key_of_texts_takes_any_text(text):
     assert with_options(ComposeSection(), {"image": text}).image == text
 
 
+@pytest.mark.parametrize("text", ["1.10", "01234", "1e3", "true", "null", "", "[1]", "a: b"])
+def test_a_variable_of_the_environment_is_the_text_that_was_typed(text):
+    section = with_options(ComposeSection(environment={"B": 2}), {"environment.A": text})
+    assert section.environment == {"A": text, "B": 2}
+
+
 def test_a_path_reaches_keys_with_dots_and_keeps_the_others():
     section = RaySection(resources={"worker": {"CPU": 2}, "ps": {"CPU": 1}})
     changed = with_options(section, {"resources.worker.node:10.0.0.1": "0.1", "resources.ps.CPU": "3"})
@@ -45,7 +51,7 @@ def test_what_follows_a_mapping_of_names_to_values_is_one_name():
     )
     assert changed.node_selector == {"cloud.google.com/gke-accelerator": "t4"}
     assert (changed.resources["all"].memory, changed.volume.size) == ("1Gi", "2Gi")
-    assert with_options(ComposeSection(), {"environment.a.b": "1"}).environment == {"a.b": 1}
+    assert with_options(ComposeSection(), {"environment.a.b": "1"}).environment == {"a.b": "1"}
     assert with_options(ComposeSection(), {"service.deploy.mode": "x"}).service == {"deploy": {"mode": "x"}}
     vertex = with_options(VertexSection(machine_type={}), {"machine_type.worker": "n1", "labels.a.b": "c"})
     assert (vertex.machine_type, vertex.labels) == ({"worker": "n1"}, {"a.b": "c"})

@@ -88,6 +88,13 @@ def test_the_name_of_the_project_is_a_text(rendered, name):
     assert f'\nname: "{name}"\n' in Compose().render(made, {})  # Compose reads more as numbers than PyYAML
 
 
+@pytest.mark.parametrize("text", ["1.10", "01234", "089", "1e3", "0o17", "-.5"])
+def test_a_variable_that_looks_like_a_number_is_quoted(text):
+    # Compose reads more as numbers than PyYAML.
+    made = Job("x", ("true",), {"worker": 1}, Path("/runs"), "tfdist render")
+    assert f"  A: '{text}'\n" in Compose().render(made, {"environment.A": text})
+
+
 def test_a_task_alone_has_no_cluster(rendered):
     [service] = rendered(counts={"worker": 1}, is_single=True)["services"].values()
     assert "TF_CONFIG" not in service["environment"]
