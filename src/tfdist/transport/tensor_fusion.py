@@ -25,19 +25,22 @@ class Fusion:
         self._dtype, self._shapes = dtype, shapes
         step = max(_ALIGNMENT // dtype.itemsize, 1)
         self._slices: list[slice] = []
+        self._gaps: list[slice] = []
         end = 0
         for shape in shapes:
             begin = -(-end // step) * step
+            if begin > end:
+                self._gaps.append(slice(end, begin))
             end = begin + int(np.prod(shape))
             self._slices.append(slice(begin, end))
         self._size = end
         self.bytes = -(-end * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         # Memory that was just mapped costs a page fault for every 4 KiB. So it is used again when TensorFlow
-        # no longer reads it. The gaps between the arrays are 0, and so are their sums.
+        # no longer reads it.
         self._free: deque[mmap.mmap] = deque()
 
     def empty(self) -> Array:
-        """Return a new one-dimensional array with room for all arrays; the gaps between them are 0."""
+        """Return a new one-dimensional array with room for all arrays."""
         length = max(self._size * self._dtype.itemsize, 1)
         try:
             memory = self._free.popleft()
@@ -54,8 +57,14 @@ class Fusion:
         return memory.view(self._dtype)[: self._size]
 
     def fused(self, arrays: Sequence[Array], scale: float | None = None) -> Array:
-        """Return a new one-dimensional array that contains all arrays, multiplied by `scale` if given."""
+        """Return a new one-dimensional array that contains all arrays, multiplied by `scale` if given.
+
+        The gaps between them are 0, and so are their sums. Memory that is used again may have a NaN there: 8
+        bits read a block with a NaN as NaN in all places.
+        """
         whole = self.empty()
+        for gap in self._gaps:
+            whole[gap] = 0
         for part, array in zip(self.parts(whole), arrays, strict=True):
             if scale is None:
                 np.copyto(part, array)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ring_task
 
+from tfdist.transport.compression import Narrowing
 from tfdist.transport.tensor_fusion import Fusion
 
 SECONDS = 60
@@ -162,3 +163,27 @@ def test_memory_is_lent_again_only_when_no_part_of_it_is_held():
     assert all(each.ctypes.data % 64 == 0 for each in fusion.parts(other))
     del held
     assert fusion.fused(arrays).ctypes.data == address
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_infinite_gradient_in_8_bits_is_gone_in_the_next_step(bad):
+    shapes = ((10,), (300,))
+    fusion, narrowing = Fusion(np.dtype("float32"), shapes), Narrowing("int8")
+    finite = [np.linspace(-1, 1, *shape, dtype="float32") for shape in shapes]
+    used = set()
+    for first in (0.5, bad, 0.5, 0.5):
+        whole = fusion.fused([np.full(10, first, "float32"), finite[1]])
+        used.add(whole.ctypes.data)
+        payload = narrowing.loaded(whole)
+        with np.errstate(all="ignore"):
+            payload.load(0, len(payload.wire))
+            payload.unload()
+        small, large = (part.copy() for part in fusion.parts(whole))
+        if np.isfinite(first):
+            assert np.abs(small - first).max() < 0.02
+            assert np.abs(large - finite[1]).max() < 0.02
+        else:
+            assert not np.isfinite(small).any()
+        del whole, payload
+
+    assert len(used) == 1  # else nothing of the step before could be left
