@@ -15,7 +15,7 @@ import pytest
 
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.rendezvous import answer_lead, find_waiting, hold_rendezvous, marks_of
+from tfdist.coordination.rendezvous import answer_lead, call_members, find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import CLUSTER, Call, difference
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import ConfigError, TaskLost
@@ -117,6 +117,26 @@ def test_who_is_missing_is_named_by_all_and_in_the_end_given_up(cluster, meeting
         f"make_strategy: waited 3 s for worker:0 at {cluster.address(('worker', 0))}: connection refused;"
         " it was waiting for worker:2. Start it, or see its log"
     )
+
+
+def test_members_that_wait_for_one_are_not_called_for_each_answer(meeting, monkeypatch):
+    calls, exchange = [], call_members.exchange
+    monkeypatch.setattr(
+        call_members,
+        "exchange",
+        lambda connection, call: (calls.append(call.task), exchange(connection, call)),
+    )
+    cluster = ClusterConfig.local(workers=5)
+    members = meeting(cluster, 1, 2, 3, timeout=4)
+    for index in (1, 2, 3):
+        wait_until_taken(port_of(cluster, index))
+    [lead] = meeting(cluster, 0, timeout=2)
+
+    assert "worker:4" in problem(lead)
+    assert set(calls) == {"worker:1", "worker:2", "worker:3"}
+    assert len(calls) < 100  # each answer as a reason for the next calls makes it thousands
+    for member in members:
+        assert "worker:4" in problem(member)
 
 
 def test_a_lead_that_does_not_come_is_named(cluster, meeting):

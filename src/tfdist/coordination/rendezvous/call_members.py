@@ -98,6 +98,7 @@ class Lead:
                 self._changed.wait_for(lambda: self._is_over, timeout=_SECONDS_BETWEEN_RETRIES)
 
     def _serve_member(self, task: Task, connection: socket.socket) -> None:
+        pause = _SECONDS_BETWEEN_RETRIES  # the first call may come before the lead has tried the other tasks
         while True:
             with self._changed:
                 current_round, start = self._round, self._start
@@ -112,5 +113,9 @@ class Lead:
                 self._changed.notify_all()
                 if start:
                     return
-                if self._round == current_round and not self._is_over:
-                    self._changed.wait(_SECONDS_BETWEEN_CALLS)
+                self._wait_while_in(current_round, pause)
+            pause = min(2 * pause, _SECONDS_BETWEEN_CALLS)
+
+    def _wait_while_in(self, current_round: int, seconds: float) -> None:
+        """Wait, but not for other tasks' answers: each would be a reason to call all others again."""
+        self._changed.wait_for(lambda: self._is_over or self._round != current_round, timeout=seconds)
