@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tfdist.cluster.addresses_and_free_ports import join_address
-from tfdist.coordination.own_sockets import peers_at, plain_address
+from tfdist.coordination.own_sockets import opened, peers_at, plain_address
 
 _SECONDS_BETWEEN_SAMPLES = 1.0
 # In Linux's struct tcp_info: the offset of tcpi_bytes_acked, and the least length that contains it (since
@@ -79,7 +79,7 @@ class Connections:
             self.bytes_sent()
 
     def _sample(self, descriptor: int) -> None:
-        connection = socket.socket(fileno=descriptor)
+        connection = opened(descriptor)
         try:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return

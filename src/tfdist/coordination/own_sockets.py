@@ -40,8 +40,17 @@ def own_sockets(is_wanted: Callable[[Socket], bool]) -> Iterator[tuple[Socket, s
         with contextlib.suppress(OSError):  # closed meanwhile
             found = wanted.get(str(link.readlink()))
             if found is not None:
-                with socket.socket(fileno=os.dup(int(link.name))) as duplicate:
+                with opened(os.dup(int(link.name))) as duplicate:
                     yield found, duplicate
+
+
+def opened(descriptor: int) -> socket.socket:
+    """Return an object for a descriptor of a TCP socket, whose owner may read and write meanwhile.
+
+    With a default timeout (`socket.setdefaulttimeout`), Python makes the socket of a new object non-blocking,
+    and so the owner's too. It does not if the type says that the socket is non-blocking already.
+    """
+    return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
 
 
 def plain_address(host: str) -> str:

@@ -1,6 +1,7 @@
 """What the kernel counts of this process's connections, on real ones."""
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -95,3 +96,15 @@ def test_a_block_looks_by_itself():
         caller.close()
         called.close()
         assert connections.bytes_sent() == 1_000
+
+
+def test_a_socket_stays_blocking_whatever_the_default_timeout_is():
+    with connected() as (_, caller, called):
+        send(caller, called, 1_000)
+        socket.setdefaulttimeout(5)
+        try:
+            assert counted(Connections(0, ["127.0.0.1"]), 1_000) >= 1_000
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(caller.fileno())
+        assert os.get_blocking(called.fileno())

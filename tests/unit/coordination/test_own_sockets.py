@@ -1,13 +1,14 @@
 """Connections to one address are shut down, so that what waits in them fails; others are left alone."""
 
 import contextlib
+import os
 import select
 import socket
 
 import pytest
 
 from tfdist.coordination import own_sockets as broken
-from tfdist.coordination.own_sockets import break_connections, peers_at
+from tfdist.coordination.own_sockets import break_connections, own_sockets, peers_at
 
 ADDRESSES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
 
@@ -69,3 +70,14 @@ def test_a_connection_that_is_closed_meanwhile_is_none(monkeypatch):
         with pytest.raises(OSError, match="not connected"):
             closed.shutdown(socket.SHUT_RDWR)
         assert break_connections({("127.0.0.1", 1)}) == 0
+
+
+def test_a_socket_stays_blocking_whatever_the_default_timeout_is():
+    with connected(*ADDRESSES[0]) as (address, connection):
+        peers = peers_at(address)
+        socket.setdefaulttimeout(5)
+        try:
+            assert len(list(own_sockets(lambda found: found.peer in peers))) == 1
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(connection.fileno())
