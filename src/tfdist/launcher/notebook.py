@@ -36,8 +36,8 @@ def notebook_launcher(
 
     The function takes the place of a script: it begins with `tfdist.start()`. It may be defined in the
     notebook, and is sent with the globals that it uses. So it should create its models, and read large
-    data, itself. The notebook shows what the tasks print, as they print it. Interrupting the kernel ends
-    all tasks.
+    data, itself. If it calls `sys.exit(0)`, the result is None. The notebook shows what the tasks print, as
+    they print it. Interrupting the kernel ends all tasks.
 
     Args:
         function: The function that each task calls.
@@ -79,8 +79,9 @@ def notebook_launcher(
             network_isolation=network_isolation,
             loads_once=True,
         )
-        returned: _Result = cloudpickle.loads(result.read_bytes())
-    return returned
+        # A function that calls sys.exit(0) ends its task well, without a result.
+        returned = result.read_bytes() if result.exists() else cloudpickle.dumps(None)
+    return cloudpickle.loads(returned)  # type: ignore[no-any-return]
 
 
 def _cloudpickle() -> ModuleType:
