@@ -46,7 +46,8 @@ class Connections:
         self._port = port
         self._addresses = {peer for host in set(hosts) for peer, _ in peers_at(join_address(host, 1))}
         self._in_memory_before = _bytes_in_memory
-        self._sent: dict[int, int] = {}  # by the inode of the socket, which no later socket has
+        self._sent: dict[int, int] = {}  # by the inode of each open socket, which no later socket has
+        self._sent_by_closed = 0
         self._lock = threading.Lock()
         self._is_over = threading.Event()
 
@@ -67,18 +68,22 @@ class Connections:
         if not sys.platform.startswith("linux"):
             return None
         with self._lock:
+            sent: dict[int, int] = {}
             for descriptor in Path("/proc/self/fd").iterdir():
                 try:
-                    self._sample(int(descriptor.name))
+                    self._sample(int(descriptor.name), sent)
                 except OSError:  # closed meanwhile, not a socket, or not connected
                     continue
-            return sum(self._sent.values()) + _bytes_in_memory - self._in_memory_before
+            self._sent_by_closed += sum(self._sent[inode] for inode in self._sent.keys() - sent.keys())
+            self._sent = sent
+            of_sockets = self._sent_by_closed + sum(sent.values())
+            return of_sockets + _bytes_in_memory - self._in_memory_before
 
     def _sample_until_over(self) -> None:
         while not self._is_over.wait(_SECONDS_BETWEEN_SAMPLES):
             self.bytes_sent()
 
-    def _sample(self, descriptor: int) -> None:
+    def _sample(self, descriptor: int, sent: dict[int, int]) -> None:
         connection = opened(descriptor)
         try:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
@@ -88,6 +93,6 @@ class Connections:
                 tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
                 if len(tcp_info) >= _LENGTH:
                     inode = os.fstat(descriptor).st_ino
-                    (self._sent[inode],) = struct.unpack_from("=Q", tcp_info, _BYTES_ACKED)
+                    (sent[inode],) = struct.unpack_from("=Q", tcp_info, _BYTES_ACKED)
         finally:
             connection.detach()  # another object owns the descriptor and closes it

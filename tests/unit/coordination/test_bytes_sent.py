@@ -89,6 +89,18 @@ def test_a_closed_connection_counts_for_what_it_had_sent():
             assert connections.bytes_sent() == 1_000, again
 
 
+def test_closed_connections_are_kept_as_one_number():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections = Connections(server.getsockname()[1], [])
+        for number in range(1, 6):
+            with socket.create_connection(server.getsockname()) as caller, server.accept()[0] as called:
+                send(called, caller, 1_000)
+                assert counted(connections, number * 1_000) == number * 1_000
+                assert len(connections._sent) == 1
+        assert connections.bytes_sent() == 5_000
+        assert not connections._sent
+
+
 def test_a_block_looks_by_itself():
     with connected() as (port, caller, called), Connections(port, []) as connections:
         send(called, caller, 1_000)
