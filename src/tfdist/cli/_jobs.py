@@ -142,17 +142,13 @@ def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:
 
 def options_of(texts: Sequence[str]) -> Mapping[str, str]:
     """Return the options that --sbatch and --option give as name=value, or as a name alone."""
-    options: dict[str, str] = {}
+    options = {}  # of an option that is given again, the last value counts
     for text in texts:
         name, _, value = text.partition("=")
         if not name:
             expected = "an option and its value, such as partition=gpu"
             raise ConfigError("--sbatch, --option", expected=expected, received=shown(text))
-        name = name.removeprefix("--")
-        if name in options:
-            remedy = "Write it once; several values of a list belong in the config's section `engine`"
-            raise ConfigError("--sbatch, --option", f"give {shown(name)} twice", remedy=remedy)
-        options[name] = value
+        options[name.removeprefix("--")] = value
     return options
 
 

@@ -75,16 +75,6 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
 
 
-@pytest.mark.parametrize(
-    "flags", [{"option": ["a=1", "b=2", "a=3"]}, {"sbatch": ["a=1"], "option": ["--a=1"]}]
-)
-def test_an_option_that_is_given_twice_is_refused(queue, config, flags):
-    message = r"^--sbatch, --option: give 'a' twice\. Write it once; several values of a list belong in the "
-    with pytest.raises(ConfigError, match=message):
-        submit.main(["queue"], config=str(config), **flags)
-    assert queue.jobs == []
-
-
 def test_a_job_without_a_record_is_named(queue, config, tmp_path, capsys):
     (tmp_path / "state").touch()  # so that no folder can be made there
     submit.main(["queue"], config=str(config))
