@@ -131,14 +131,12 @@ def _is_size(operation: tf.Operation) -> bool:
 
 def is_linear_in(result: tf.Tensor, numbers: Collection[tf.Tensor]) -> bool:
     """Return whether a result is a sum of numbers of its graph, each multiplied by what depends on none."""
-    linear = {number.name: True for number in numbers if number.graph is result.graph}
-    for operation in result.graph.get_operations():  # in the order in which they were made
-        depends = [tensor.name in linear for tensor in operation.inputs]
-        if any(depends):
-            are_linear = all(linear.get(tensor.name, True) for tensor in operation.inputs)
-            keeps = are_linear and _is_linear(operation.type, depends)
-            linear |= {tensor.name: linear.get(tensor.name, keeps) for tensor in operation.outputs}
-    return linear.get(result.name, True)
+    followed = _followed(
+        [number for number in numbers if number.graph is result.graph],
+        result.graph,
+        lambda operation, depends: _is_linear(operation.type, depends),
+    )
+    return followed.get(result.name, True)
 
 
 def _is_linear(kind: str, depends: list[bool]) -> bool:
@@ -222,14 +220,24 @@ def _is_sum(new: Any, old: tf.Tensor, sums: dict[str, bool]) -> bool:
 
 def _sums_of(old: tf.Tensor) -> dict[str, bool]:
     """Return the name of each tensor that depends on one, and whether it is this one plus something."""
-    is_sum = {old.name: True}
-    for operation in old.graph.get_operations():  # in the order in which they were made
-        depends = [tensor.name in is_sum for tensor in operation.inputs]
+    return _followed([old], old.graph, _keeps)
+
+
+def _followed(
+    begun: Collection[tf.Tensor], graph: tf.Graph, keeps: Callable[[tf.Operation, list[bool]], bool]
+) -> dict[str, bool]:
+    """Return the name of each tensor that depends on some, and whether all operations in between keep it.
+
+    `keeps` gets an operation, and for each of its inputs whether it depends on those that were begun with.
+    """
+    kept = {tensor.name: True for tensor in begun}
+    for operation in graph.get_operations():  # in the order in which they were made
+        depends = [tensor.name in kept for tensor in operation.inputs]
         if any(depends):
-            are_sums = [is_sum.get(tensor.name, False) for tensor in operation.inputs]
-            keeps = are_sums == depends and _keeps(operation, depends)
-            is_sum.update({tensor.name: keeps for tensor in operation.outputs})
-    return is_sum
+            is_kept = [kept.get(tensor.name, False) for tensor in operation.inputs] == depends
+            is_kept = is_kept and keeps(operation, depends)
+            kept |= {tensor.name: kept.get(tensor.name, is_kept) for tensor in operation.outputs}
+    return kept
 
 
 def _keeps(operation: tf.Operation, depends: list[bool]) -> bool:
