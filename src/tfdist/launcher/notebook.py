@@ -80,8 +80,8 @@ def notebook_launcher(
             loads_once=True,
         )
         # A function that calls sys.exit(0) ends its task well, without a result.
-        returned = result.read_bytes() if result.exists() else cloudpickle.dumps(None)
-    return cloudpickle.loads(returned)  # type: ignore[no-any-return]
+        returned: Any = cloudpickle.loads(result.read_bytes()) if result.exists() else None
+    return returned  # type: ignore[no-any-return]
 
 
 def _cloudpickle() -> ModuleType:
