@@ -16,7 +16,6 @@ from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._jobs import made_by, options_of, requested
 from tfdist.cli._run_command import Flag, run
 from tfdist.engines.compose.dockerfile import render_dockerfile
-from tfdist.engines.kubernetes.kubectl import KubectlEngine
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import read_config
@@ -38,7 +37,7 @@ def main(
     else:
         engine, job, options = requested(command, **flags)
         text = engine.render(job, options)
-        has_secret = isinstance(engine, KubectlEngine)
+        has_secret = getattr(engine, "renders_secret", False)
     if path is None:
         sys.stdout.write(text)
     else:

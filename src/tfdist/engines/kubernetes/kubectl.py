@@ -45,6 +45,7 @@ class KubectlEngine(abc.ABC):
     """A kind of object that runs pods, in the cluster that the user's own kubectl reaches."""
 
     name: str
+    renders_secret = True  # so `render` writes a file that only the user may read
     kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
 
     @abc.abstractmethod
