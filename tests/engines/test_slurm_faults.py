@@ -71,6 +71,7 @@ def loss(config, cache, tmp_path_factory):
 def test_a_time_limit_is_crossed_by_a_requeue(job, loss):
     limit = ["--sbatch=time=2", "--sbatch=signal=TERM@75"]
     job.submit(f"--set=train.steps={STEPS}", *limit)
+    (job.folder / "train.yaml").unlink()  # both starts use the text that was submitted
     job.wait_for(lambda: job.restarts() != "0")
     job.slurm.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
     job.wait_for(lambda: job.state() == "succeeded")

@@ -10,6 +10,7 @@ from pathlib import Path
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
+from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import EngineSection
 
 # Words of a command that depend on where and when it runs.
@@ -17,7 +18,9 @@ PYTHON = "{python}"  # the interpreter
 CONFIG = "{config}"  # the config file
 RUN_DIR = "{run_dir}"  # the folder of the run
 
-SHELL_RUN_DIR = '"$run_dir"'  # the folder of the run, as words of a shell script have it
+# The folder of the run, and the copy of the config in it, as words of a shell script have them.
+SHELL_RUN_DIR = '"$run_dir"'
+SHELL_CONFIG = f"{SHELL_RUN_DIR}/config.yaml"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,21 @@ class Job:
     def tasks(self) -> tuple[Task, ...]:
         """Return the tasks in the order of their ranks."""
         return tuple(Task(role, i) for role, count in sorted(self.counts.items()) for i in range(count))
+
+    @functools.cached_property
+    def config_text(self) -> str | None:
+        """Return the text of the config file as it is now, for a job that may start later; None for a script.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        if self.config is None:
+            return None
+        try:
+            return self.config.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"cannot be read: {error}"
+            raise ConfigError(str(self.config), problem, remedy="Name a YAML file") from None
 
     @functools.cached_property
     def chief_rank(self) -> int:
@@ -106,7 +124,8 @@ class Job:
 
 def shell_command(words: Iterable[str]) -> str:
     """Return words for a shell script whose variable run_dir is the folder of the run."""
-    return " ".join(word if word == SHELL_RUN_DIR else shlex.quote(word) for word in words)
+    as_they_are = (SHELL_RUN_DIR, SHELL_CONFIG)
+    return " ".join(word if word in as_they_are else shlex.quote(word) for word in words)
 
 
 def without_references(text: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.job_description import CONFIG
+from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
 from tfdist.trainer.run_folder import failure_file
 
@@ -33,16 +33,15 @@ MOST_BYTES = 60 * _PIECE  # SageMaker and Vertex AI take 100 variables
 _OPT_ML = Path("/opt/ml")
 
 
-def config_variables(path: Path) -> dict[str, str]:
-    """Return variables that contain the text of a config file.
+def config_variables(job: Job) -> dict[str, str]:
+    """Return variables that contain the text of a job's config file; none for a script.
 
     Raises:
         ConfigError: It is too long, or cannot be read.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"cannot be read: {error}", remedy="Name a YAML file") from None
+    path, text = job.config, job.config_text
+    if path is None or text is None:
+        return {}
     if (size := len(text.encode())) > MOST_BYTES:
         expected, received = f"at most {MOST_BYTES} bytes", str(size)
         remedy = "Put it into the image, and submit the command: -- python -m tfdist.train --config FILE"

@@ -192,7 +192,7 @@ def _variables(job: Job, section: SageMakerSection) -> dict[str, str]:
         RESTARTS: str(section.restarts),
         LOG_PROGRESS: "1",
         **secret,
-        **(config_variables(job.config) if job.config is not None else {}),
+        **config_variables(job),
         **section.env,
     }
 

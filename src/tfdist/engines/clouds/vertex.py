@@ -178,7 +178,7 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     """Return the worker pools: chief, workers, ps, evaluator; an empty one for a role without tasks."""
     counts = _with_chief(job.counts)
     changes = [] if counts == job.counts else [f"cluster={json.dumps(counts)}"]
-    of_config = {} if job.config is None else config_variables(job.config)
+    of_config = config_variables(job)
     variables = {
         SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),

@@ -137,9 +137,8 @@ def compose_file(job: Job) -> str:
         services="".join(_services(job, of_roles)),
         internal=json.dumps(job.section.compose.internal),
     )
-    if job.config is not None:
-        content = _escaped(job.config.read_text(encoding="utf-8"))
-        text += _dumped({"configs": {"config": {"content": content}}}, 0)
+    if job.config_text is not None:
+        text += _dumped({"configs": {"config": {"content": _escaped(job.config_text)}}}, 0)
     if volumes := sorted({mount.source for mount in mounts if not mount.is_folder}):
         text += _dumped({"volumes": {name: {"name": name} for name in volumes}}, 0)
     return text

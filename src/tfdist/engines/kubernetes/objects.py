@@ -78,8 +78,8 @@ class Application:
             self.object("v1", "Secret", type="Opaque", immutable=True, stringData=secret),
             self.object("networking.k8s.io/v1", "NetworkPolicy", spec=policy),
         ]
-        if self.job.config is not None:
-            data = {_CONFIG_KEY: self.job.config.read_text("utf-8")}
+        if self.job.config_text is not None:
+            data = {_CONFIG_KEY: self.job.config_text}
             objects.append(self.object("v1", "ConfigMap", immutable=True, data=data))
         if self.section.volume.size is not None:
             objects.append(self._claim(self.section.volume.size))

@@ -164,14 +164,14 @@ class Ray:
 
 
 def _body(job: Job) -> str:
-    if job.config is None:
+    if job.config is None or job.config_text is None:
         return _COMMAND_FORM.format(command=list(job.command), roles=dict(job.counts), alone=list(job.alone))
     changes = [word.removeprefix("--set=") for word in job.command if word.startswith("--set=")]
     known = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     if tuple(job.command[: len(known)]) != known:
         raise TfdistError("ray", f"cannot run {shown(job.command)} with a config")
-    text = job.config.read_text()
-    return _CONFIG_FORM.format(config=_literal(text), file=job.config.name, changes=changes)
+    config = _literal(job.config_text)
+    return _CONFIG_FORM.format(config=config, file=job.config.name, changes=changes)
 
 
 def _literal(text: str) -> str:

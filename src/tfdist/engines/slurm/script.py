@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.job_description import SHELL_CONFIG, SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.chief_reports import SAVED_STEP
@@ -34,7 +34,7 @@ number=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 number=${{number:-$SLURM_JOB_ID}}
 run_dir={run_dir}
 mkdir -p "$run_dir/logs" || exit 2
-rm -rf "$run_dir"/.ends-*
+{config}rm -rf "$run_dir"/.ends-*
 ends=$(mktemp -d "$run_dir/.ends-XXXXXX") || exit 2
 # This way to track processes sends signals only to a task's first process, which is a shell.
 passes_on=$(scontrol show config 2> /dev/null | grep -o proctrack/cgroup)
@@ -56,6 +56,12 @@ if [ $status = {lost} ] && [ $restarts -lt {restarts} ]; then
     scontrol requeue "$number"
 fi
 exit $status
+"""
+# The config as it was when the job was submitted. Only this user may read it, because it may contain secrets.
+_CONFIG = """\
+(umask 077 && cat > {path}) << '{end}' || exit 2
+{text}
+{end}
 """
 # 193 to 255 are no signals, but exit statuses such as that of sys.exit(-1).
 _IS_SIGNAL = f"is_signal() {{ [ $1 -gt 128 ] && [ $1 -le 192 ] && [ $1 != {LOST} ]; }}"
@@ -137,7 +143,8 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
     """Return the script of a job, with options of sbatch."""
     components = list(_components(job, options))
     section = job.section.slurm
-    words = job.words(python=section.python or sys.executable, run_dir=SHELL_RUN_DIR)
+    python = section.python or sys.executable
+    words = job.words(python=python, run_dir=SHELL_RUN_DIR, config=SHELL_CONFIG)
     survives = any(role in job.alone for role in job.counts)
     may_requeue = not any(_NO_REQUEUE in component.options for component in components)
     return _SCRIPT.format(
@@ -146,6 +153,7 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
         setup="\n".join(section.setup),
         roles=shlex.quote(job.roles),
         run_dir=job.shell_run_dir,
+        config=_config(job),
         task=_task(job),
         step=_step(components, section.srun, survives=survives),
         command=shell_command(words),
@@ -154,6 +162,16 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
         saved_step=SAVED_STEP,
         lost=LOST,
     )
+
+
+def _config(job: Job) -> str:
+    """Return the part of the script that writes the config to the folder of the run; empty for a script."""
+    if job.config_text is None:
+        return ""
+    text, end = job.config_text.removesuffix("\n"), "END OF CONFIG"
+    while end in text:
+        end += "."
+    return _CONFIG.format(path=SHELL_CONFIG, text=text, end=end)
 
 
 def _task(job: Job) -> str:

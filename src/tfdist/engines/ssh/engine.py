@@ -71,7 +71,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
         setup=section.setup,
         command=list(job.command),
         config_name=job.config.name if job.config else "config.yaml",
-        config=job.config.read_text() if job.config else None,
+        config=job.config_text,
         alone=list(job.alone),
         restarts=section.restarts,
         threads=job.threads,

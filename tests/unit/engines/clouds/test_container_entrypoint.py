@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tfdist.engines.clouds.container_entrypoint import config_variables
+from tfdist.engines.job_description import Job
 
 HOSTS = {
     "current_host": "algo-2",
@@ -48,7 +49,8 @@ def test_the_config_is_a_file_for_the_command(tmp_path):
     path = tmp_path / "cifar.yaml"
     path.write_text("# é\n" * 400)
     code = "import sys; print(sys.argv[1]); print(open(sys.argv[1]).read(), end='')"
-    status, output, errors = run(sys.executable, "-c", code, "{config}", **config_variables(path))
+    job = Job("x", command=(), counts={"worker": 1}, folder=tmp_path, made_by="", config=path)
+    status, output, errors = run(sys.executable, "-c", code, "{config}", **config_variables(job))
     assert (status, errors) == (0, "")
     _, name, text = output.split("\n", 2)
     assert name.endswith("/cifar.yaml")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines.job_description import PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.slurm.engine import Slurm
 from tfdist.errors import ConfigError
@@ -139,6 +139,21 @@ def test_words_reach_the_tasks_as_they_are(tmp_path):
     written = (folder / "logs" / "rank-2.log").read_text()
     assert written == "|".join([*words[:-1], str(folder)]) + "|"
     assert (folder / "exit_status").read_text() == "0\n"
+
+
+def test_an_edit_of_the_config_after_the_submission_changes_nothing(tmp_path):
+    config = tmp_path / "cifar.yaml"
+    text = "# $HOME `id` {a}\n#SBATCH --uid=0\nEND OF CONFIG\ntrain: {steps: 3}\n"
+    config.write_text(text)
+    script = Slurm().render(replace(job("cat", CONFIG), config=config), {})
+    config.write_text("train: {steps: 4}\n")
+    assert "--uid=0" not in "".join(directives(script.partition("\nexport ")[0]))
+    for _ in range(2):  # the second start is after a requeue
+        done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"')
+        assert (done.returncode, done.stderr) == (0, "")
+    run_dir = tmp_path / "my runs" / "x-7"
+    assert (run_dir / "logs" / "rank-2.log").read_text() == 2 * text
+    assert (run_dir / "config.yaml").stat().st_mode & 0o777 == 0o600
 
 
 # Starts the tasks one after the other, so that the first to fail is known, and ends as Slurm's does.
