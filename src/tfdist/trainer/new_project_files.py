@@ -256,7 +256,7 @@ def _kubernetes(project: Project, gpus: int) -> _Rows:
         ("  namespace: default", "of the job"),
         ("  resources:", "of each task, by role; gpus: 1 asks for a GPU"),
         (f"    worker: {{cpu: 2, memory: 4Gi{f', gpus: {gpus}' if gpus else ''}}}", ""),
-        ("    all: {cpu: 1, memory: 2Gi}", "the roles not named"),
+        ("    all: {cpu: 1, memory: 2Gi}", "what a role does not name"),
         ("  volume: {size: 10Gi}", "of runs and data, which all tasks share; it stays"),
     ]
 

@@ -14,7 +14,7 @@ import msgspec
 from tfdist.engines.job_description import Job, without_references
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.chief_reports import LOG_PROGRESS
-from tfdist.trainer.sections.engine import KubernetesSection
+from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection
 
 Object = dict[str, Any]
 
@@ -210,12 +210,11 @@ class Application:
         if wrong := sorted({*self.section.resources} - {*self.job.counts, "all"}):
             expected = f"a role of the job ({', '.join(sorted(self.job.counts))}) or all"
             raise ConfigError("engine.kubernetes.resources", expected=expected, received=shown(wrong[0]))
-        wanted = self.section.resources.get(role) or self.section.resources.get("all")
-        if wanted is None:
-            return {}
-        gpus = {self.section.gpu_resource: wanted.gpus} if wanted.gpus else {}
-        memory = {} if wanted.memory is None else {"memory": wanted.memory}
-        cpu = {} if wanted.cpu is None else {"cpu": wanted.cpu}
+        sections = (self.section.resources.get(name, ResourcesSection()) for name in ("all", role))
+        wanted = {key: value for section in sections for key, value in _given(section).items()}
+        gpus = {self.section.gpu_resource: wanted["gpus"]} if wanted.get("gpus") else {}
+        memory = {"memory": wanted["memory"]} if "memory" in wanted else {}
+        cpu = {"cpu": wanted["cpu"]} if "cpu" in wanted else {}
         limits, requests = {**memory, **gpus}, {**cpu, **memory}
         both: dict[str, Object] = {"requests": requests, "limits": limits}
         return {name: {key: str(value) for key, value in of.items()} for name, of in both.items() if of}

@@ -19,7 +19,7 @@ class ResourcesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     cpu: Annotated[str | int | float | None, doc("Cores, such as 4 or 500m.")] = None
     memory: Annotated[str | None, doc("Memory, such as 8Gi; it is the limit too.")] = None
-    gpus: Annotated[int, doc("Whole GPUs.", ge=0)] = 0
+    gpus: Annotated[NotNegative | None, doc("Whole GPUs.")] = None
 
 
 class VolumeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class KubernetesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     )
     resources: Annotated[
         dict[str, ResourcesSection],
-        doc("Resources by role, such as worker: {gpus: 1}; all is for the roles not named."),
+        doc("Resources by role, such as worker: {gpus: 1}; all has those that a role does not name."),
     ] = {}
     gpu_resource: Annotated[str, doc("The name of GPUs as a resource.")] = "nvidia.com/gpu"
     volume: VolumeSection = VolumeSection()

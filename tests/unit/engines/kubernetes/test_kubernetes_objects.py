@@ -118,13 +118,18 @@ def test_a_script_needs_no_config(engine):
         assert pod["spec"]["containers"][0]["command"] == ["python", "my script.py", "--flag=$HOME"]
 
 
-def test_resources_are_those_of_the_role_or_of_all():
+def test_a_role_has_the_resources_of_all_that_it_does_not_name():
     resources = {"all": ResourcesSection(cpu=2, memory="1Gi"), "worker": ResourcesSection(gpus=1)}
-    made = pods("jobset", job(resources=resources), {"ps:cpu": "500m", "gpu_resource": "amd.com/gpu"})
+    options = {"ps:cpu": "500m", "gpu_resource": "amd.com/gpu"}
+    made = pods("jobset", job(resources=resources), options)
     asked = {role: pod["spec"]["containers"][0]["resources"] for role, pod in made.items()}
     assert asked["chief"] == {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
-    assert asked["worker"] == {"limits": {"amd.com/gpu": "1"}}
-    assert asked["ps"] == {"requests": {"cpu": "500m"}}
+    memory = {"memory": "1Gi"}
+    assert asked["worker"] == {"requests": {"cpu": "2", **memory}, "limits": {**memory, "amd.com/gpu": "1"}}
+    assert asked["ps"] == {"requests": {"cpu": "500m", **memory}, "limits": memory}
+    made = pods("jobset", job(), {"all:gpus": "1", "ps:gpus": "0"})
+    asked = {role: pod["spec"]["containers"][0]["resources"] for role, pod in made.items()}
+    assert (asked["worker"], asked["ps"]) == ({"limits": {"nvidia.com/gpu": "1"}}, {})
 
 
 def test_options_change_every_pod():
