@@ -68,6 +68,14 @@ def test_a_job_is_submitted_and_cancelled(engine, api, tfdist):
     assert message == f"tfdist: {handle}: nothing of it exists: it was deleted before\n"
 
 
+def test_a_later_job_with_another_size_leaves_the_claim_as_it_is(api, tfdist):
+    tfdist("submit", "kubernetes", "--config", "train.yaml", "--option=volume.size=100Gi")
+    tfdist("submit", "kubernetes", "--config", "train.yaml", "--option=volume.size=1Gi")
+    claim = api.get("PersistentVolumeClaim", "tfdist")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
+    assert len(api.kinds()["Secret"]) == 2
+
+
 def test_a_handle_is_about_the_cluster_that_the_job_was_submitted_to(api, tfdist, tmp_path):
     handle = tfdist("submit", "kubernetes", "--config", "train.yaml")
     config = json.loads((tmp_path / "config").read_text())

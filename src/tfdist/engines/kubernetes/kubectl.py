@@ -7,14 +7,17 @@ import queue
 import re
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
+import msgspec
 import yaml
 
 from tfdist.engines.client_command import run_client
@@ -65,6 +68,7 @@ class KubectlEngine(abc.ABC):
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
         handle = Handle(self.name, _place(application.section.namespace), application.name)
         submission = job.submission(handle, Path(application.run_dir))
+        application = _without_existing_claim(application, submission)
         try:
             _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
         except TfdistError:
@@ -175,6 +179,20 @@ def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
     return with_options(
         job.section.kubernetes, options, lambda role, name: ("resources", role, name) if role else name
     )
+
+
+def _without_existing_claim(application: Application, submission: Submission) -> Application:
+    """Return the application without the claim of the volume if it exists: other jobs use it as it is."""
+    volume = application.section.volume
+    found = _get(submission, f"persistentvolumeclaim/{volume.claim}") if volume.size is not None else []
+    if not found:
+        return application
+    size = found[0]["spec"]["resources"]["requests"]["storage"]
+    if size != volume.size:
+        problem = f"exists with {size} and stays as it is; volume.size ({volume.size}) has no effect"
+        print(f"tfdist: persistentvolumeclaim {volume.claim}: {problem}", file=sys.stderr)
+    existing = msgspec.structs.replace(volume, size=None)
+    return replace(application, section=msgspec.structs.replace(application.section, volume=existing))
 
 
 def _rendered(application: Application, engine: KubectlEngine) -> str:

@@ -1,5 +1,6 @@
 """The objects that tfdist writes for Kubernetes: tasks, resources, restarts, and mistakes in options."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -269,11 +270,12 @@ def test_the_command_line_of_the_user_stays_a_comment():
 @pytest.fixture
 def kubectl(monkeypatch):
     """Return a function that makes kubectl's answers those of a list; the last one is repeated."""
-    calls = []
+    calls, texts = [], []
 
     def install(*answers):
         def answer(*words, text=None):
             calls.append(words)
+            texts.append(text)
             found = answers[min(len(calls), len(answers)) - 1]
             if isinstance(found, Exception):
                 raise found
@@ -282,6 +284,7 @@ def kubectl(monkeypatch):
         monkeypatch.setattr(kubectl_module, "_kubectl", answer)
         return calls
 
+    install.texts = texts
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
     return install
 
@@ -307,6 +310,27 @@ def test_followed_logs_outlast_errors_of_kubectl(kubectl):
     calls = kubectl(LOST, LOST, LOST, LOST, deleted, LOST, LOST, LOST, LOST, no_pods)
     assert logs(follow=True) == []
     assert len(calls) == 10
+
+
+@pytest.mark.parametrize(
+    ("existing", "note"),
+    [
+        (None, ""),
+        ("1Ti", ""),
+        ("5Gi", "tfdist: persistentvolumeclaim tfdist: exists with 5Gi and stays as it is; volume.size (1Ti) has no effect\n"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_exists_stays_as_it_is(kubectl, capsys, existing, note):
+    claim = {"kind": "PersistentVolumeClaim", "spec": {"resources": {"requests": {"storage": existing}}}}
+    calls = kubectl("here", "" if existing is None else json.dumps(claim), "")
+    find_engine("kubernetes").submit(job(), {"volume.size": "1Ti", "namespace": "ml"})
+    get, apply = calls[1:]
+    assert (get[0], get[1], get[-1]) == ("get", "--namespace=ml", "persistentvolumeclaim/tfdist")
+    kinds = [one["kind"] for one in yaml.safe_load_all(kubectl.texts[-1])]
+    assert apply[0] == "apply"
+    assert ("PersistentVolumeClaim" in kinds) is (existing is None)
+    assert {"Secret", "Job", "Service"} < set(kinds)
+    assert capsys.readouterr().err == note
 
 
 @pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])
