@@ -6,8 +6,10 @@ because the service shows a job's environment variables to all who may see the j
 
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,9 @@ from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
 _LAST_ENTRIES = 200
+_ENTRIES_OF_A_PAGE = 1000  # the most; Cloud Logging takes 60 requests a minute
 _SECONDS_BETWEEN_READS = 10.0
+_MOST_DELAY = timedelta(minutes=2)  # with which an entry may come after newer ones of other tasks
 _STATES = {
     "JOB_STATE_QUEUED": State.PENDING,
     "JOB_STATE_PENDING": State.PENDING,
@@ -90,15 +94,22 @@ class Vertex:
         chosen, wanted = _entries_of(submission, tasks)
         client = self._log_client(submission.handle.place.rpartition(".")[0])
         seen: set[str] = set()
-        since = ""
-        for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
+        newest: datetime | None = None
+        for is_last in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
+            if is_last and newest:
+                time.sleep(_SECONDS_BETWEEN_READS)  # for the last lines of a job that has just ended
+            since = f' timestamp>="{(newest - _MOST_DELAY).isoformat()}"' if newest else ""
             with _one_line_errors():
-                entries = list(client.list_entries(filter_=wanted + since, order_by="timestamp asc"))
+                entries = list(
+                    client.list_entries(
+                        filter_=wanted + since, order_by="timestamp asc", page_size=_ENTRIES_OF_A_PAGE
+                    )
+                )
             for entry in entries:
                 if entry.insert_id in seen:
                     continue
                 seen.add(entry.insert_id)
-                since = f' timestamp>="{entry.timestamp.isoformat()}"'
+                newest = max(newest or entry.timestamp, entry.timestamp)
                 for line in _text(entry.payload).splitlines():
                     yield chosen[entry.resource.labels["task_name"]], line
 

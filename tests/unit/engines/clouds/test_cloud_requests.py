@@ -1,14 +1,19 @@
 """The requests to Vertex AI and SageMaker that tfdist writes, and the mistakes that it refuses."""
 
+import contextlib
 import json
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tfdist.engines.clouds import vertex as vertex_module
 from tfdist.engines.clouds.sagemaker import SageMaker
 from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import roles_started_alone
 from tfdist.trainer.config import read_config
@@ -235,6 +240,56 @@ def test_a_config_or_a_word_that_is_too_long_is_refused(tmp_path):
     wanted = job(command=("python", "x" * 300), sagemaker=SageMakerSection(**SAGEMAKER))
     with pytest.raises(ConfigError, match="expected at most 256 characters in a word of the command"):
         SageMaker().render(wanted, {})
+
+
+class CloudLogging:
+    """Answer requests as Cloud Logging does; each entry is seen only from its round on."""
+
+    def __init__(self, *entries):
+        self.entries, self.rounds = entries, 0
+
+    def list_entries(self, *, filter_, order_by, page_size):
+        assert (order_by, page_size) == ("timestamp asc", 1000)
+        since = re.search(r'timestamp>="(.*?)"', filter_)
+        self.rounds += 1
+        found = [
+            entry
+            for since_round, entry in self.entries
+            if since_round <= self.rounds
+            and (since is None or entry.timestamp >= datetime.fromisoformat(since[1]))
+        ]
+        return sorted(found, key=lambda entry: entry.timestamp)
+
+
+def log_entry(text, pool, second):
+    labels = {"task_name": pool}
+    at = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc) + timedelta(seconds=second)
+    return SimpleNamespace(
+        insert_id=text, timestamp=at, payload=text, resource=SimpleNamespace(labels=labels)
+    )
+
+
+def test_followed_logs_have_lines_that_arrive_after_newer_ones_once(monkeypatch):
+    logging = CloudLogging(
+        (1, log_entry("first", "workerpool1-0", 0)),
+        (1, log_entry("newer", "workerpool1-0", 20)),
+        (2, log_entry("late", "workerpool2-0", 5)),
+        (3, log_entry("after the end", "workerpool2-0", 4)),
+    )
+    states = iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
+    engine = Vertex()
+    monkeypatch.setattr(engine, "_log_client", lambda project: logging)
+    monkeypatch.setattr(engine, "state", lambda submission: (next(states), ""))
+    monkeypatch.setattr(vertex_module, "_one_line_errors", contextlib.nullcontext)
+    monkeypatch.setattr(vertex_module, "_SECONDS_BETWEEN_READS", 0.0)
+    tasks = ("chief:0", "worker:0", "ps:0")
+    submission = Submission(Handle("vertex", "p.r", "7"), "x", Path("/gcs/x"), tasks, "tfdist submit")
+    assert list(engine.logs(submission, tasks, follow=True)) == [
+        ("worker:0", "first"),
+        ("worker:0", "newer"),
+        ("ps:0", "late"),
+        ("ps:0", "after the end"),
+    ]
 
 
 def test_a_client_that_is_not_installed_is_named_in_one_line(monkeypatch):
