@@ -76,6 +76,8 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     assert report["steps"] == 20
     assert report["test_accuracy"] > 0.3  # ten classes; after 20 steps of 128
     assert (report["data"], report["substitute_for"]) == ("digits", None)
+    assert report["config"]["train"]["steps"] == 20
+    assert "engine" not in report["config"]  # its variables may be secrets
     latest = folder / "export" / "latest"
     assert latest.resolve().name == "20"
     assert json.loads((latest / "metadata.json").read_text())["classes"] == [

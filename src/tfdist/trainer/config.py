@@ -187,6 +187,12 @@ def config_text(config: Config) -> str:
     return text
 
 
+def recorded_sections(config: Config) -> dict[str, Any]:
+    """Return a config for the files of a run: without `engine`, whose variables may be secrets."""
+    sections = msgspec.to_builtins(config)
+    return {name: value for name, value in sections.items() if name != "engine"}
+
+
 def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings) -> str:
     """Return, as text, the host and TF_CONFIG of some tasks, and the commands that start them."""
     if not cluster:

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import tensorflow as tf
 
@@ -46,7 +45,7 @@ from tfdist.models.output_kind import Outputs
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.answers import classify, write_answers
-from tfdist.trainer.config import Config
+from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
 from tfdist.trainer.model_and_batches import build_model, find_outputs, initial_model
@@ -141,8 +140,7 @@ def _recorded(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Iter
             stack.enter_context(listening(metrics.handle))
         stack.enter_context(events_to_file(folder.root / FILE))
         began = time.monotonic()
-        sections = msgspec.to_builtins(config)
-        record(Configured(config={name: value for name, value in sections.items() if name != "engine"}))
+        record(Configured(config=recorded_sections(config)))
         try:
             yield
         except BaseException as error:
@@ -246,7 +244,7 @@ def _report(
         export=context.folder.shown(_export(context, local, outputs, results, run.step)),
         seconds=time.monotonic() - started,
         bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()},
-        config=msgspec.to_builtins(config),
+        config=recorded_sections(config),
         versions=versions(),
     )
 

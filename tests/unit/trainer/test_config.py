@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import config_text, json_schema, read_config
+from tfdist.trainer.config import config_text, json_schema, read_config, recorded_sections
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -23,6 +23,14 @@ def test_each_shipped_config_names_the_schema_and_is_read(path, tmp_path):
     everything = tmp_path / "everything.yaml"
     everything.write_text(config_text(config))
     assert read_config(everything).config == config
+
+
+def test_the_files_of_a_run_have_no_variables_of_an_engine(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("train: {steps: 7}\nengine: {kubernetes: {env: {WANDB_API_KEY: hidden}}}\n")
+    sections = recorded_sections(read_config(path).config)
+    assert sections["train"]["steps"] == 7
+    assert "hidden" not in json.dumps(sections)
 
 
 def test_a_strategy_gets_the_options_that_the_file_names(tmp_path):
