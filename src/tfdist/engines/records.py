@@ -1,5 +1,6 @@
 """Keep a record of each job that this user submits: its tasks and folder, which no scheduler keeps."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -55,6 +56,7 @@ def state_folder() -> Path:
 
 def _read(path: Path) -> Submission:
     try:
+        _make_private(path)
         values = json.loads(path.read_text())
         values["handle"] = Handle.parse(values["handle"])
         values["run_dir"] = Path(values["run_dir"])
@@ -63,6 +65,13 @@ def _read(path: Path) -> Submission:
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"is no record of a job: {type(error).__name__}: {error}"
         raise ConfigError(str(path), problem, remedy="Remove it") from None
+
+
+def _make_private(path: Path) -> None:
+    """Keep others from a record of an earlier version, which they could read."""
+    with contextlib.suppress(OSError):  # of a folder that this user may only read
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
 
 
 def _paths() -> list[Path]:

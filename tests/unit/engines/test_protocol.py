@@ -99,6 +99,13 @@ def test_what_was_submitted_is_found_again(submitted):
         find_submission(Handle.parse("queue://here/8"))
 
 
+def test_a_record_of_an_earlier_version_becomes_private_when_it_is_read(submitted, tmp_path):
+    [path] = tmp_path.rglob("*.json")
+    path.chmod(0o644)
+    assert records.submissions() == ([submitted], [])
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_the_log_of_a_task_is_that_of_its_rank(submitted):
     assert list(lines_of(submitted, submitted.tasks, None)) == []
     for rank, text in enumerate(("one\ntwo", "three\n")):
