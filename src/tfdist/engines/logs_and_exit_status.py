@@ -4,11 +4,12 @@ For engines whose tasks write to a folder that the user's machine sees too; the 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import escape
 from pathlib import Path
 
 from tfdist.engines.job_handle_and_state import State, Submission
+from tfdist.errors import StorageError, TfdistError
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.reports import Progress, read_reports
 
@@ -69,19 +70,36 @@ def lines_of(
         tasks: The names of tasks of the job.
         is_over: Whether the job has ended, to continue until then; None for the lines of now.
         path_of: The file of a task in the folder of a run; None for that of its rank.
+
+    Raises:
+        StorageError: A file cannot be read; the lines of all others came before.
     """
     positions: dict[Path, int] = {}
+    errors: dict[str, TfdistError] = {}
     asked_at, ended = float("-inf"), is_over is None
     while True:
         if is_over and not ended and time.monotonic() - asked_at > _SECONDS_BETWEEN_STATES:
             ended, asked_at = is_over(), time.monotonic()
         for name, path in _files(submission, tasks, path_of):
-            if path.exists():
+            try:
                 lines, positions[path] = _read(path, positions.get(path, 0), ended)
-                yield from ((name, line) for line in lines)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                errors.setdefault(name, StorageError(str(path), f"cannot be read: {error.strerror}"))
+                continue
+            yield from ((name, line) for line in lines)
         if ended:
+            raise_first(errors)
             return
         time.sleep(_SECONDS_BETWEEN_READS)
+
+
+def raise_first(errors: Mapping[str, TfdistError]) -> None:
+    """Raise the error of the first of the tasks whose lines cannot be read, if there are any."""
+    for task, error in errors.items():
+        others = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+        raise type(error)(f"logs of {task}{others}", str(error))
 
 
 def rounds(

@@ -11,7 +11,7 @@ from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exi
 from tfdist.engines.protocol import find_engine
 from tfdist.engines.records import find_submission, record
 from tfdist.engines.slurm.engine import Slurm
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 
 
 class Queue(Slurm):
@@ -115,6 +115,15 @@ def test_the_log_of_a_task_is_that_of_its_rank(submitted):
     wanted = [("chief:0", "one"), ("chief:0", "two"), ("worker:0", "three")]
     assert list(lines_of(submitted, submitted.tasks, None)) == wanted
     assert list(lines_of(submitted, ("worker:0",), None)) == wanted[2:]
+
+
+def test_a_log_that_cannot_be_read_ends_the_command_after_the_lines_of_the_others(submitted):
+    log_path(submitted.run_dir, 0).mkdir(parents=True)
+    log_path(submitted.run_dir, 1).write_text("one\n")
+    printed = []
+    with pytest.raises(StorageError, match=r"^logs of chief:0: .*rank-0\.log: cannot be read: Is a dir"):
+        printed.extend(lines_of(submitted, submitted.tasks, lambda: True))
+    assert printed == [("worker:0", "one")]
 
 
 def test_the_jobs_of_an_array_have_folders_of_their_own(submitted):

@@ -24,7 +24,7 @@ from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
-from tfdist.engines.logs_and_exit_status import rounds
+from tfdist.engines.logs_and_exit_status import raise_first, rounds
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
@@ -42,6 +42,7 @@ _STATES = {
     "Failed": State.FAILED,
 }
 Answer = TypeVar("Answer")
+_Lines = queue.Queue[tuple[str, str | TfdistError] | None]
 
 
 class KubectlEngine(abc.ABC):
@@ -94,7 +95,8 @@ class KubectlEngine(abc.ABC):
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what kubectl logs prints for the pods of each task, one after the other."""
-        lines: queue.Queue[tuple[str, str] | TfdistError | None] = queue.Queue()
+        lines: _Lines = queue.Queue()
+        errors: dict[str, TfdistError] = {}
         threads = [
             threading.Thread(target=self._read, args=(submission, task, follow, lines), daemon=True)
             for task in tasks
@@ -102,10 +104,13 @@ class KubectlEngine(abc.ABC):
         for thread in threads:
             thread.start()
         for _ in threads:
-            while (line := lines.get()) is not None:
+            while (found := lines.get()) is not None:
+                task, line = found
                 if isinstance(line, TfdistError):
-                    raise line
-                yield line
+                    errors.setdefault(task, line)
+                else:
+                    yield task, line
+        raise_first(errors)
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the last lines of a task's newest pod."""
@@ -140,14 +145,8 @@ class KubectlEngine(abc.ABC):
                 raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
         return Application(job, _section(job, options), _name(job.name) + ending)
 
-    def _read(
-        self,
-        submission: Submission,
-        task: str,
-        follow: bool,
-        lines: "queue.Queue[tuple[str, str] | TfdistError | None]",
-    ) -> None:
-        """Put the lines of a task into the queue, then the error that has ended them, if any, and None."""
+    def _read(self, submission: Submission, task: str, follow: bool, lines: "_Lines") -> None:
+        """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
         attempts = _MOST_FAILURES if follow else 1
         try:
             seen: set[str] = set()
@@ -160,7 +159,7 @@ class KubectlEngine(abc.ABC):
                         for line in _log(submission, pod, follow=follow):
                             lines.put((task, line))
         except TfdistError as error:
-            lines.put(error)
+            lines.put((task, error))
         finally:
             lines.put(None)
 
@@ -250,8 +249,8 @@ def _pods(submission: Submission, task: str) -> list[str]:
     return [pod["name"] for pod in sorted(pods, key=lambda pod: str(pod.get("creationTimestamp")))]
 
 
-def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
-    """Yield the lines of a pod, and what kubectl says if it cannot read them."""
+def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str | TfdistError]:
+    """Yield the lines of a pod, and what kubectl says if it cannot read them, then an error."""
     command = ["kubectl", "logs", *_within(submission), f"--follow={str(follow).lower()}", pod]
     with subprocess.Popen(
         command,
@@ -264,6 +263,8 @@ def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
         try:
             for line in process.stdout or ():
                 yield line.rstrip("\n")
+            if status := process.wait():
+                yield ConfigError("kubectl logs", f"exited with {status} for {pod}")
         finally:
             process.terminate()
 

@@ -292,17 +292,43 @@ def kubectl(monkeypatch):
 LOST = ConfigError("kubectl get", "connection refused")
 
 
-def logs(follow, tasks=("chief:0",)):
+def logs(follow, tasks=("chief:0",), printed=None):
     submission = Submission(Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), tasks, "tfdist submit")
-    return list(find_engine("kubernetes").logs(submission, tasks, follow))
+    printed = [] if printed is None else printed
+    printed.extend(find_engine("kubernetes").logs(submission, tasks, follow))
+    return printed
 
 
 @pytest.mark.parametrize(("follow", "attempts"), [(False, 1), (True, 5)])
 def test_an_error_of_kubectl_ends_the_logs(kubectl, follow, attempts):
     calls = kubectl(LOST)
-    with pytest.raises(ConfigError, match=r"^kubectl get: connection refused$"):
+    with pytest.raises(ConfigError, match=r"^logs of chief:0: kubectl get: connection refused$"):
         logs(follow)
     assert len(calls) == attempts
+
+
+def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_path):
+    pods = {"chief:0": ["gone"], "worker:0": LOST, "worker:1": ["good"]}
+
+    def pods_of(submission, task):
+        if isinstance(pods[task], Exception):
+            raise pods[task]
+        return pods[task]
+
+    (tmp_path / "kubectl").write_text(
+        '#!/bin/sh\nfor pod; do :; done\necho "I am $pod"; [ $pod = good ] || exit 7\n'
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(kubectl_module, "_pods", pods_of)
+    printed = []
+    with pytest.raises(ConfigError) as caught:
+        logs(follow=False, tasks=tuple(pods), printed=printed)
+    assert sorted(printed) == [("chief:0", "I am gone"), ("worker:1", "I am good")]
+    assert re.fullmatch(
+        r"logs of (chief|worker):0 and 1 more: kubectl (get: connection refused|logs: exited with 7 for gone)",
+        str(caught.value),
+    )
 
 
 def test_followed_logs_outlast_errors_of_kubectl(kubectl):
