@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
-from tfdist._utils.write_files import local_path, write_whole
+from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
@@ -79,7 +79,7 @@ def _write(project: Project, folder: Path, force: bool) -> None:
                 remedy += "; --model model:build takes a function that it has"
             raise ConfigError(str(path), "exists already", remedy=remedy)
     for path, text in files.items():
-        write_whole(path, text.encode())
+        write_output(path, text.encode())
     print(f"wrote {', '.join(map(str, files))}\n\nNext:\n")
     for command in project.next_commands(folder):
         print(f"    {command}")

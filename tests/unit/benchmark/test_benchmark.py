@@ -12,6 +12,7 @@ from tfdist.benchmark.run_scenario import Bench, alone, of_workers, whole_machin
 from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.benchmark.tuning import Tried, chosen, yaml_lines
+from tfdist.cli import bench as cli
 from tfdist.cli.bench import _counts
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores
@@ -24,6 +25,20 @@ CLUSTERS = {
     "parameter_server": "{chief: 1, worker: 2, ps: 1}",
     "parameter_server_sync": "{chief: 1, worker: 2, ps: 1}",
 }
+
+
+@pytest.mark.parametrize("measure", ["_measure", "_tune"])
+def test_the_values_go_into_a_device(measure, bench, tmp_path, monkeypatch):
+    for name in ("scaling.measure_scaling", "tuning.tune", "options_to_try.options_to_try"):
+        monkeypatch.setattr(f"tfdist.benchmark.{name}", lambda *_: None)
+    for name in ("show_scaling", "show_tuning"):
+        monkeypatch.setattr(f"tfdist.benchmark.report.{name}", lambda _: None)
+    monkeypatch.setattr("tfdist.benchmark.report.as_values", lambda _: {"speed": 7})
+    monkeypatch.setattr(cli, "prepare_data", lambda _: None)
+    (tmp_path / "values").symlink_to("/dev/null")
+    more = {"plot": None} if measure == "_measure" else {}
+    getattr(cli, measure)(bench(), (), **more, json=str(tmp_path / "values"))
+    assert (tmp_path / "values").is_char_device()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from absl.flags import FLAGS
 
-from tfdist.cli import _jobs, _run_command
+from tfdist.cli import _jobs, _run_command, init
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyOptions, strategy_name
 from tfdist.trainer.config import read_config
@@ -65,6 +65,13 @@ def test_each_project_is_read_and_each_of_its_commands_is_taken(folder, machine,
         for line in project.run_commands():
             _check_command(project, shlex.split(line, comments=True))
         assert ("model.py" in project_files(project)) == (model == "own")
+
+
+def test_with_force_a_file_that_is_a_device_stays_one(tmp_path, capsys):
+    (tmp_path / "train.yaml").symlink_to("/dev/null")
+    init._write(_project(where="here"), tmp_path, force=True)
+    assert (tmp_path / "train.yaml").is_char_device()
+    assert f"wrote {tmp_path / 'train.yaml'}" in capsys.readouterr().out
 
 
 def _check_config(folder, project):
