@@ -5,10 +5,11 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from tfdist._utils.write_files import storage_errors, temporary_folder
 
 _MOST_BYTES = 64 << 20
 _GLOB_CHARACTERS = frozenset("*?[\\")  # which TensorFlow takes for a pattern
@@ -75,11 +76,14 @@ def glob_free_path(path: Path) -> Iterator[Path]:
     if not _has_glob(path):
         yield path
         return
-    temporary = None if not _has_glob(Path(tempfile.gettempdir())) else _FALLBACK
-    with tempfile.TemporaryDirectory(prefix="tfdist-link-", dir=temporary) as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder("tfdist-link-"))
+        if _has_glob(Path(folder)):
+            folder = stack.enter_context(temporary_folder("tfdist-link-", within=_FALLBACK))
         suffix = "" if _has_glob(Path(path.suffix)) else path.suffix  # Keras reads the format from it
         link = Path(folder, f"link{suffix}")
-        link.symlink_to(path.absolute())
+        with storage_errors(link):
+            link.symlink_to(path.absolute())
         yield link
 
 

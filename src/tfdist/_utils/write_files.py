@@ -187,14 +187,14 @@ def fresh_folder(final: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
-    """Yield a new temporary folder, which is removed after the block.
+def temporary_folder(prefix: str, *, within: str | None = None) -> Iterator[str]:
+    """Yield a new temporary folder, in the usual one or another, which is removed after the block.
 
     Raises:
         StorageError: No folder for temporary files can be written to.
     """
     try:
-        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True)
     except OSError as error:
         remedy = "Free disk space, or set TMPDIR to a folder that you may write to"
         raise StorageError("temporary folder", f"cannot be made: {error.strerror}", remedy=remedy) from None

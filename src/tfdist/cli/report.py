@@ -8,12 +8,11 @@ object store, such as gs://bucket/runs/x.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.write_files import local_path, path_or_address
+from tfdist._utils.write_files import local_path, path_or_address, temporary_folder
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.report.page import write_page
@@ -62,7 +61,7 @@ def _folder_of(place: Path | str) -> Iterator[Path]:
     load_tensorflow_quietly()
     from tfdist.trainer.remote_run_folder import fetch_report  # the same
 
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as copy:
+    with temporary_folder("tfdist-") as copy:
         fetch_report(place, Path(copy))
         try:
             yield Path(copy)

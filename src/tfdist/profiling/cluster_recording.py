@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist._utils.profiler_span import EXCHANGE, span
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
-from tfdist.errors import ConfigError
+from tfdist.errors import TfdistError
 from tfdist.profiling.clock_alignment import Before
 from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
 
@@ -32,7 +32,7 @@ def offer_to_record(cluster: ClusterConfig) -> None:
     def begin() -> Any:
         try:
             recorder.begin()
-        except ConfigError as error:
+        except TfdistError as error:
             return np.array(str(error).encode())
         return np.array(b"")
 
@@ -68,7 +68,7 @@ class ClusterRecording:
                 _log.warning("the timeline will lack %s: %s", task, problem.decode())
         try:
             self._recorder.begin()
-        except ConfigError as error:  # the other tasks continue, and wait for this one
+        except TfdistError as error:  # the other tasks continue, and wait for this one
             _log.warning("the timeline will lack %s: %s", self._own, error)
         self._meet("begin")
 

@@ -2,14 +2,15 @@
 
 import json
 import platform
-import tempfile
 import time
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.write_files import temporary_folder
 from tfdist.errors import ConfigError, DataError
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine, as its clock is
@@ -39,7 +40,8 @@ class Recorder:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ExitStack | None = None  # which removes it
+        self._path = ""
         self._began = 0
 
     def begin(self) -> None:
@@ -47,16 +49,18 @@ class Recorder:
 
         Raises:
             ConfigError: Another profiler runs already in this process.
+            StorageError: No folder for temporary files can be written to.
         """
         if self._folder is not None:
             self.end()
-        folder = tempfile.TemporaryDirectory(prefix="tfdist-profile-")
+        folder = ExitStack()
+        self._path = folder.enter_context(temporary_folder("tfdist-profile-"))
         options = tf.profiler.experimental.ProfilerOptions(**OPTIONS)
         self._began = time.time_ns()
         try:
-            tf.profiler.experimental.start(folder.name, options)
+            tf.profiler.experimental.start(self._path, options)
         except tf.errors.AlreadyExistsError:
-            folder.cleanup()
+            folder.close()
             remedy = "Leave the other one out, such as profile_batch of Keras's TensorBoard callback"
             raise ConfigError("profile", "a profiler runs already in this process", remedy=remedy) from None
         self._folder = folder
@@ -65,10 +69,10 @@ class Recorder:
         """Stop the profiler, and return what it has recorded; nothing if it did not run."""
         if self._folder is None:
             return Recorded(self._task, _machine(), 0, b"")
-        with self._folder as folder:
+        with self._folder:
             self._folder = None
             tf.profiler.experimental.stop()
-            planes = b"".join(read_folder(Path(folder)).values())
+            planes = b"".join(read_folder(Path(self._path)).values())
             return Recorded(self._task, _machine(), self._began, planes)
 
 

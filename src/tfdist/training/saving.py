@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.write_files import fresh_path
+from tfdist._utils.write_files import fresh_path, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
 from tfdist.training.keras.compat import is_keras_2, keras_of
@@ -62,7 +61,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 def _place_to_write(target: str) -> Iterator[str]:
     """Yield the path to write to; on the chief, the result then replaces the target."""
     if not is_chief():
-        with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
+        with temporary_folder("tfdist-") as scratch, storage_errors(Path(scratch)):
             yield str(Path(scratch, Path(target).name))
     elif "://" in target:  # a remote store, where objects appear when they are complete
         yield target

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.write_files import default_cache_dir
 from tfdist.benchmark.rehearsal_parts import Plan
-from tfdist.cli import doctor, init, predict, train
+from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._results_and_page import page_written
 from tfdist.cluster.config import ClusterConfig
@@ -19,14 +20,17 @@ from tfdist.diagnostics.doctor.check_machine import existing_parent
 from tfdist.diagnostics.environment import describe_environment
 from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.records import find_submission, state_folder, submissions
+from tfdist.engines.ssh import task_on_host
 from tfdist.errors import ConfigError, DataError, StorageError, TfdistError
 from tfdist.export.export_folder import find_export
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch import launch
+from tfdist.profiling.tensorflow_profiler import Recorder
 from tfdist.trainer.config import read_config
 from tfdist.trainer.new_project import check_answer
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.shipped_configs import copy_config, shipped_configs
+from tfdist.training import saving
 from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
 
 DEEP = "/tmp/" + "a/" * 2500 + "x"  # longer than a path may be, which is an error for root too
@@ -122,6 +126,29 @@ def test_the_doctor_finds_that_there_is_no_folder_for_temporary_files(monkeypatc
     *_, last = doctor._check(Plan(config=CONFIG), 1.0)
     assert (last.check, last.state) == ("temporary files", "failed")
     assert "set TMPDIR to a folder that you may write to" in last.remedy
+
+
+def _enter(context):
+    with context:
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda: _enter(glob_free_path(Path("/a*b"))), id="a link"),
+        pytest.param(lambda: _enter(report._folder_of("gs://bucket/run")), id="report"),
+        pytest.param(lambda: _enter(saving._place_to_write("model.keras")), id="save"),
+        pytest.param(lambda: Recorder("worker:0").begin(), id="profile"),
+        pytest.param(lambda: task_on_host.main(["run"]), id="ssh"),
+    ],
+)
+def test_without_a_folder_for_temporary_files_there_is_one_line(monkeypatch, tmp_path, use):
+    monkeypatch.setattr(saving, "is_chief", lambda: False)
+    monkeypatch.setattr(task_on_host, "_read_order", lambda: (None, b""))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(StorageError, match=r"^temporary folder: cannot be made: No such file .*TMPDIR"):
+        use()
 
 
 @pytest.mark.usefixtures("removed_folder")

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 import msgspec
 
 import tfdist
+from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh.plan import NO_CONNECTION, Order, write_private
-from tfdist.errors import LOST
+from tfdist.errors import LOST, TfdistError
 from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
             return 0
         case ["run"]:
             order, rest = _read_order()
-            with tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True) as scratch:
+            with temporary_folder("tfdist-") as scratch:
                 return _run(order, rest, Path(scratch))
     print("tfdist: tfdist.engines.ssh.task_on_host: expected check COUNT, or run", file=sys.stderr)
     return 2
@@ -113,7 +113,8 @@ def _supervisor_plan(
     """Return the plan of a supervisor of one task, which it does not start again by itself."""
     config = scratch / order.plan.config_name
     if order.plan.config is not None:
-        write_private(config, order.plan.config.encode())
+        with storage_errors(config):
+            write_private(config, order.plan.config.encode())
     meant = {PYTHON: sys.executable, CONFIG: str(config), RUN_DIR: order.run_dir}
     task = TaskPlan(
         name=order.task,
@@ -187,4 +188,8 @@ def _status(event: Mapping[str, Any], task: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
