@@ -4,6 +4,8 @@ The model's own method runs on each replica's part of a batch. While TensorFlow 
 
 - catches what it writes to Keras variables, and combines the results of the replicas before any of them
   changes: counts of metrics are added up, and other state is averaged over the examples;
+- scales each loss that is no mean over the examples so that the mean over the examples of all replicas is
+  the loss of the whole batch;
 - takes over `optimizer.apply`, averages the gradients over the examples, and clips and applies them once;
 - returns 1 as `num_replicas_in_sync`, so that a loss is right whether or not the method divides by it.
 """
@@ -37,13 +39,14 @@ from tfdist.training.gradients_as_in_one_process import (
     with_rows_summed,
 )
 from tfdist.training.keras.compat import flat_logs
-from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, is_of_sum
+from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
+    OF_EXAMPLES,
+    Divisor,
     check_numbers,
     losses_of_one_process,
     recorded_divisors,
-    weight_of,
 )
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
@@ -69,7 +72,6 @@ class _Log:
     metric: Any
     place: int
     like: tf.TensorSpec
-    is_sum: bool
 
 
 class SharedCustomStep(MetricStep):
@@ -104,7 +106,6 @@ class SharedCustomStep(MetricStep):
         self._updates: dict[tuple[int, ...], Updating] = {}
         self._logs: Any = {}
         self._uses: list[OptimizerUse] = []
-        self._means: list[bool] = []
         self._build(spec)
         self._note_variables()
         self._probe(spec)
@@ -186,7 +187,6 @@ class SharedCustomStep(MetricStep):
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._uses = []
             self._logs = self._described(self._called(batch, replica), replica)
-            self._means = replica.means
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
@@ -255,11 +255,7 @@ class SharedCustomStep(MetricStep):
         values = tf.nest.flatten(found)
         losses = tf.nest.flatten(found.get("loss", ()))
         loss = tf.add_n([tf.zeros([], tf.float64), *(tf.reduce_sum(_float64(value)) for value in losses)])
-        logs = [
-            self._as_mean(value, replica) if log.is_sum else value
-            for value, log in zip(values, self._flat_logs, strict=True)
-            if log.metric is None
-        ]
+        logs = [value for value, log in zip(values, self._flat_logs, strict=True) if log.metric is None]
         metrics = [self._or_zero(value, size) for value in self._metrics.counted(replica.scope)]
         state = self._state(replica)
         stats = self._replica_stats.ended(begun, values, self._or_zero(loss, size), size)
@@ -280,11 +276,11 @@ class SharedCustomStep(MetricStep):
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
         seeds = self._randomness.snapshot()
         scope = non_trainable_scope(self._keras, [*metrics, *seeds, *factors])
-        return ReplicaTrace(scope, batch_size(data), share, seed, seeds, scales)
+        return ReplicaTrace(scope, batch_size(data), share, _graph(), seed, seeds, scales)
 
     def _share(self, size: tf.Tensor) -> tf.Tensor:
-        needs_share = bool(self._means) or any(log.is_sum for log in self._flat_logs)
-        if not needs_share or self._replicas == 1:
+        """Return the replica's share of a number that has a part on each replica."""
+        if self._replicas == 1:
             return tf.ones([])
         size = tf.cast(size, tf.float64)
         whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
@@ -297,12 +293,11 @@ class SharedCustomStep(MetricStep):
             with (
                 replica.scope,
                 self._randomness.unseeded_from_here(),
-                recorded_divisors(rows_of(data)) as replica.divisors,
+                recorded_divisors(rows_of(data), share=self._part_of_loss(replica)) as divisors,
                 replica.seed.of_this_replica(),
                 replicas_hidden(),
             ):
                 found = self._own(data)
-                is_penalized = replica.uses is not None and bool(self._model.losses)
         finally:
             del self._here.replica
         if not isinstance(found, dict):
@@ -310,22 +305,43 @@ class SharedCustomStep(MetricStep):
             expected = f"a dict from {self._name}"
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
         if self._replicas > 1:
-            self._has_named_loss |= check_numbers(replica.divisors, warns=not self._has_named_loss)
-        if is_penalized and self._replicas > 1 and {divisor.kind for divisor in replica.divisors} == {"sum"}:
-            problem = (
-                "sums up its loss over the batch, and its layers add losses, which replicas would repeat"
-            )
-            raise ConfigError(f"model {self._model.name}", problem, remedy="Take a mean over the batch")
+            self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
         return found
+
+    def _part_of_loss(self, replica: ReplicaTrace) -> Callable[[Divisor], tf.Tensor] | None:
+        """Return what gives a replica's part of a loss; None if each replica's own loss is it.
+
+        The mean over the examples of all replicas of their parts is the loss of the whole batch.
+        """
+        if self._replicas == 1 or replica.uses is not None:
+            return None
+
+        def part(divisor: Divisor) -> tf.Tensor:
+            loss = divisor.loss
+            if divisor.kind in OF_EXAMPLES:
+                return loss
+            by = tf.ones([], tf.float64)
+            if divisor.value is not None:
+                if _graph() is not replica.graph:
+                    problem = (
+                        "is a mean over what is masked or weighed, and computed within a branch or a loop"
+                    )
+                    raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
+                value = self._or_zero(tf.cast(divisor.value, tf.float64), replica.size)
+                with replica.updating():
+                    by = self._share(value)
+            factor = tf.math.divide_no_nan(by, replica.share)
+            return loss * tf.stop_gradient(tf.cast(factor, loss.dtype))
+
+        return part
 
     def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:
         def described(value: Any) -> _Log:
             for result, metric, index in replica.results:
                 if result is value:
-                    return _Log(metric, index, tf.TensorSpec([]), is_sum=False)
+                    return _Log(metric, index, tf.TensorSpec([]))
             tensor = tf.convert_to_tensor(value)
-            spec = tf.TensorSpec(tensor.shape, tensor.dtype)
-            return _Log(None, 0, spec, is_sum=is_of_sum(tensor, replica.divisors))
+            return _Log(None, 0, tf.TensorSpec(tensor.shape, tensor.dtype))
 
         return tf.nest.map_structure(described, found)
 
@@ -355,20 +371,8 @@ class SharedCustomStep(MetricStep):
         replica = getattr(self._here, "replica", None)
         if replica is None or self._keras.ops.ndim(values):
             return original(values, sample_weight=sample_weight)
-        if replica.uses is not None:
-            is_sum = is_of_sum(tf.convert_to_tensor(values), replica.divisors)
-        else:
-            is_sum = self._means[len(replica.means)]
-        replica.means.append(is_sum)
-        if is_sum:
-            values = self._as_mean(values, replica)
         # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
         return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
-
-    def _as_mean(self, value: Any, replica: ReplicaTrace) -> tf.Tensor:
-        """Return the number whose mean over the examples, of all replicas, is the sum of the values."""
-        value = tf.convert_to_tensor(value)
-        return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
 
     def _gradients(
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
@@ -380,13 +384,10 @@ class SharedCustomStep(MetricStep):
         is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
         if replica is None or args or kwargs or not is_of_weights:
             return original(target, sources, *args, **kwargs)
-        weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
-        if weight is None:
-            return original(target, sources)
-        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), weight), target)
+        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), replica.size), target)
         gradients = original(target, sources, output_gradients=upstream)
         flat = [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
-        return tf.nest.pack_sequence_as(sources, unweighed(flat, weight))
+        return tf.nest.pack_sequence_as(sources, unweighed(flat, replica.size))
 
     def _apply(
         self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
@@ -410,9 +411,8 @@ class SharedCustomStep(MetricStep):
             known = slices_of_one_process(known, variables, are_added_up=updating.adds_rows_up)
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
-            weight, _ = weight_of(replica.divisors, replica.size, replicas=self._replicas)
             are_unique = have_unique_rows(known) if self._replicas > 1 else [False] * len(known)
-            shared = shared_mean([OfLoss(known, weight)], [], [], size=replica.size)
+            shared = shared_mean([OfLoss(known, replica.size)], [], [], size=replica.size)
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
                 updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)
@@ -425,6 +425,10 @@ class SharedCustomStep(MetricStep):
 
 def _key(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
     return (id(optimizer), *map(id, variables))
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _float64(value: Any) -> tf.Tensor:

@@ -1,17 +1,15 @@
 """Keep the state of one replica while TensorFlow traces a custom step of a model."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.keras.loss_normalization import Divisor
 from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
-from tfdist.training.sums_and_means_in_graph import operations_behind
 
 
 class OptimizerUse(NamedTuple):
@@ -29,27 +27,24 @@ class ReplicaTrace:
         scope: The scope that catches what the step writes.
         size: The number of the replica's examples.
         share: The replica's share of the examples of the global batch.
+        graph: The graph of the step, None if it is not traced.
         seed: The seed of the graph, which differs between replicas.
         seeds: The states of the random generators that the step began with.
         scales: The factor of each optimizer that scales losses, by the optimizer's id.
-        divisors: The divisors of the losses that the step has computed so far.
         results: The values that metrics have returned, each with its metric and its place in the result.
         uses: The uses of optimizers, if the step is only traced to find them.
-        means: For each time that a metric has counted a number for the replica's part, whether the number is
-            a sum over the part, and not a mean.
         is_updating: Whether an optimizer updates variables.
     """
 
     scope: NonTrainableScope
     size: tf.Tensor
     share: tf.Tensor
+    graph: tf.Graph | None
     seed: GraphSeed
     seeds: list[tuple[Any, tf.Tensor]]
     scales: dict[int, tf.Tensor] = field(default_factory=dict)
-    divisors: list[Divisor] = field(default_factory=list)
     results: list[tuple[Any, Any, int]] = field(default_factory=list)
     uses: list[OptimizerUse] | None = None
-    means: list[bool] = field(default_factory=list)
     is_updating: bool = False
 
     @contextlib.contextmanager
@@ -61,10 +56,3 @@ class ReplicaTrace:
                 yield
         finally:
             self.is_updating = self.scope.is_paused = False
-
-
-def is_of_sum(value: tf.Tensor, divisors: Sequence[Divisor]) -> bool:
-    """Return whether a value is computed, in a graph, from a loss that is a sum over the batch."""
-    sums = {divisor.loss.ref() for divisor in divisors if divisor.kind == "sum"}
-    behind = (tensor for operation in operations_behind([value]) for tensor in operation.inputs)
-    return bool(sums) and (value.ref() in sums or any(tensor.ref() in sums for tensor in behind))

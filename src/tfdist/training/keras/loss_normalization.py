@@ -27,7 +27,7 @@ _INEXACT = (
 )
 _log = logging.getLogger("tfdist")
 
-_OF_EXAMPLES = {"count", "number", "weighted number"}  # kinds of divisors that are the number of examples
+OF_EXAMPLES = {"count", "number", "weighted number"}  # kinds of divisors that are the number of examples
 _REPLACING = threading.RLock()
 _HERE = threading.local()  # each replica is traced in a thread of its own
 
@@ -69,19 +69,22 @@ def losses_of_one_process(keras: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_divisors(
-    rows: int | None, watch: Callable[[tf.Tensor], None] | None = None
+    rows: int | None,
+    watch: Callable[[tf.Tensor], None] | None = None,
+    share: Callable[[Divisor], tf.Tensor] | None = None,
 ) -> Iterator[list[Divisor]]:
     """Collect the divisor of each loss that this thread computes, within `losses_of_one_process`.
 
     Args:
         rows: The number of examples, None in a graph that does not fix it.
         watch: A function to call with each loss before anything else is computed from it.
+        share: A function that returns what Keras, and the model, get in place of each loss.
     """
-    _HERE.divisors, _HERE.rows, _HERE.watch = [], rows, watch
+    _HERE.divisors, _HERE.rows, _HERE.watch, _HERE.share = [], rows, watch, share
     try:
         yield _HERE.divisors
     finally:
-        del _HERE.divisors, _HERE.rows, _HERE.watch
+        del _HERE.divisors, _HERE.rows, _HERE.watch, _HERE.share
 
 
 def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
@@ -89,7 +92,7 @@ def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tup
     if not have_several_divisors(divisors):
         if divisors and divisors[0].kind == "sum":
             return None, False
-        is_of_examples = all(divisor.kind in _OF_EXAMPLES for divisor in divisors)
+        is_of_examples = all(divisor.kind in OF_EXAMPLES for divisor in divisors)
         return (size, True) if is_of_examples else (divisors[0].value, False)
     if replicas == 1:  # the sum has no other part
         return size, True
@@ -101,7 +104,7 @@ def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tup
 def have_several_divisors(divisors: list[Divisor]) -> bool:
     """Return whether losses are not all divided by the same number."""
     kinds = {divisor.kind for divisor in divisors}
-    return len(divisors) > 1 and kinds != {"sum"} and not kinds <= _OF_EXAMPLES
+    return len(divisors) > 1 and kinds != {"sum"} and not kinds <= OF_EXAMPLES
 
 
 def parts_by_divisor(
@@ -121,7 +124,7 @@ def parts_by_divisor(
     weights: dict[Any, tf.Tensor | None] = {}
     places = []
     for index, (divisor, factor) in enumerate(zip(divisors, factors, strict=True)):
-        is_of_examples = divisor.kind in _OF_EXAMPLES
+        is_of_examples = divisor.kind in OF_EXAMPLES
         key = "count" if is_of_examples else "sum" if divisor.kind == "sum" else index
         terms.setdefault(key, []).append(tf.cast(divisor.loss * tf.stop_gradient(factor), loss.dtype))
         weights[key] = size if is_of_examples else divisor.value
@@ -180,10 +183,12 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         if reduction not in (None, "none") and tuple(loss.shape) == (0,):  # Keras does not reduce no values
             loss = tf.reduce_sum(loss)
         if hasattr(_HERE, "divisors"):
-            kind, value = _divisor(keras, values, sample_weight, mask, reduction)
-            _HERE.divisors.append(Divisor(kind, value, loss))
+            divisor = Divisor(*_divisor(keras, values, sample_weight, mask, reduction), loss)
+            _HERE.divisors.append(divisor)
             if _HERE.watch is not None:
                 _HERE.watch(loss)
+            if _HERE.share is not None:
+                return _HERE.share(divisor)
         return loss
 
     return reduce_weighted_values

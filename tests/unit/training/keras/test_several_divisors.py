@@ -1,5 +1,7 @@
 """Outputs whose losses are divided by different numbers train on two devices as in one process."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -40,14 +42,14 @@ def test_all_of_this_holds_on_several_devices():
     run_on_several(__file__)
 
 
-def two_masks():
+def two_masks(kind=keras.Model):
     """Two outputs for each word, both masked, and one for the whole, which is not."""
     words = keras.Input((5,))
     embedded = keras.layers.Embedding(4, 3, mask_zero=True, embeddings_regularizer="l2")(words)
     tags, pairs = (keras.layers.Dense(units, name=f"of_{units}")(embedded) for units in (1, 2))
     number = keras.Input((4,))
     whole = keras.layers.Dense(1, name="whole")(Penalty()(keras.layers.Dense(4, "tanh")(number)))
-    model = keras.Model([words, number], [tags, pairs, whole])
+    model = kind([words, number], [tags, pairs, whole])
     options = {
         "loss": ["mse", "mae", "mse"],
         "loss_weights": [1.0, 0.5, 2.0],
@@ -65,21 +67,21 @@ def separate_tables():
     return keras.Model(words, [both, one]), {"loss": ["mse", "mae"]}, (WORDS, (TAGS, PAIRS))
 
 
-def flat(*losses):
+def flat(kind, *losses):
     number = keras.Input((4,))
     hidden = keras.layers.Dense(3, "tanh", activity_regularizer="l2", kernel_regularizer="l2")(number)
     outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in ("first", "second")}
     options = {"loss": dict(zip(outputs, losses, strict=True)), "loss_weights": {"first": 0.3, "second": 2.0}}
-    return keras.Model(number, outputs), options, (X, dict.fromkeys(outputs, NUMBERS * 2))
+    return kind(number, outputs), options, (X, dict.fromkeys(outputs, NUMBERS * 2))
 
 
-def sum_and_mean():
-    return flat(keras.losses.MeanSquaredError(reduction="sum"), "mae")
+def sum_and_mean(kind=keras.Model):
+    return flat(kind, keras.losses.MeanSquaredError(reduction="sum"), "mae")
 
 
-def weights_and_sum():
+def weights_and_sum(kind=keras.Model):
     losses = [keras.losses.MeanSquaredError(reduction=each) for each in ("mean_with_sample_weight", "sum")]
-    model, options, data = flat(*losses)
+    model, options, data = flat(kind, *losses)
     return model, options, (*data, {"first": WEIGHTS, "second": WEIGHTS[::-1].copy()})
 
 
@@ -97,18 +99,40 @@ def two_lookups():
     )
 
 
-def synchronized():
+def synchronized(kind=keras.Model):
     """Of a part without weight, the examples still count in the moments of the whole batch."""
     number = keras.Input((4,))
     hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(3)(number))
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    return keras.Model(number, keras.layers.Dense(1)(hidden)), {"loss": loss}, (X, NUMBERS, WEIGHTS)
+    return kind(number, keras.layers.Dense(1)(hidden)), {"loss": loss}, (X, NUMBERS, WEIGHTS)
 
 
 def frozen():
     model, options, data = two_masks()
     model.trainable = False
     return model, options, data
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, weights)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self._loss_tracker.update_state(loss)
+        return self.compute_metrics(x, y, y_pred, weights)
+
+    def test_step(self, data):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        self._loss_tracker.update_state(self.compute_loss(x, y, y_pred, weights))
+        return self.compute_metrics(x, y, y_pred, weights)
+
+
+def in_own_step(make):
+    return pytest.param(functools.partial(make, OwnStep), False, id=f"{make.__name__} in a step of its own")
 
 
 CASES = [
@@ -119,6 +143,7 @@ CASES = [
     (weights_and_sum, False),
     (synchronized, False),
     (frozen, False),
+    *map(in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized)),
 ]
 
 
