@@ -13,7 +13,13 @@ from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.fit_epochs import FitEpochs, FitSchedule
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
-from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data, split, validation_parts
+from tfdist.training.keras.datasets_from_inputs import (
+    epoch_hooks,
+    hook_after_batches,
+    made_data,
+    split,
+    validation_parts,
+)
 from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.same_call import in_call
@@ -81,7 +87,7 @@ def fit(
     callbacks, option = apart(callbacks_of(callbacks))
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split(model, (x, y, sample_weight), validation_split)
-    hooks = epoch_hooks(model, x)
+    hooks, after_batches = epoch_hooks(model, x), hook_after_batches(model, x)
     with in_call("fit", strategy), open_checkpoints(option, model, strategy, callbacks) as checkpoints:
         checkpoints.check_order(x, shuffle=shuffle)
         options: Any = {"class_weight": class_weight, "shuffle": shuffle, "seed": checkpoints.seed}
@@ -120,7 +126,9 @@ def fit(
             model.stop_training = False
             reset_batch_count(model, "train")
             begun = checkpoints.begin(calls, **lengths, initial_epoch=schedule.initial_epoch)
-            run = FitEpochs(session, training, testing, model, schedule, calls, callbacks, checkpoints)
+            run = FitEpochs(
+                session, training, testing, model, schedule, calls, callbacks, checkpoints, after_batches
+            )
             with checkpoints.deferring(), doing(BETWEEN_STEPS):
                 logs = run.run(begun)
                 session.finish()

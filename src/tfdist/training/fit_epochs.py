@@ -96,9 +96,11 @@ class FitEpochs:
         calls: Any,
         callbacks: Sequence[Any],
         checkpoints: NoCheckpoints,
+        after_batches: Callable[[], None],
     ) -> None:
         self._training, self._testing, self._model = training, testing, model
         self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
+        self._after_batches = after_batches
         self._stopping = Stopping(callbacks, model, session.strategy)
         self._reports = FitReports(model, session.strategy, epochs=schedule.epochs, steps=schedule.expected)
         self._profiled, self._steps = _profiled_steps(session.strategy), 0
@@ -123,6 +125,7 @@ class FitEpochs:
         for epoch in range(begun, self._schedule.epochs):
             self._calls.on_epoch_begin(epoch)
             logs = self._train(epoch)
+            self._after_batches()
             self._training.step.end_epoch()
             if self._testing is not None and self._schedule.validates(epoch):
                 self._reports.phase("evaluating")

@@ -4,7 +4,7 @@ Keras's own adapters make them, so a seed gives the same order as in one process
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -159,8 +159,8 @@ def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
 def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
     """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data.
 
-    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there. Keras 2
-    has one hook only, in training.
+    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there. In
+    training, `hook_after_batches` is called at the end of an epoch. Keras 2 has one hook only, in training.
     """
     if not _has_hooks(model, x):
         return []
@@ -176,13 +176,20 @@ def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
         begin()
 
     hooks: dict[str, dict[str, Any]] = {
-        "train": {"on_train_begin": end, "on_epoch_begin": begin, "on_epoch_end": end},
+        "train": {"on_train_begin": end, "on_epoch_begin": begin},
         "test": {"on_test_begin": end_and_begin, "on_test_end": end},
         "predict": {"on_predict_begin": begin, "on_predict_end": end},
     }
     if is_keras_2(model):
         hooks = {"train": {"on_epoch_end": end}, "test": {}, "predict": {}}
     return [keras_of(model).callbacks.LambdaCallback(**hooks[phase])]
+
+
+def hook_after_batches(model: Any, x: Any) -> Callable[[], None]:
+    """Return what Keras 3 calls after the last batch of a training epoch, before it validates."""
+    if is_keras_2(model) or not _has_hooks(model, x):
+        return lambda: None
+    return x.on_epoch_end  # type: ignore[no-any-return]
 
 
 def _is_of_python(model: Any, x: Any) -> bool:

@@ -43,9 +43,9 @@ def made():
 class Part(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
     """Read a batch by its index, and note the epochs."""
 
-    def __init__(self):
+    def __init__(self, name="", noted=None):
         super().__init__()
-        self.noted = ""
+        self.name, self.noted = name, [] if noted is None else noted
 
     def __len__(self):
         return COUNT // 10
@@ -54,10 +54,10 @@ class Part(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
         return tuple(array[10 * index : 10 * index + 10] for array in points()[:2])
 
     def on_epoch_begin(self):
-        self.noted += "("
+        self.noted.append(f"{self.name} begins")
 
     def on_epoch_end(self):
-        self.noted += ")"
+        self.noted.append(f"{self.name} ends")
 
 
 def generated():
@@ -94,22 +94,31 @@ def test_fits_as_keras_does(strategy, case):
 
 
 def test_a_py_dataset_is_told_of_epochs(strategy):
+    def fitted(fit, model, noted):
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: noted.append("epoch begins"),
+            on_epoch_end=lambda *_: noted.append("epoch ends"),
+        )
+        options = {"validation_data": Part("tested", noted), "callbacks": [callback]}
+        history = fit(model, Part("trained", noted), epochs=2, shuffle=False, verbose=0, **options)
+        return history.history["loss"]
+
     with strategy.scope():
         model = made()
-    ours, theirs = [Part() for _ in range(4)], [Part() for _ in range(4)]
-    found = fit(model, ours[0], epochs=2, shuffle=False, validation_data=ours[1], verbose=0)
-    evaluate(model, ours[2], verbose=0)
-    predict(model, ours[3], verbose=0)
+    ours, theirs = [], []
+    found = fitted(fit, model, ours)
+    evaluate(model, Part("evaluated", ours), verbose=0)
+    predict(model, Part("predicted", ours), verbose=0)
     if IS_KERAS_2:
-        assert ours[0].noted == "))"
+        assert ours == ["epoch begins", "epoch ends", "trained ends"] * 2
         return
     model = made()
-    expected = model.fit(theirs[0], epochs=2, shuffle=False, validation_data=theirs[1], verbose=0)
-    model.evaluate(theirs[2], verbose=0)
-    model.predict(theirs[3], verbose=0)
+    expected = fitted(keras.Model.fit, model, theirs)
+    model.evaluate(Part("evaluated", theirs), verbose=0)
+    model.predict(Part("predicted", theirs), verbose=0)
 
-    assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
-    assert [part.noted for part in ours] == [part.noted for part in theirs]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert ours == theirs
 
 
 def test_evaluates_and_predicts_arrays(strategy):
