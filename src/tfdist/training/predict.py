@@ -20,7 +20,7 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.data.distribute import known_steps
+from tfdist.training.data.distribute import is_endless, known_steps
 from tfdist.training.data.empty_replicas import if_any, with_an_example
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
@@ -177,7 +177,7 @@ def _predicted(
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
         read_by_rows(model.variables)
     step = _step(model, cluster, traces)
-    key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData))
+    key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData), is_endless(dataset))
     if cluster.coordinator is None:
         settle_writes(cluster.strategy)
         run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.tf_private import replica_specs, worker_count
-from tfdist.training.data.distribute import Data, distribute, distribute_to_workers
+from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
@@ -192,7 +192,7 @@ class Session:
         # A model may have a custom train_step and Keras's test_step, or the other way round.
         is_own = has_own(self._model, name)
         kind = repr(spec) if is_own else kinds(replica_spec(spec))
-        key = (name, self.strategy, kind, isinstance(dataset, ChiefData), stops)
+        key = (name, self.strategy, kind, isinstance(dataset, ChiefData), is_endless(dataset), stops)
         if not is_own and key in self._traces.made:
             self._check_metrics(self._traces.made[key][0])
         make = self._of_own_step if is_own else self._of_keras_step

@@ -72,6 +72,14 @@ def _reads_where_it_computes(strategy: tf.distribute.Strategy) -> bool:
     return is_one_device and "/device:CPU:" in strategy.extended.worker_devices[0]
 
 
+def is_endless(dataset: Any) -> bool:
+    """Return whether distributed data never end: the graphs that TensorFlow makes then look for no end."""
+    cardinality = getattr(dataset, "cardinality", None)
+    return (
+        cardinality is not None and not callable(cardinality) and cardinality == tf.data.INFINITE_CARDINALITY
+    )
+
+
 def distribute_to_workers(
     data: Data, strategy: tf.distribute.Strategy, coordinator: Any, workers: int
 ) -> tuple[ChiefData | WorkersData, Any]:
