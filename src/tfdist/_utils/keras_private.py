@@ -7,6 +7,7 @@ installed Keras has them.
 """
 
 import contextlib
+import copy
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -207,6 +208,15 @@ def step_counter(optimizer: Any) -> Any:
     return getattr(optimizer, "_iterations", None)
 
 
+def remake_in_scope(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make variables of an optimizer of Keras 3 again in the scope of now, with their values."""
+    optimizer._distribution_strategy = tf.distribute.get_strategy()
+    if hasattr(optimizer, "inner_optimizer"):
+        remake_in_scope(optimizer.inner_optimizer, [])
+    for variable in variables:
+        variable._initialize(variable.numpy())
+
+
 def optimizer_variables(optimizer: Any) -> list[Any]:
     """Return the variables that an optimizer of Keras 3 was built for."""
     return list(optimizer._trainable_variables)
@@ -220,6 +230,14 @@ def learning_rate_variable(optimizer: Any) -> Any:
 def excludes_from_decay(optimizer: Any) -> bool:
     """Return whether some variables have no weight decay. Seen in 2.12 and 3.15."""
     return bool(getattr(optimizer, "_exclude_from_weight_decay", None))
+
+
+def exclude_as(other: Any, optimizer: Any) -> None:
+    """Exclude variables from an optimizer's weight decay as another one does. Seen in 2.12 and 3.15."""
+    of, to = (getattr(each, "inner_optimizer", each) for each in (other, optimizer))
+    for name, value in vars(of).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(to, name, copy.copy(value))
 
 
 def is_sgd_of_keras(optimizer: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.import_by_name import import_object
+from tfdist._utils.keras_private import exclude_as
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.sections.train import TrainSection
@@ -37,7 +38,9 @@ def make_optimizer(section: TrainSection, own: Any, steps: int) -> Any:
         steps=steps,
     )
     if is_own:
-        return type(own).from_config({**own.get_config(), "learning_rate": rate})
+        optimizer = type(own).from_config({**own.get_config(), "learning_rate": rate})
+        exclude_as(own, optimizer)
+        return optimizer
     name, arguments = name_and_arguments(section.optimizer or "adam")
     place = f"train.optimizer: {name}"
     if "learning_rate" in arguments:

@@ -205,6 +205,15 @@ def test_the_config_replaces_what_it_names(compiled):
     model, _ = compiled("schedule: cosine", model=own())
     rate = model.optimizer.get_config()["learning_rate"]["config"]
     assert (rate["initial_learning_rate"], rate["decay_steps"], model.optimizer.rho) == (0.5, 8, 0.75)
+    excluding = made(optimizer=keras.optimizers.AdamW(0.5, weight_decay=0.5), loss="mse")
+    excluding.optimizer.exclude_from_weight_decay(var_list=excluding.trainable_variables)
+    before = excluding.get_weights()
+    model, evaluate = compiled("warmup: 0.5", model=excluding)
+    model.optimizer.build(model.trainable_variables)
+    zeros = [tf.zeros(variable.shape) for variable in model.trainable_variables]
+    model.optimizer.apply_gradients(zip(zeros, model.trainable_variables, strict=True))
+    for weight, value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
     model, _ = compiled("optimizer: sgd", model=own())
     assert type(model.optimizer).__name__ == "SGD"
     assert float(model.optimizer.learning_rate) == pytest.approx(1e-3)
