@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import is_compiled, layers_of
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
+from tfdist.training.gradients_as_in_one_process import has_synchronized_layers
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.reduction import unpacked
@@ -99,6 +100,8 @@ def _why_without_xla(model: Any, strategy: tf.distribute.Strategy) -> str:
     if isinstance(strategy, _MIRRORED) and (own or is_keras_2(model)):
         what = "Keras 2" if is_keras_2(model) else "a custom step"
         return f"with {what} it would compile the exchange between replicas too, which XLA cannot do"
+    if strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model):
+        return "a synchronized layer exchanges values between replicas, which XLA cannot do"
     return ""
 
 

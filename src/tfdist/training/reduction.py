@@ -51,12 +51,12 @@ class OfLoss(NamedTuple):
     Attributes:
         gradients: The gradients.
         weight: The divisor; None for a sum, whose gradients are added up unweighted.
-        are_weighed: Whether the gradients are those of the loss times its divisor.
+        are_shared: Whether the gradients are those of the loss times the replica's share of its divisor.
     """
 
     gradients: Sequence[Any]
     weight: tf.Tensor | None
-    are_weighed: bool = False
+    are_shared: bool = False
 
 
 class Shared(NamedTuple):
@@ -75,6 +75,15 @@ class Shared(NamedTuple):
     sums: list[tf.Tensor]
     size: tf.Tensor
     weights: list[tf.Tensor]
+
+
+def shares_of(weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+    """Return a replica's share of each divisor of a loss, of all replicas together; one for a sum."""
+    known = [tf.cast(weight, tf.float64) for weight in weights if weight is not None]
+    context = tf.distribute.get_replica_context()
+    totals = context.all_reduce(tf.distribute.ReduceOp.SUM, known) if known else []
+    shares = iter(map(tf.math.divide_no_nan, known, totals))
+    return [tf.ones([], tf.float64) if weight is None else next(shares) for weight in weights]
 
 
 def shared_mean(
@@ -106,16 +115,12 @@ def shared_mean(
     if context.num_replicas_in_sync == 1:
         [gradients] = [loss.gradients for loss in losses] or [[]]
         return Shared(list(gradients), list(state), list(sums), size, weights)
-    # Then gradients can be added up only after all divisors are known.
-    are_scaled = len(losses) > 1 or any(loss.are_weighed for loss in losses)
-    is_mean = len(losses) == 1 and losses[0].weight is not None and not are_scaled
+    are_shared = any(loss.are_shared for loss in losses)
+    is_mean = len(losses) == 1 and losses[0].weight is not None and not are_shared
     by = weights[0] if is_mean else one
-    if are_scaled and losses[0].gradients:
-        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, weights)
-        shares = [
-            one if loss.weight is None else tf.math.divide_no_nan(one if loss.are_weighed else weight, total)
-            for loss, weight, total in zip(losses, weights, totals, strict=True)
-        ]
+    if len(losses) > 1 and losses[0].gradients:
+        # Gradients can be added up only after all divisors are known.
+        shares = [one for _ in losses] if are_shared else shares_of([loss.weight for loss in losses])
         gradients = _of_all_losses(losses, shares)
     else:
         gradients = [gradient for loss in losses for gradient in loss.gradients]

@@ -18,6 +18,7 @@ from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step
 from tfdist.training.keras.keras3_step import Keras3Step
+from tfdist.training.keras.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
@@ -131,6 +132,8 @@ class Session:
         steps = [_STEP_OF_MODE[is_training] for is_training in self._modes]
         if not (is_saved or model.built) and all(has_own(model, step) for step in steps):
             return  # they may call the model with something else than x, as a decoder's does
+        if self._is_shared and not is_keras_2(model) and model.optimizer is not None:
+            move_into_scope(model.optimizer, self.strategy)
         if is_keras_2(model):
             with self.strategy.scope():
                 build_for(model, unpacked(batch)[0])

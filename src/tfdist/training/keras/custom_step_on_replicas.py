@@ -49,7 +49,7 @@ from tfdist.training.keras.loss_normalization import (
     recorded_divisors,
 )
 from tfdist.training.keras.metrics import are_sums
-from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.optimizer import Updating, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.replaced_methods import (
     methods_replaced,
@@ -200,6 +200,7 @@ class SharedCustomStep(MetricStep):
         is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
         for use in self._uses:
             check_optimizer(use.optimizer, is_coordinated=is_coordinated)
+            move_into_scope(use.optimizer, self._strategy)
             if not use.optimizer.built:
                 with self._strategy.scope():
                     use.optimizer.build(use.variables)
@@ -384,10 +385,10 @@ class SharedCustomStep(MetricStep):
         is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
         if replica is None or args or kwargs or not is_of_weights:
             return original(target, sources, *args, **kwargs)
-        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), replica.size), target)
+        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), replica.share), target)
         gradients = original(target, sources, output_gradients=upstream)
         flat = [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
-        return tf.nest.pack_sequence_as(sources, unweighed(flat, replica.size))
+        return tf.nest.pack_sequence_as(sources, unweighed(flat, replica.share))
 
     def _apply(
         self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None

@@ -61,7 +61,7 @@ from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, unpacked
+from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, shares_of, unpacked
 
 _LOST_LOGS = (
     "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"
@@ -306,7 +306,7 @@ class Keras3Step(MetricStep):
         metrics = self._metrics.to_add_up(part.sums[:count], counted, batch_size(x))
         return shared_mean(
             [
-                OfLoss(*pair, are_weighed=self._is_synchronized)
+                OfLoss(*pair, are_shared=self._is_synchronized)
                 for pair in zip(part.gradients, part.weights, strict=True)
             ],
             part.state,
@@ -339,8 +339,8 @@ class Keras3Step(MetricStep):
         ):
             losses = self._forward(data, training=True)
             scaled = [weighed(part.loss, scale) for part in losses.parts]
-            weights = [part.weight if self._is_synchronized else None for part in losses.parts]
-            scaled = [weighed(loss, weight) for loss, weight in zip(scaled, weights, strict=True)]
+            if self._is_synchronized:
+                scaled = list(map(weighed, scaled, shares_of([part.weight for part in losses.parts])))
         found = self._written(scope, traced)
         new = {id(variable): value for variable, value in found}
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.

@@ -22,6 +22,7 @@ from tfdist._utils.keras_private import (
     is_sgd_of_keras,
     known_gradients,
     overwrite_by_averages,
+    remake_in_scope,
     step_counter,
     variable_of_tensorflow,
 )
@@ -32,6 +33,18 @@ from tfdist.training.keras.lazy_adam import LazyAdam
 
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
 Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
+
+
+def move_into_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Make the variables of an optimizer again in a strategy's scope, if it was made outside of one.
+
+    Each replica would count a step in a variable that is the same for all, and remote workers have none.
+    """
+    is_own = strategy.extended.variable_created_in_scope
+    outside = [variable for variable in optimizer.variables if not is_own(variable.value)]
+    if outside:
+        with strategy.scope():
+            remake_in_scope(optimizer, outside)
 
 
 class Updating:

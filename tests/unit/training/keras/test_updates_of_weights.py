@@ -1,4 +1,4 @@
-"""Constraints of weights have the results of Keras's own fit, also on two devices and those of a user."""
+"""Updates of weights are those of Keras's own fit on two devices: by constraints, optimizers, loss scales."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
 pytestmark = [
-    pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 applies constraints itself"),
+    pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 updates weights itself"),
     pytest.mark.filterwarnings("ignore:Gradients do not exist"),  # for a layer that the loss does not use
 ]
 RANDOM = np.random.default_rng(0)
@@ -72,3 +72,74 @@ def test_copies_stay_equal_where_a_constraint_draws(optimizer):
     for variable in model.trainable_variables:
         one, other = strategy.experimental_local_results(variable.value)
         np.testing.assert_array_equal(one, other)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(self.compute_loss(x, y, self(x, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def scheduled():
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5))
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device has one copy")
+@pytest.mark.parametrize("make", [scheduled, keras.optimizers.Adam], ids=["schedule", "slots"])
+@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
+    def model_of(optimizer):
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,))
+        model = kind(number, keras.layers.Dense(2)(number))
+        model.compile(optimizer, "mse")
+        return model
+
+    kerass, outside = model_of(make()), make()
+    kerass.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    with own_strategy().scope():
+        ours = model_of(outside)
+    fit(ours, X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert int(ours.optimizer.iterations.numpy()) == int(kerass.optimizer.iterations.numpy())
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="XLA compiles what one device computes")
+def test_a_synchronized_layer_is_not_compiled_by_xla(caplog):
+    with own_strategy().scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(synchronized=True)])
+        model.compile("sgd", "mse", jit_compile=True)
+    fit(model, X, X, batch_size=4, verbose=0)
+    assert "jit_compile has no effect: a synchronized layer exchanges values" in caplog.text
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device divides a loss once")
+@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+def test_half_precision_has_room_beside_a_synchronized_layer(kind):
+    count = 512  # of which the parts would be more than half precision has room for, times the scale
+
+    def model_of():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,), dtype="float16")
+        hidden = keras.layers.BatchNormalization(synchronized=True, dtype="mixed_float16")(number)
+        model = kind(number, keras.layers.Dense(2, dtype="mixed_float16")(hidden))
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**14)
+        model.compile(scaled, "mse")
+        return model
+
+    x, y = (np.resize(part, (count, part.shape[1])).astype("float16") for part in (X, Y))
+    kerass = model_of()
+    kerass.fit(x, y, batch_size=count, epochs=3, shuffle=False, verbose=0)
+    with own_strategy().scope():
+        ours = model_of()
+    fit(ours, x, y, batch_size=count, epochs=3, shuffle=False, verbose=0)
+    steps = [int(each.optimizer.inner_optimizer.iterations.numpy()) for each in (ours, kerass)]
+    assert steps == [3, 3]
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-2, abs=1e-3)
