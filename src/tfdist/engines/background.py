@@ -52,13 +52,15 @@ _LINES_TO_SEARCH = 200
 _MESSAGE = "tfdist: "
 
 
-def script(engine: str, job: Job, command: str, *, text: str | None = None) -> str:
+def script(engine: str, job: Job, command: str, *, has_launcher: bool = True, text: str | None = None) -> str:
     """Return the script that runs a command in the foreground.
 
     Args:
         engine: The name of the engine.
         job: The job.
         command: The words of the command, quoted for a shell whose variable run_dir is the run's folder.
+        has_launcher: Whether the command is a launcher, which writes the logs of the tasks, and not the only
+            task itself.
         text: What the command reads from its standard input, if it reads any.
     """
     return _SCRIPT.format(
@@ -68,12 +70,12 @@ def script(engine: str, job: Job, command: str, *, text: str | None = None) -> s
         lock=_shell_lock_path(engine),
         python=shlex.quote(sys.executable),
         command=command,
-        log=f'"$run_dir/logs/{_log(job.is_single).name}"',
+        log=f'"$run_dir/logs/{_log(has_launcher).name}"',
         text="" if text is None else f" << 'END OF PLAN'\n{text}\nEND OF PLAN",
     )
 
 
-def submit(engine: str, job: Job, script: str) -> Submission:
+def submit(engine: str, job: Job, script: str, *, has_launcher: bool = True) -> Submission:
     """Start a script in a session of its own."""
     handle, lock = _claim(engine, job)
     run_dir = job.run_dir(handle.number)
@@ -83,7 +85,7 @@ def submit(engine: str, job: Job, script: str) -> Submission:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
             file.write(script)
         (run_dir / "logs").mkdir()
-        with (run_dir / _log(job.is_single)).open("ab") as output:
+        with (run_dir / _log(has_launcher)).open("ab") as output:
             process = subprocess.Popen(
                 ["bash", path, handle.number, "locked"],
                 stdin=subprocess.DEVNULL,
@@ -192,16 +194,16 @@ def _pid(submission: Submission) -> int | None:
 
 
 def _last_message(submission: Submission) -> str:
-    launcher, only_task = (submission.run_dir / _log(is_single) for is_single in (False, True))
+    launcher, only_task = (submission.run_dir / _log(has_launcher) for has_launcher in (True, False))
     path = launcher if launcher.exists() else only_task
     lines = last_lines(path, 0, _LINES_TO_SEARCH) if path.exists() else []
     messages = [line.removeprefix(_MESSAGE) for line in lines if line.startswith(_MESSAGE)]
     return messages[-1] if messages else ""
 
 
-def _log(is_single: bool) -> Path:
-    """Return the log of the command: that of the only task, or of what starts the tasks."""
-    return Path("logs", "worker-0.log" if is_single else "launcher.log")
+def _log(has_launcher: bool) -> Path:
+    """Return the log of the command: that of what starts the tasks, or of the only task."""
+    return Path("logs", "launcher.log" if has_launcher else "worker-0.log")
 
 
 def _cancelled(submission: Submission) -> Path:

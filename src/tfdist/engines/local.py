@@ -18,11 +18,12 @@ class Local(background.BackgroundEngine):
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script that runs the job in the foreground."""
-        return background.script(self.name, job, shell_command(_command(job, options)))
+        command = shell_command(_command(job, options))
+        return background.script(self.name, job, command, has_launcher=not job.is_single)
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the script in a session of its own."""
-        return background.submit(self.name, job, self.render(job, options))
+        return background.submit(self.name, job, self.render(job, options), has_launcher=not job.is_single)
 
 
 def _command(job: Job, options: Mapping[str, str]) -> Iterator[str]:

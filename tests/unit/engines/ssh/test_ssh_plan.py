@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -146,6 +147,12 @@ def test_versions_that_differ_are_named(tmp_path):
     assert list(map(str, problems)) == [
         "me@node2: expected tensorflow 2.20.0, that of node1, received 2.21.0. Install the same version everywhere"
     ]
+
+
+@needs_ssh
+def test_the_launcher_of_one_task_does_not_print_into_the_log_that_it_reads():
+    one = replace(job(hosts=["node1"]), counts={"worker": 1}, is_single=True)
+    assert '>> "$run_dir/logs/launcher.log" 2>&1' in Ssh().render(one, {})
 
 
 class OnHost:
