@@ -1,6 +1,7 @@
 """Find what layers, or a custom step, write while a Keras 3 model is called, for replicas to share."""
 
 import contextlib
+import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,12 @@ from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import is_alone
 
+_AVERAGED = (
+    "layer state %s has aggregation='sum'; each replica writes it for its part of a batch, and it becomes the"
+    " mean over the examples of all parts. Count in a metric to have sums"
+)
+_log = logging.getLogger("tfdist")
+
 
 class LayerWrites:
     """The writes of the layers of a model, besides those of its metrics and its optimizer."""
@@ -23,6 +30,7 @@ class LayerWrites:
         """Store what writes: the layers of a model, or else its own `method`, which replicas share."""
         self._model, self._randomness, self._method = model, randomness, method
         self._may_hide = is_alone(strategy) and not method
+        self._is_in_parts, self._named = strategy.num_replicas_in_sync > 1, set[str]()
 
     def found(self, scope: RecordingScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to in a scope, except those `apart`, with their values.
@@ -49,7 +57,15 @@ class LayerWrites:
             problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
             remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
             raise ConfigError(where, problem, remedy=remedy)
+        self._warn_of_sums(found)
         return found
+
+    def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]]) -> None:
+        """Warn once of each variable that its layer declares a sum over replicas."""
+        sums = {variable.path for variable, _ in found if getattr(variable, "aggregation", "") == "sum"}
+        for path in sorted(sums - self._named) if self._is_in_parts else ():
+            _log.warning(_AVERAGED, path)
+        self._named |= sums
 
     def to_share(
         self, found: Sequence[tuple[Any, tf.Tensor]], seeds: Sequence[tuple[Any, tf.Tensor]]

@@ -109,6 +109,26 @@ def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
         assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
 
 
+class Counting(keras.layers.Layer):
+    def build(self, shape):
+        options = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
+        self.seen = self.add_weight(name="seen", shape=(), **options)
+
+    def call(self, inputs):
+        self.seen.assign_add(tf.cast(tf.shape(inputs)[0], "float32"))
+        return inputs
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device has the whole batch")
+def test_a_sum_that_becomes_a_mean_is_named_once(caplog):
+    with own_strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    fit(model, X, Y, batch_size=4, epochs=2, verbose=0)
+    [line] = [line for line in caplog.messages if "aggregation" in line]
+    assert "counting/seen has aggregation='sum'" in line
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="XLA compiles what one device computes")
 def test_a_synchronized_layer_is_not_compiled_by_xla(caplog):
     with own_strategy().scope():
