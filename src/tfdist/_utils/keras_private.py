@@ -234,10 +234,9 @@ def excludes_from_decay(optimizer: Any) -> bool:
 
 def exclude_as(other: Any, optimizer: Any) -> None:
     """Exclude variables from an optimizer's weight decay as another one does. Seen in 2.12 and 3.15."""
-    of, to = (getattr(each, "inner_optimizer", each) for each in (other, optimizer))
-    for name, value in vars(of).items():
+    for name, value in vars(other).items():
         if name.startswith("_exclude_from_weight_decay"):
-            setattr(to, name, copy.copy(value))
+            setattr(optimizer, name, copy.copy(value))
 
 
 def is_sgd_of_keras(optimizer: Any) -> bool:

@@ -45,7 +45,7 @@ def _changed(
     section = config.train
     changed: dict[str, Any] = {}
     own = getattr(model, "optimizer", None) if given else None
-    optimizer = make_optimizer(section, getattr(own, "inner_optimizer", own), steps)
+    optimizer = make_optimizer(section, own, steps)
     if optimizer is not None:
         changed["optimizer"] = optimizer
     if section.loss is not None or not given:

@@ -29,6 +29,7 @@ def make_optimizer(section: TrainSection, own: Any, steps: int) -> Any:
         ConfigError: There is no such optimizer, or it does not accept its arguments.
     """
     is_own = own is not None and section.optimizer is None
+    scaler, own = (own, own.inner_optimizer) if hasattr(own, "inner_optimizer") else (None, own)
     if is_own and section.learning_rate is None and section.schedule is None and not section.warmup:
         return None
     rate = make_learning_rate(
@@ -40,7 +41,10 @@ def make_optimizer(section: TrainSection, own: Any, steps: int) -> Any:
     if is_own:
         optimizer = type(own).from_config({**own.get_config(), "learning_rate": rate})
         exclude_as(own, optimizer)
-        return optimizer
+        if scaler is None:
+            return optimizer
+        options = {name: getattr(scaler, name) for name in ("initial_scale", "dynamic_growth_steps")}
+        return type(scaler)(optimizer, **options)
     name, arguments = name_and_arguments(section.optimizer or "adam")
     place = f"train.optimizer: {name}"
     if "learning_rate" in arguments:

@@ -205,6 +205,11 @@ def test_the_config_replaces_what_it_names(compiled):
     model, _ = compiled("schedule: cosine", model=own())
     rate = model.optimizer.get_config()["learning_rate"]["config"]
     assert (rate["initial_learning_rate"], rate["decay_steps"], model.optimizer.rho) == (0.5, 8, 0.75)
+    scaled = keras.mixed_precision.LossScaleOptimizer if IS_KERAS_2 else keras.optimizers.LossScaleOptimizer
+    model, _ = compiled(
+        "warmup: 0.5", model=made(optimizer=scaled(keras.optimizers.SGD(0.5), initial_scale=8.0))
+    )
+    assert (model.optimizer.initial_scale, type(model.optimizer.inner_optimizer).__name__) == (8.0, "SGD")
     excluding = made(optimizer=keras.optimizers.AdamW(0.5, weight_decay=0.5), loss="mse")
     excluding.optimizer.exclude_from_weight_decay(var_list=excluding.trainable_variables)
     before = excluding.get_weights()
