@@ -9,23 +9,22 @@ default are those of the flag. `run` defines the flags, so two commands that are
         run(main)
 """
 
-import contextlib
-import errno
 import inspect
 import logging
+import math
 import os
-import select
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from absl import flags
 from absl import logging as absl_logging
 
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.cli._exit_status import exit_status
+from tfdist.errors import ConfigError, shown
 from tfdist.launcher.environment import enable_onednn
 
 GIVEN_ENVIRONMENT = dict(os.environ)  # before a command sets variables of its own
@@ -75,12 +74,11 @@ def run(
     `command`. With `takes_words`, it gets all words that are no flags, and flags may follow them. A launch
     loads the module `loads` once for all its tasks.
 
-    Exit statuses: the result of `main` (None is 0), 2 for a user's mistake, 138 if a restart may help, 130 on
-    Ctrl-C, 1 otherwise. A user's mistake prints one line on standard error, and no traceback.
+    The exit status is that of `exit_status`. A user's mistake prints one line on standard error.
     """
     flags.FLAGS.set_gnu_getopt(takes_words)
     own = [*_define_flags(main), *(_define_flags(flags_from) if flags_from else ())]
-    sys.exit(_status(lambda: _call(main, own, takes_command or takes_words, loads)))
+    sys.exit(exit_status(lambda: _call(main, own, takes_command or takes_words, loads)))
 
 
 def _define_flags(function: Callable[..., object]) -> list[str]:
@@ -117,6 +115,9 @@ def _call(
     # graph mode. tfdist needs only the flags and the log handler.
     rest = _parsed(sys.argv, own, takes_command=takes_command)
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in own}
+    for name, value in arguments.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name}", expected="a number", received=str(value))
     if arguments.get("run_dir") == "":  # pathlib would make it the current folder
         raise ConfigError("--run_dir", "is empty", remedy="Is a variable unset?")
     absl_logging.use_absl_handler()
@@ -134,41 +135,6 @@ def _call(
 
         fork_tasks(loads)
     return main(**arguments)
-
-
-def _status(call: Callable[[], int | None]) -> str | int | None:
-    """Return the exit status for a call's result or error."""
-    try:
-        status = call()
-        sys.stdout.flush()
-    except TfdistError as error:
-        with contextlib.suppress(OSError):  # somebody has closed the terminal
-            print(f"tfdist: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        # The reader (`| head`) has closed the pipe, or somebody the terminal.
-        if error.errno not in (errno.EPIPE, errno.EIO) or not _is_closed(sys.stdout):
-            raise
-        return 0
-    except SystemExit as end:
-        return end.code
-    finally:
-        for stream in filter(_is_closed, (sys.stdout, sys.stderr)):
-            # Python would report it again at its end, with another exit status.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return status
-
-
-def _is_closed(stream: TextIO) -> bool:
-    """Return whether the other end of a pipe or a terminal was closed."""
-    poll = select.poll()
-    try:
-        poll.register(stream, 0)
-    except (OSError, TypeError, ValueError):  # a stream of a test or a notebook, or None
-        return False
-    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
 def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list[str]:

@@ -78,7 +78,7 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
     from tfdist.benchmark.scaling import measure_scaling
 
     if plot:
-        check_plotting()
+        check_plotting(Path(plot))
     prepare_data(bench.settings)
     results = measure_scaling(bench, counts)
     show_scaling(results)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdist import __version__
+from tfdist.cli._exit_status import exit_status
 from tfdist.errors import did_you_mean
 
 COMMANDS: dict[str, str] = {
@@ -33,7 +34,11 @@ COMMANDS: dict[str, str] = {
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names."""
+    """Run the command that `sys.argv` names, and exit."""
+    sys.exit(exit_status(_main))
+
+
+def _main() -> int:
     command, *rest = sys.argv[1:] or [""]
     if command in COMMANDS:
         run_command(command, rest)
@@ -42,9 +47,10 @@ def main() -> None:
     elif command in ("-h", "--help", "help"):
         print(_usage())
     elif command:
-        sys.exit(_report_mistake(f"tfdist: unknown command {command!r}. {did_you_mean(command, COMMANDS)}"))
+        return _report_mistake(f"tfdist: unknown command {command!r}. {did_you_mean(command, COMMANDS)}")
     else:
-        sys.exit(_report_mistake(_usage()))
+        return _report_mistake(_usage())
+    return 0
 
 
 def run_command(command: str, arguments: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool)
     from tfdist.simulation.forecast import draw, forecast
 
     if plot:
-        check_plotting()
+        check_plotting(Path(plot))
     forecasts: dict[str, list[Forecast]] = {}
     for strategy in STRATEGIES:
         print(f"{strategy}{', as the file says' if strategy == setup.strategy else ''}\n{_HEAD}", flush=True)

@@ -37,6 +37,13 @@ def test_an_empty_run_dir_is_a_mistake_of_the_user(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_is_finite(value, tmp_path):
+    done = tfdist("launch", f"--heartbeat_timeout={value}", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"tfdist: --heartbeat_timeout: expected a number, received {value}\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [

@@ -1,0 +1,62 @@
+"""What ends a command, whatever becomes of its output: an exit status and a line, and no traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.cli._exit_status import exit_status
+
+FULL = "tfdist: standard output: cannot be written: No space left on device. Free disk space, or redirect it elsewhere\n"
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        ("configs >&-", 0, ""),
+        ("configs >&- 2>&-", 0, ""),
+        ("configs >/dev/full", 2, FULL),
+        ("configs >/dev/full 2>/dev/full", 2, ""),
+        ("--help >/dev/full", 2, FULL),
+        ("--help | true", 0, ""),
+        ("--version | true", 0, ""),
+        ("schema | head -1", 0, ""),
+        ("no-such-command 2>&-", 2, ""),
+    ],
+)
+def test_output_may_be_closed_or_full(words, status, error, shell):
+    done = shell(words)
+    assert (done.returncode, done.stderr) == (status, error)
+
+
+def test_what_an_encoding_does_not_have_is_escaped(shell):
+    done = shell("simulate --help", **ASCII)
+    assert done.returncode == 0, done.stderr
+    assert r"in steps of 1, 2, 5, 10 \u2026, or 1,2,4" in " ".join(done.stdout.split())
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    def run(words, **environ):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        command = ["bash", "-c", f"set -o pipefail; {sys.executable} -m tfdist {words}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_other_errors_keep_their_traceback():
+    def fails():
+        raise FileNotFoundError(2, "No such file or directory", "data")
+
+    with pytest.raises(FileNotFoundError):
+        exit_status(fails)
+
+
+def test_ctrl_c_has_its_status():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_status(interrupted) == 130
