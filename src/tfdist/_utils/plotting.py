@@ -7,13 +7,16 @@ from tfdist._utils.write_files import storage_errors
 from tfdist.errors import ConfigError
 
 
-def check_plotting() -> None:
-    """Raise a ConfigError if matplotlib is not installed."""
+def check_plotting(path: Path) -> None:
+    """Raise a ConfigError if matplotlib is not installed, or draws no file of this name."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         remedy = "Install it: pip install 'tfdist[plots]'; or leave out --plot"
         raise ConfigError("--plot", "needs matplotlib, which is not installed", remedy=remedy) from None
+    suffix, known = path.suffix.removeprefix(".").lower(), FigureCanvasBase.get_supported_filetypes()
+    if suffix and suffix not in known:
+        raise ConfigError("--plot", expected=f"a name in .{', .'.join(sorted(known))}", received=str(path))
 
 
 def new_figure(width: float, height: float) -> Any:

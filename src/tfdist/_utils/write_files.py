@@ -122,6 +122,8 @@ def _open_private(name: str, flags: int) -> int:
 def write_output(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Write what a user has named for output: into a device, a FIFO or a stream; else as `write_whole`."""
     with storage_errors(path):
+        if path.is_dir():
+            raise ConfigError("output", expected="a file", received=f"the folder {path}")
         if stream := opened_stream(path):
             with stream:
                 stream.write(data)

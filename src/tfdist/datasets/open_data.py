@@ -16,7 +16,7 @@ from tfdist._utils.write_files import default_cache_dir, local_path, path_or_add
 from tfdist.datasets import synthetic_digits, synthetic_shapes
 from tfdist.datasets.cache import Batches, Contents, Prepared, find_prepared, prepare
 from tfdist.datasets.from_idx import idx_files
-from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean
+from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean, shown
 
 _DRAWN: dict[str, tuple[ModuleType, tuple[int, int]]] = {
     "digits": (synthetic_digits, (60_000, 10_000)),  # MNIST's counts
@@ -157,6 +157,9 @@ class DataRequest:
         if self.if_unavailable not in ("fail", *_DRAWN):
             remedy = did_you_mean(self.if_unavailable, ("fail", *_DRAWN))
             raise ConfigError("if_unavailable", f"there is no '{self.if_unavailable}'", remedy=remedy)
+        if not self.name.strip("."):
+            remedy = "Write a name, such as mnist, or a path with a slash"
+            raise ConfigError("data set", f"has no name, but {shown(self.name)}", remedy=remedy)
         if self.name in _DRAWN:
             if self.image_size is not None:
                 raise ConfigError("image_size", f"cannot be chosen for {self.name}", remedy="Leave it out")
@@ -294,5 +297,8 @@ def _read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files under a path, which show a change."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    try:
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        return [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    except OSError as error:
+        raise DataError(str(error.filename or path), f"cannot be read: {error.strerror}") from None

@@ -10,9 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from tfdist._utils.yaml import decode, read_yaml_file
-from tfdist.trainer.sections.values import AboveZero, doc
+from tfdist.trainer.sections.values import doc
 
-NotNegative = Annotated[float, Meta(ge=0)]
+# Far beyond what there is, and far from what a float64 overflows at.
+_MOST = 10**15
+NotNegative = Annotated[float, Meta(ge=0, le=_MOST)]
+AboveZero = Annotated[float, Meta(gt=0, le=_MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -26,10 +29,10 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_size: Annotated[Count, doc("Examples of one worker's step.")]
     forward: Annotated[Share, doc("The forward pass's share of the time.")] = 1 / 3
     spread: Annotated[
-        NotNegative, doc("The standard deviation of a step's time, as a share of it (lognormal).")
+        float, doc("The standard deviation of a step's time, as a share of it (lognormal).", ge=0, le=100)
     ] = 0.03
     slow_share: Annotated[Share, doc("The share of steps that straggle besides.")] = 0.0
-    slow_factor: Annotated[float, doc("How much longer those take.", ge=1)] = 1.0
+    slow_factor: Annotated[float, doc("How much longer those take.", ge=1, le=_MOST)] = 1.0
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +54,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The link of a task, in each direction."""
 
-    bytes_per_second: AboveZero
+    bytes_per_second: Annotated[float, Meta(ge=1, le=_MOST)]
     latency: Annotated[NotNegative, doc("Seconds from one task to another.")] = 50e-6
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
-from tfdist._utils.write_files import default_cache_dir
+from tfdist._utils.write_files import default_cache_dir, write_output
 from tfdist.benchmark.rehearsal_parts import Plan
 from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
@@ -52,6 +52,7 @@ def removed_folder(tmp_path, monkeypatch):
         (lambda: read_config(DEEP), ConfigError, "cannot be read: File name too long"),
         (lambda: read_config("a" * 300), ConfigError, "cannot be read: File name too long"),
         (lambda: init.main([DEEP], where="here"), StorageError, "cannot be written: File name too long"),
+        (lambda: write_output(Path("/"), b""), ConfigError, "output: expected a file, received the folder /"),
         (lambda: find_export(DEEP), ConfigError, "does not exist, or may not be read"),
         (lambda: predict._check_input(DEEP), ConfigError, "does not exist, or may not be read"),
         (lambda: predict._writable(DEEP, "--output"), ConfigError, "--output: there is no folder"),

@@ -56,6 +56,14 @@ def test_a_key_that_is_unknown_is_named_with_its_line(tmp_path):
     assert "network.latencies: unknown key. Did you mean 'latency'?" in run.stderr
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not installed")
+def test_a_plot_has_a_form_that_matplotlib_draws():
+    run = simulate("--config", CONFIG, "--workers=1", "--plot=x.txt")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert "--plot: expected a name in " in run.stderr
+
+
 @pytest.mark.skipif(bool(importlib.util.find_spec("matplotlib")), reason="matplotlib is installed")
 def test_without_matplotlib_the_remedy_is_named():
     run = simulate("--config", CONFIG, "--workers=1", "--plot=x.png")

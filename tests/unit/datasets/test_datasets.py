@@ -234,6 +234,8 @@ def test_refuses_what_makes_no_sense(digits, arguments, message):
             {"name": "mnist", "data_dir": "gs://tfds-data"},
             "data_dir: expected a path of this machine, received 'gs://tfds-data'",
         ),
+        ({"name": ""}, "data set: has no name, but ''. Write a name, such as mnist, or a path"),
+        ({"name": "..."}, "data set: has no name, but '...'"),
         ({"name": "s3://bucket/x.npz"}, "s3://bucket/x.npz: TensorFlow 2."),
         ({"name": "gs:///images"}, "data set: expected an address such as gs://bucket/folder, received"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -34,6 +35,23 @@ def setup(
 
 
 STRATEGIES = ["parameter_server", "parameter_server_sync", "multi_worker_mirrored"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("compute", "seconds_per_example", 1e308),
+        ("compute", "spread", 1e308),
+        ("exchange", "dense_bytes", 1e308),
+        ("network", "latency", 1e308),
+        ("network", "bytes_per_second", 1e-320),
+    ],
+)
+def test_numbers_that_overflow_are_refused(section, key, value):
+    values = msgspec.to_builtins(setup())
+    values[section][key] = value
+    with pytest.raises(msgspec.ValidationError, match="Expected `float`"):
+        msgspec.convert(values, Setup)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -25,7 +25,9 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     one_hot: Annotated[
         bool | None, doc("Whether labels are one-hot; by default, if Keras's loss compares with them.")
     ] = None
-    batch_size: Annotated[Positive, doc("Examples in one step, over all workers together.")] = 128
+    batch_size: Annotated[
+        int, doc("Examples in one step, over all workers together.", ge=1, le=2**31 - 1)
+    ] = 128
     augment: Annotated[
         Literal["none", "shift", "shift_flip", "crop_flip", "cifar10_2016"],
         doc("The random augmentation of training images."),
