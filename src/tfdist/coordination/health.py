@@ -91,14 +91,17 @@ def _first_bytes(address: str) -> bytes:
 class Silence:
     """The silence of neighbours' TensorFlow servers; a server answers while its task computes."""
 
-    def __init__(self, addresses: Mapping[str, str], timeout: float | None) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], timeout: float | None, limit: float = SILENCE_LIMIT
+    ) -> None:
         """Store which servers to ask.
 
         Args:
             addresses: The neighbours' addresses in the cluster, by their names.
             timeout: Seconds that an exchange may stand still even if the servers answer; None for no limit.
+            limit: Seconds of silence after which a server is lost.
         """
-        self._addresses, self._timeout = addresses, timeout
+        self._addresses, self._timeout, self._limit = addresses, timeout, limit
         self._clocks = {name: SilenceClock() for name in addresses}
 
     def why_lost(self, seconds: float) -> str:
@@ -107,7 +110,7 @@ class Silence:
             return f"nothing came for {seconds:.0f} s, and communication.timeout is {self._timeout:g} s"
         for name, address in self._addresses.items():
             silent_for = self._clocks[name].after(answers(address), most=seconds)
-            if silent_for >= SILENCE_LIMIT:
+            if silent_for >= self._limit:
                 return f"{name} has been silent for {silent_for:.0f} s"
         return ""
 

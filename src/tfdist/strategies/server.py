@@ -74,7 +74,7 @@ def serve(
         keep_memory()
     check_device(device, memory_growth=memory_growth)
     offer_to_record(cluster)
-    with reporting_traffic(cluster), _tcp_transport(cluster):
+    with reporting_traffic(cluster), _tcp_transport(cluster, heartbeat_timeout):
         let_chief_end_this_worker()
         with admitting_only_peers(cluster):
             server = _start(cluster, server_config(device, memory_growth=memory_growth))
@@ -105,10 +105,10 @@ def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: floa
 
 
 @contextlib.contextmanager
-def _tcp_transport(cluster: ClusterConfig) -> Iterator[None]:
+def _tcp_transport(cluster: ClusterConfig, heartbeat_timeout: float) -> Iterator[None]:
     """Open this task's end of the TCP transport, if the task takes part in it."""
     try:
-        endpoint = open_endpoint(cluster)
+        endpoint = open_endpoint(cluster, heartbeat_timeout)
     except ConnectError as error:
         _log.warning("%s uses TensorFlow's gRPC instead of the TCP transport: %s", cluster.task, error)
         endpoint = None

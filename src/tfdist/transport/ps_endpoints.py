@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import register
-from tfdist.coordination.health import Silence, reason_of
+from tfdist.coordination.health import SILENCE_LIMIT, Silence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError
 from tfdist.transport.authentication import Connection, Proofs, find_secret
@@ -30,6 +31,9 @@ from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
 
 _SECONDS_TO_CONNECT = 15.0
+# After the heartbeat timeout; by then the chief has given the steps of a silent worker to others.
+_SECONDS_FOR_CHIEF = 15.0
+_SECONDS_TO_END = 2.0
 _HELLO = struct.Struct("!IQ")
 _log = logging.getLogger("tfdist")
 
@@ -67,8 +71,11 @@ class Endpoint(abc.ABC):
     def _describe(self, job: str, index: int) -> str:
         return f"{job}:{index} at {self._cluster.address((job, index))}"
 
-    def _silence_check(self, job: str, index: int, timeout: float | None) -> WhyLost:
-        return Silence({self._describe(job, index): self._cluster.address((job, index))}, timeout).why_lost
+    def _silence_check(
+        self, job: str, index: int, timeout: float | None, limit: float = SILENCE_LIMIT
+    ) -> WhyLost:
+        addresses = {self._describe(job, index): self._cluster.address((job, index))}
+        return Silence(addresses, timeout, limit).why_lost
 
     def _proofs(self, port: int, *, is_encrypted: bool) -> Proofs:
         # The port differs at each start: so no task takes another for one of an earlier start.
@@ -127,6 +134,10 @@ class WorkerEndpoint(Endpoint):
             raise  # the later step needs the channels
         except ExchangeError as error:
             self._cut_all(str(error))
+            if not read_manifest(text).is_in_step:
+                # A server has cut the channel if this process was stopped for long. Then it is about to end,
+                # which the others survive; the error, if it came first, would end the training.
+                time.sleep(_SECONDS_TO_END)
             raise
 
     def _cut_all(self, why: str) -> None:
@@ -164,8 +175,10 @@ class WorkerEndpoint(Endpoint):
 class ServerEndpoint(Endpoint):
     """A parameter server's end: accepts connections of the workers for as long as it serves."""
 
-    def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
+    def __init__(self, cluster: ClusterConfig, secret: bytes, heartbeat_timeout: float = 60.0) -> None:
+        """Listen for workers; the chief counts a worker as lost that is silent for `heartbeat_timeout`."""
         super().__init__(cluster, secret)
+        self._heartbeat_timeout = heartbeat_timeout
         self._index = cluster.task.index if cluster.task else 0
         self._channels: dict[int, Channel] = {}  # by the lifetime of the worker's process
         self._workers: dict[int, int] = {}  # the current lifetime of each worker
@@ -251,12 +264,10 @@ class ServerEndpoint(Endpoint):
             channel = self._channels[lifetime]
         if manifest.is_in_step:
             return channel, self._silence_check("worker", worker, manifest.timeout)
-        return channel, _never_lost  # asynchronous workers may be silent: others continue
-
-
-def _never_lost(seconds: float) -> str:
-    del seconds
-    return ""
+        # The others continue without an asynchronous worker, and need the thread that waits for it. An error
+        # before the chief counts it as lost would end the training.
+        limit = self._heartbeat_timeout + _SECONDS_FOR_CHIEF
+        return channel, self._silence_check("worker", worker, None, limit)
 
 
 def _pack_server(server: int) -> bytes:
@@ -269,8 +280,12 @@ def named(name: str) -> str:
     return f"endpoint.{name}"
 
 
-def open_endpoint(cluster: ClusterConfig) -> Endpoint | None:
+def open_endpoint(cluster: ClusterConfig, heartbeat_timeout: float) -> Endpoint | None:
     """Open this task's endpoint, if the task has a secret and takes part in training.
+
+    Args:
+        cluster: The cluster and this process's task.
+        heartbeat_timeout: Seconds of silence after which the chief counts a worker as lost.
 
     Raises:
         ConnectError: This task cannot listen on its address.
@@ -278,8 +293,11 @@ def open_endpoint(cluster: ClusterConfig) -> Endpoint | None:
     secret, task = find_secret(), cluster.task
     if secret is None or task is None or task.type not in ("ps", "worker"):
         return None
-    is_server = task.type == "ps"
-    endpoint = (ServerEndpoint if is_server else WorkerEndpoint)(cluster.training(), secret)
-    for name in _OF_SERVERS if is_server else _OF_WORKERS:
+    endpoint: Endpoint
+    if task.type == "ps":
+        endpoint = ServerEndpoint(cluster.training(), secret, heartbeat_timeout)
+    else:
+        endpoint = WorkerEndpoint(cluster.training(), secret)
+    for name in _OF_SERVERS if task.type == "ps" else _OF_WORKERS:
         register(named(name), getattr(endpoint, name))
     return endpoint

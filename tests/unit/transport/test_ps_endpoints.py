@@ -1,5 +1,6 @@
 """A message comes as it was sent, to the step that it belongs to, from tasks that know the secret; or not at all."""
 
+import contextlib
 import itertools
 import os
 import socket
@@ -24,6 +25,11 @@ HEADER = 45  # bytes
 by_memory = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"
 )
+
+
+@pytest.fixture(autouse=True)
+def no_time_to_end(monkeypatch):
+    monkeypatch.setattr(ps_endpoints, "_SECONDS_TO_END", 0.01)
 
 
 @pytest.fixture
@@ -260,7 +266,7 @@ def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
     asked = []
 
     class Lost:
-        def __init__(self, addresses, timeout):
+        def __init__(self, addresses, timeout, limit):
             asked.append((list(addresses), timeout))
 
         def why_lost(self, seconds):
@@ -273,6 +279,48 @@ def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
         worker.receive(manifest(np.zeros(3), timeout=9.0), ticket)
     assert len(asked) == 1
     assert asked[0][1] == 9.0
+
+
+def stopped(address):
+    """Return a listener like that of a stopped process: the system accepts connections, and nothing answers."""
+    host, port = address.rsplit(":", 1)
+    return socket.create_server((host, int(port)))
+
+
+def test_asynchronous_workers_that_are_silent_leave_the_servers_threads_to_the_others(monkeypatch):
+    monkeypatch.setattr(ps_endpoints, "_SECONDS_FOR_CHIEF", 0.5)
+    of_nine = ClusterConfig.local(workers=9, ps=1)
+    server = ServerEndpoint(of_nine.with_task("ps", 0), SECRET, heartbeat_timeout=0.5)
+    *silent, genuine = [WorkerEndpoint(of_nine.with_task("worker", index), SECRET) for index in range(9)]
+    addresses = written_addresses({0: ("127.0.0.1", int(server.listen(b"")))})
+    down, up = arrays_of(1, 10), manifest(*arrays_of(1, 10), name="up 1", is_state=False)
+    tickets = [worker.begin(addresses) for worker in silent]
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        for index in range(len(silent)):
+            stack.enter_context(stopped(of_nine.address(("worker", index))))
+        threads = stack.enter_context(ThreadPoolExecutor(len(silent)))  # as many as TensorFlow's, by default
+        waiting = [threads.submit(server.receive, up, ticket) for ticket in tickets]
+        ticket = genuine.begin(addresses)
+        threads.submit(server.send, manifest(*down), ticket, *down).result(30)
+        assert same(genuine.receive(manifest(*down), ticket), down)
+        for index, each in enumerate(waiting):
+            with pytest.raises(ExchangeError, match=f"worker:{index} at .* has been silent"):
+                each.result(30)
+    for worker in (*silent, genuine):
+        worker.close()
+
+
+@pytest.mark.parametrize("is_in_step", [True, False])
+def test_an_asynchronous_worker_that_a_server_has_cut_has_time_to_end(ends, is_in_step, monkeypatch):
+    server, worker, _, addresses = ends
+    slept = []
+    monkeypatch.setattr(ps_endpoints.time, "sleep", slept.append)
+    ticket = worker.begin(addresses)
+    server.close()
+    with pytest.raises(ExchangeError, match="gone"):
+        worker.receive(manifest(np.zeros(3), is_in_step=is_in_step), ticket)
+    assert (ps_endpoints._SECONDS_TO_END in slept) == (not is_in_step)
 
 
 WIDTHS = {"bfloat16": 2**-8, "float16": 2**-11}
