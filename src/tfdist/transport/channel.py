@@ -17,7 +17,14 @@ import numpy as np
 from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.message import IN_SHARED_MEMORY, Manifest, MessageCodec
+from tfdist.transport.message import (
+    FORGET,
+    IN_SHARED_MEMORY,
+    WITH_MANIFEST,
+    Manifest,
+    MessageCodec,
+    read_manifest_sent,
+)
 from tfdist.transport.shared_memory import SharedBuffers
 
 _HEADER = struct.Struct("!4s8sQBQQQ")
@@ -25,6 +32,10 @@ _MARK = b"tfdi"
 _SECONDS_BETWEEN_CHECKS = 1
 _MAX_PIECES = 256  # of one system call, which takes 1024
 _SKIPPED_AT_ONCE = 1 << 20
+_LONGEST_MANIFEST = 1 << 24
+# Each function that TensorFlow traces has manifests of its own. Their codecs keep buffers, and with int8 the
+# rounding errors, as large as the arrays. A script that trains many models would keep those of all.
+_MOST_FUNCTIONS = 16
 _log = logging.getLogger("tfdist")
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +49,8 @@ class GivenUp(ExchangeError):
 class _Header(NamedTuple):
     """The description of what follows: which arrays and step, the form, the count of bytes, and their begin.
 
-    The arrays follow on the connection, or are in the shared buffer. The header also says how many messages
-    the sender has given back.
+    The arrays follow on the connection, or are in the shared buffer. In the form with a manifest, its text
+    comes first, and `begin` is its length. The header also says how many messages the sender has given back.
     """
 
     mark: bytes
@@ -75,7 +86,7 @@ class Channel:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._send_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
-        self._codecs: dict[tuple[bool, bytes], MessageCodec] = {}
+        self._sent_codecs, self._received_codecs = _SentCodecs(), dict[bytes, MessageCodec]()
         self._newest = 0  # the latest step that a thread has waited for
         self._header: _Header | None = None  # of a later step than the thread that read it asked for
         # While a thread still waits on the descriptor, no other file may get its number. So it is closed with
@@ -94,7 +105,8 @@ class Channel:
             ExchangeError: The other end is gone or silent, or the channel has been cut.
         """
         with self._sending, self._cut_on_error(), self._exchange_span(manifest, step, "sent"):
-            codec, pieces = self._codec(manifest, True), []
+            codec, unused = self._sent_codecs.of(manifest, step)
+            pieces: list[memoryview] = []
             form, begin, size = IN_SHARED_MEMORY, 0, codec.footprint
             shared_buffer = (
                 self._shared_buffers.reserve(size) if self._shared_buffers and codec.may_be_shared else None
@@ -105,9 +117,15 @@ class Channel:
             else:
                 form, buffers = codec.load(arrays)
                 size, pieces = sum(map(len, buffers)), [buffer.data for buffer in buffers if len(buffer)]
+                if form == WITH_MANIFEST:
+                    text = manifest.written()
+                    begin, pieces = len(text), [memoryview(text), *pieces]
             given_back = self._shared_buffers.given_back if self._shared_buffers else 0
-            header = _HEADER.pack(*_Header(_MARK, codec.mark, step, form, size, begin, given_back))
-            self._write_all([memoryview(header), *pieces], why_lost)
+            headers = [_Header(_MARK, mark, step, FORGET, 0, 0, given_back) for mark in unused]
+            headers.append(_Header(_MARK, codec.mark, step, form, size, begin, given_back))
+            self._write_all(
+                [memoryview(b"".join(_HEADER.pack(*each) for each in headers)), *pieces], why_lost
+            )
 
     def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
         """Queue arrays to be sent in the order of the calls; do not wait until they are sent."""
@@ -139,21 +157,22 @@ class Channel:
         """
         self.begin(step)
         with self._receiving, self._cut_on_error(), self._exchange_span(manifest, step, "received"):
-            codec = self._codec(manifest, False)
             while True:
                 header = self._next_header(step, why_lost)
                 if header is None or header.step > step:
                     self._header = header
                     break
-                # Messages of a step that was given up are decoded too: later differences may refer to them.
-                step_codec = codec if header.step == step else self._codecs.get((False, header.manifest))
-                arrays = self._read_arrays(header, step_codec, why_lost)
-                if header.step == step:
+                if header.form == FORGET:
+                    self._received_codecs.pop(header.manifest, None)
+                    continue
+                wanted = manifest if header.step == step else None
+                arrays = self._read_arrays(header, self._codec_of(header, wanted, why_lost), why_lost)
+                if wanted is not None:
                     return arrays
         raise GivenUp(f"step {step} was given up")
 
     def _read_arrays(self, header: _Header, codec: MessageCodec | None, why_lost: WhyLost) -> list[Array]:
-        if codec is not None and (header.manifest != codec.mark or not codec.may_have(header.form)):
+        if codec is not None and not codec.may_have(header.form):
             raise ExchangeError(self._mismatch)
         if header.form == IN_SHARED_MEMORY:
             return self._read_shared_buffer(header, codec)
@@ -211,11 +230,24 @@ class Channel:
         other = self.name.partition(" ")[0]
         return span(EXCHANGE, message=manifest.name, step=step, way=way, other=other)
 
-    def _codec(self, manifest: Manifest, is_sent: bool) -> MessageCodec:
-        key = is_sent, manifest.mark
-        if key not in self._codecs:
-            self._codecs[key] = MessageCodec(manifest)
-        return self._codecs[key]
+    def _codec_of(self, header: _Header, wanted: Manifest | None, why_lost: WhyLost) -> MessageCodec | None:
+        """Return the codec of the message that follows; None if it is of no use.
+
+        Of a step that was given up, that is a message which no later one refers to. One that others refer to
+        comes with its manifest.
+        """
+        manifest = wanted
+        if header.form == WITH_MANIFEST:
+            if header.begin > _LONGEST_MANIFEST:
+                raise ExchangeError(self._mismatch)
+            text = np.empty(header.begin, np.uint8)
+            self._read_into(text, why_lost)
+            manifest = read_manifest_sent(text.tobytes(), header.manifest)
+        if wanted is not None and wanted.mark != header.manifest:
+            raise ExchangeError(self._mismatch)
+        if manifest is not None and header.manifest not in self._received_codecs:
+            self._received_codecs[header.manifest] = MessageCodec(manifest)
+        return self._received_codecs.get(header.manifest)
 
     def _next_header(self, step: int, why_lost: WhyLost) -> _Header | None:
         """Return the next header; None if another thread waits for a later step meanwhile."""
@@ -274,6 +306,29 @@ class Channel:
 
     def _describe_loss(self, error: OSError) -> str:
         return self.why_cut or f"{self.name} is gone: {error.strerror}"
+
+
+class _SentCodecs:
+    """The codecs of the messages that are sent, without those of functions that others have replaced."""
+
+    def __init__(self) -> None:
+        self._codecs: dict[bytes, tuple[int, MessageCodec]] = {}  # with the first step of their function
+        self._last_steps: dict[int, int] = {}  # of each function, by its first step
+
+    def of(self, manifest: Manifest, step: int) -> tuple[MessageCodec, list[bytes]]:
+        """Return the codec of a manifest, and the marks of the manifests whose codecs are gone for it."""
+        if manifest.mark not in self._codecs:
+            self._codecs[manifest.mark] = step, MessageCodec(manifest)
+        first, codec = self._codecs[manifest.mark]
+        self._last_steps[first] = step
+        if len(self._last_steps) <= _MOST_FUNCTIONS:
+            return codec, []
+        unused = min(self._last_steps, key=self._last_steps.__getitem__)
+        del self._last_steps[unused]
+        marks = [mark for mark, (began, _) in self._codecs.items() if began == unused]
+        for mark in marks:
+            del self._codecs[mark]
+        return codec, marks
 
 
 class _SilenceCheck:

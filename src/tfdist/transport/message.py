@@ -14,7 +14,7 @@ from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion
 
 Array = np.ndarray[Any, Any]
-_PLAIN, _COMPRESSED, IN_SHARED_MEMORY = range(3)
+_PLAIN, _COMPRESSED, IN_SHARED_MEMORY, WITH_MANIFEST, FORGET = range(5)  # forms of a message
 _MARK_BYTES = 8
 
 
@@ -66,13 +66,21 @@ def read_manifest(text: bytes) -> Manifest:
     return Manifest(name, server, tuple(dtypes), tuple(map(tuple, shapes)), *others)
 
 
+def read_manifest_sent(text: bytes, mark: bytes) -> Manifest:
+    """Return the manifest that came with a message; raise ExchangeError if the text is not its own."""
+    if hashlib.sha256(text).digest()[:_MARK_BYTES] != mark:
+        raise ExchangeError("received a manifest that is not the message's own")
+    return read_manifest(text)
+
+
 class MessageCodec:
     """Encode and decode, at one end of one channel, the arrays that a manifest names, message after message.
 
     Compression to 8 bits keeps the rounding errors. For gradients, the codec adds the error to the next
     ones. Variables need more: a weight that is off by one step of its block makes another model. So the
     codec sends how the variables differ from the values at the other end, and the rounding error is part of
-    the next difference.
+    the next difference. Values that differences refer to are sent with their manifest: then the other end can
+    keep them, even if it gives up the step before it asks for them.
 
     Attributes:
         mark: The hash that represents the manifest in a header.
@@ -111,7 +119,7 @@ class MessageCodec:
             # Without a finite difference, or before there is any, the values themselves are sent.
             if self._peer_values is None or not np.isfinite(difference).all():
                 self._peer_values = whole.copy()
-                return _PLAIN, [_bytes(array) for array in arrays]
+                return WITH_MANIFEST, [_bytes(array) for array in arrays]
             payload = self._narrowing.loaded(difference, keeps=False)
             payload.load(0, len(payload.wire))
             payload.unload()
@@ -120,7 +128,9 @@ class MessageCodec:
 
     def may_have(self, form: int) -> bool:
         """Return whether the other end may send the arrays in this form."""
-        return form in (_PLAIN, IN_SHARED_MEMORY) or (form == _COMPRESSED and self._narrowing is not None)
+        if form == _COMPRESSED:
+            return self._narrowing is not None
+        return form == (WITH_MANIFEST if self._sends_differences else _PLAIN) or form == IN_SHARED_MEMORY
 
     def room(self, form: int, memory: Array | None = None) -> "Room":
         """Return buffers for a message in this form, or the views of it in shared memory."""
@@ -181,7 +191,7 @@ class Room:
 
     def _add_difference(self, codec: MessageCodec) -> None:
         whole = self._wholes[np.dtype(np.float32)]
-        if self._form == _PLAIN:
+        if self._form == WITH_MANIFEST:
             codec._peer_values = whole.copy()
         elif codec._peer_values is None:
             raise ExchangeError("received a difference before the values that it refers to")

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from fuzzing import manifest_of, mutated
 
-from tfdist.transport.channel import _HEADER, _MARK, Channel, _Header
+from tfdist.transport.channel import _HEADER, _MARK, _MOST_FUNCTIONS, Channel, _Header
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import _MESSAGE, Neighbour, make_neighbour
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 
 ARRAYS = [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]
 MANIFEST = manifest_of(ARRAYS)
+WAYS = ("down", "up")
 
 
 def never_lost(seconds):
@@ -117,3 +118,42 @@ def test_a_ring_neighbour_that_reports_impossible_counts_is_a_broken_connection(
     select.select([reader], [], [], 10)
     with pytest.raises(ExchangeError, match="a count that is not possible"):
         neighbour.receive(np.empty(9, np.uint8))
+
+
+def passed(sending, receiving, form, step, arrays):
+    """Send arrays over a channel; return what comes."""
+    sending.send(form, step, arrays, never_lost)
+    return receiving.receive(form, step, never_lost)
+
+
+def test_codecs_of_functions_that_others_have_replaced_are_dropped_at_both_ends(connected):
+    near, far = connected()
+    sending, receiving = Channel("worker:0", near), Channel("ps:0", far)
+    forms = [
+        [MANIFEST._replace(name=f"{way} {number}", wire_type="int8", is_state=way == "down") for way in WAYS]
+        for number in range(60)
+    ]
+    for step, of_function in enumerate(forms, 1):
+        for form in of_function:
+            passed(sending, receiving, form, step, ARRAYS)
+    kept = {form.mark for of_function in forms[-_MOST_FUNCTIONS:] for form in of_function}
+    assert set(sending._sent_codecs._codecs) == kept
+    assert set(receiving._received_codecs) == kept
+
+    [came, _] = passed(sending, receiving, forms[0][0], len(forms) + 1, ARRAYS)
+    assert np.array_equal(came, ARRAYS[0])  # both ends begin again: with whole values
+
+
+def test_rounding_errors_of_a_function_outlast_others_that_are_used_in_between(connected):
+    near, far = connected()
+    sending, receiving = Channel("worker:0", near), Channel("ps:0", far)
+    gradient = [np.random.default_rng(0).normal(size=1000).astype("float32")]
+    form = manifest_of(gradient, wire_type="int8", is_state=False, name="up 0")
+    steps, total = iter(range(1, 10_000)), np.zeros(1000)
+    for turn in range(3 * _MOST_FUNCTIONS):
+        total += passed(sending, receiving, form, next(steps), gradient)[0]
+        other = form._replace(name=f"up {turn + 1}")  # which is used for longer than many are kept
+        for _ in range(2 * _MOST_FUNCTIONS):
+            passed(sending, receiving, other, next(steps), gradient)
+    step = np.abs(gradient[0]).max() / 127
+    assert np.abs(total - 3 * _MOST_FUNCTIONS * gradient[0].astype("float64")).max() < step
