@@ -20,6 +20,7 @@ from results import machine, spread
 from tfdist.cli.plan import main as plan
 from tfdist.cli.render import main as render
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.calls_out_of_step import CallState, are_out_of_step, first_waiting, have_parted
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.rendezvous import marks_of
 from tfdist.coordination.rendezvous.call_members import Lead
@@ -56,6 +57,14 @@ def operations(tasks: int, folder: Path) -> dict[str, Callable[[], object]]:
     def met() -> None:
         Lead(cluster, marks_of(cluster, {}), Awaiting("make_strategy", cluster, 1.0), None, 0.0)
 
+    # Each has made another number of variables: a cluster that has just begun to build its model.
+    calls = [CallState(1, "fit", 1, "fit", made=index, making="kernel") for index in range(tasks)]
+
+    def compared() -> None:
+        are_out_of_step(calls)
+        have_parted(calls)
+        first_waiting(calls[::-1])
+
     return {
         "build and check": lambda: built(tasks),
         "address of each task": lambda: [cluster.address(task) for task in cluster.tasks()],
@@ -66,6 +75,7 @@ def operations(tasks: int, folder: Path) -> dict[str, Callable[[], object]]:
         "tfdist render slurm": lambda: rendered("slurm"),
         "set up the heartbeat": lambda: Watcher(cluster, heartbeat_timeout=60.0),
         "set up the rendezvous": met,
+        "compare the calls of all tasks": compared,
     }
 
 

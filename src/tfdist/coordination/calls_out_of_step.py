@@ -5,7 +5,8 @@ calls of one number and of different names, or if one is in a call that another 
 They also count the variables that they make, for which all wait too: a new variable takes the chief's value.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -80,10 +81,10 @@ def are_out_of_step(states: Sequence[CallState]) -> bool:
     ended_after = min((state.number for state in states if state.has_ended), default=None)
     if ended_after is not None and any(state.inside > ended_after for state in inside):
         return True
-    if any(other.has_ended for _, other in _without_variable(states)):
+    made_by_ended = min((state.made for state in states if state.has_ended), default=None)
+    if made_by_ended is not None and any(state.making and state.made > made_by_ended for state in states):
         return True
-    apart = [*_parted(states), *_without_variable_in_later_call(states)]
-    return any(state.is_broken or other.is_broken for state, other in apart)
+    return _are_apart(states, if_broken=True)
 
 
 def have_parted(states: Sequence[CallState]) -> bool:
@@ -93,32 +94,53 @@ def have_parted(states: Sequence[CallState]) -> bool:
     in a later call. That is certain only after some time, in which the first may leave the call by the same
     exception, and the other may make the variable in its call.
     """
-    return any(_without_variable_in_later_call(states)) or any(_parted(states))
+    return _are_apart(states, if_broken=False)
 
 
-def _parted(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
-    """Yield each task in a call, with one that has left that call by an exception and has done more since."""
-    left = [state for state in states if state.failed and (state.has_ended or state.inside)]
-    for other in left:
-        if other.inside != other.failed:
-            yield from ((state, other) for state in states if state.inside == other.failed)
+def _are_apart(states: Sequence[CallState], *, if_broken: bool) -> bool:
+    """Return whether two tasks have parted; `if_broken`, whether an exchange of one has failed too."""
+    return _has_one_left(states, if_broken) or _lacks_variable_in_later_call(states, if_broken)
 
 
-def _without_variable(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
-    """Yield each task that makes a variable, with one that has not begun to make it."""
-    for state in states:
-        if state.making:
-            yield from ((state, other) for other in states if other.made < state.made)
+def _has_one_left(states: Sequence[CallState], if_broken: bool) -> bool:
+    """Return whether a task is in a call that another has left by an exception and has done more since."""
+    left = [
+        state
+        for state in states
+        if state.failed and state.failed != state.inside and (state.has_ended or state.inside)
+    ]
+    calls = {state.failed for state in left}
+    broken_calls = {state.failed for state in left if state.is_broken or not if_broken}
+    return any(state.inside in (calls if state.is_broken else broken_calls) for state in states)
 
 
-def _without_variable_in_later_call(states: Sequence[CallState]) -> Iterator[tuple[CallState, CallState]]:
-    """Yield those of these pairs in which the other task is in a call that the first has not begun."""
-    yield from (pair for pair in _without_variable(states) if pair[1].inside > pair[0].number)
+def _lacks_variable_in_later_call(states: Sequence[CallState], if_broken: bool) -> bool:
+    """Return whether a task makes a variable that another, in a later call, has not begun to make."""
+    latest = latest_broken = 0  # calls of the tasks that have made fewer variables
+    by_made = sorted(states, key=lambda state: state.made)
+    for _, group in itertools.groupby(by_made, key=lambda state: state.made):
+        alike = list(group)
+        for state in alike:
+            if state.making and state.number < (latest if state.is_broken else latest_broken):
+                return True
+        latest = max(latest, *(state.inside for state in alike))
+        insides = (state.inside for state in alike if state.is_broken or not if_broken)
+        latest_broken = max(latest_broken, *insides, 0)
+    return False
 
 
 def first_waiting(states: Sequence[CallState]) -> int | None:
     """Return the index of the first task that waits for one which is not there yet."""
-    return next((index for index in range(len(states)) if late(states, index)), None)
+    number = min((state.number for state in states if not state.has_ended), default=0)
+    made = min((state.made for state in states if not state.has_ended), default=0)
+    return next(
+        (
+            index
+            for index, state in enumerate(states)
+            if state.inside > number or (state.making and state.made > made)
+        ),
+        None,
+    )
 
 
 def late(states: Sequence[CallState], waiting: int) -> list[int]:

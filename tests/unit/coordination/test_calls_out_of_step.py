@@ -1,5 +1,7 @@
 """What tasks tell about their calls shows whether they are out of step, and who is late."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -170,3 +172,67 @@ def test_who_is_late_is_named_with_what_it_has_done():
         "has waited 31 s in its 3rd call, predict: worker:0 is in code of its own after its 2nd call, fit; "
         "worker:2 has made no call; worker:3 is in its 2nd call, fit"
     )
+
+
+class Counted:
+    """A state that counts how often something reads from it."""
+
+    reads = 0
+
+    def __init__(self, state):
+        self._state = state
+
+    def __getattr__(self, name):
+        Counted.reads += 1
+        return getattr(self._state, name)
+
+
+def reads(tasks):
+    """Return how often the states of so many tasks are read, of which each has made another number of variables."""
+    states = [Counted(inside(1, "fit", made=index, making="kernel")) for index in range(tasks)]
+    Counted.reads = 0
+    assert not are_out_of_step(states)
+    assert not have_parted(states)
+    assert first_waiting(states) == 1
+    assert first_waiting([Counted(inside(1, "fit"))] * tasks) is None
+    return Counted.reads
+
+
+def test_the_work_is_linear_in_the_tasks():
+    assert reads(800) <= 8.1 * reads(100)
+
+
+def any_state(rng):
+    has_ended, number, made = rng.random() < 0.15, rng.randint(0, 3), rng.randint(0, 2)
+    in_call = 0 if has_ended else rng.randint(0, number)
+    return CallState(
+        number,
+        "fit",
+        in_call,
+        "fit" if in_call else "",
+        failed=rng.randint(0, number) if rng.random() < 0.3 else 0,
+        is_broken=bool(in_call) and rng.random() < 0.2,
+        has_ended=has_ended,
+        made=made,
+        making="kernel" if made and not has_ended and rng.random() < 0.3 else "",
+    )
+
+
+def are_apart(state, other):
+    """Return whether two tasks have parted, as the documentation says it."""
+    has_left = other.failed and other.failed != other.inside and (other.has_ended or other.inside)
+    lacks_variable = state.making and other.made < state.made and other.inside > state.number
+    return bool((has_left and state.inside == other.failed) or lacks_variable)
+
+
+def test_all_tasks_are_compared_as_each_two_of_them():
+    rng, found = random.Random(20171110), [0, 0, 0]
+    for _ in range(3000):
+        states = [any_state(rng) for _ in range(rng.randint(1, 5))]
+        pairs = [(one, other) for one in states for other in states]
+        waiting = [index for index in range(len(states)) if late(states, index)]
+        assert have_parted(states) == any(are_apart(*pair) for pair in pairs)
+        assert are_out_of_step(states) == any(are_out_of_step(pair) for pair in pairs)
+        assert first_waiting(states) == (waiting[0] if waiting else None)
+        found = [found[0] + have_parted(states), found[1] + are_out_of_step(states), found[2] + bool(waiting)]
+    assert min(found) > 100
