@@ -17,12 +17,16 @@ import tensorflow as tf
 from tfdist._utils.group_by_key import places_by_key
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call, token
+from tfdist.coordination.calls_between_tasks import call, call_each, token
+from tfdist.errors import TaskLost
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
 from tfdist.transport.ps_endpoints import named, written_addresses
 
+_SECONDS_TO_ANSWER = 60.0  # a worker gives a connection to a server up before
+_ASKED_AT_ONCE = 32  # workers that connect to one server: half of those that it has a place for
+_MOST_NAMED = 3
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 
 
@@ -52,24 +56,47 @@ class PsTransfer:
         self.is_asked_for = is_asked_for
         self._wire_type, self._is_in_step, self._timeout = wire_type, is_in_step, timeout
         self._numbers = itertools.count()
-        self._servers = range(cluster.size("ps"))
-        hosts = {index: split_address(cluster.address(("ps", index)))[0] for index in self._servers}
-        ports = {index: _port_of(Task("ps", index), is_encrypted=is_encrypted) for index in self._servers}
+        self._cluster, self._servers = cluster, [Task("ps", index) for index in range(cluster.size("ps"))]
+        hosts = {task.index: split_address(cluster.address(task))[0] for task in self._servers}
+        ports = self._ask(self._servers, lambda task: _port_of(task, is_encrypted=is_encrypted))
         # Through shared memory, all variables are there at once.
         is_one_machine = len({split_address(cluster.address(task))[0] for task in cluster.tasks()}) == 1
         no_buckets = BucketBytes(sys.maxsize, sys.maxsize)
         self.bucket_bytes = no_buckets if is_one_machine and not is_asked_for else BucketBytes()
-        servers = {index: (hosts[index], ports[index]) for index in hosts}
+        servers = {task.index: (hosts[task.index], ports[task]) for task in self._servers}
         self._addresses = written_addresses(servers, is_encrypted=is_encrypted)
-        for index in range(cluster.size("worker")):
-            why = _call_endpoint(Task("worker", index), "connect", tf.string, self._addresses)
-            if why:
-                raise ConnectError(f"worker:{index} has no connection to {why.decode()}")
+        workers = [Task("worker", index) for index in range(cluster.size("worker"))]
+        self._ask(workers, lambda task: _connect(task, self._addresses))
 
     @property
     def bytes_sent(self) -> int:
         """Return how many bytes all tasks have sent, as the servers' sockets count them."""
-        return sum(int(_call_endpoint(Task("ps", index), "moved", tf.int64)) for index in self._servers)
+        moved = self._ask(self._servers, lambda task: int(_call_endpoint(task, "moved", tf.int64)))
+        return sum(moved.values())
+
+    def _ask(self, tasks: Sequence[Task], question: Callable[[Task], int]) -> dict[Task, int]:
+        """Return the answers of tasks that are asked side by side: a call to a silent task never returns.
+
+        Raises:
+            TaskLost: A task has not answered in time.
+            ConnectError: As the question raises it.
+        """
+        answers: dict[Task, int] = {}
+        for begin in range(0, len(tasks), _ASKED_AT_ONCE):
+            asked = tasks[begin : begin + _ASKED_AT_ONCE]
+            outcomes = call_each(lambda task: _outcome(question, task), asked, _SECONDS_TO_ANSWER)
+            if silent := [task for task in asked if task not in outcomes]:
+                names = " and ".join(
+                    f"{task} at {self._cluster.address(task)}" for task in silent[:_MOST_NAMED]
+                )
+                more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+                problem = f"waited {_SECONDS_TO_ANSWER:g} s for an answer of {names}{more}"
+                raise TaskLost("the TCP transport", problem, remedy="Its own log may say why; start it again")
+            for task, outcome in outcomes.items():
+                if isinstance(outcome, Exception):
+                    raise outcome
+                answers[task] = outcome
+        return answers
 
     def transfer(self, variables: Sequence[Any]) -> "StepTransfer":
         """Start a step in the graph of a worker that needs these variables."""
@@ -203,6 +230,20 @@ def _shaped(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
 def _by_server(variables: Sequence[Any]) -> dict[int, list[int]]:
     """Return, for each server, the positions of the variables that it holds."""
     return places_by_key(tf.DeviceSpec.from_string(variable.handle.device).task for variable in variables)
+
+
+def _outcome(question: Callable[[Task], int], task: Task) -> int | Exception:
+    try:
+        return question(task)
+    except (ConnectError, tf.errors.OpError) as error:  # the caller raises it
+        return error
+
+
+def _connect(worker: Task, addresses: bytes) -> int:
+    """Tell a worker to connect to all servers."""
+    if why := _call_endpoint(worker, "connect", tf.string, addresses):
+        raise ConnectError(f"{worker} has no connection to {why.decode()}")
+    return 0
 
 
 def _port_of(server: Task, *, is_encrypted: bool) -> int:

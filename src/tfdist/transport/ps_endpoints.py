@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _SECONDS_TO_CONNECT = 15.0
 # After the heartbeat timeout; by then the chief has given the steps of a silent worker to others.
 _SECONDS_FOR_CHIEF = 15.0
 _SECONDS_TO_END = 2.0
+_MOST_THREADS = 32
 _HELLO = struct.Struct("!IQ")
 _log = logging.getLogger("tfdist")
 
@@ -147,10 +149,27 @@ class WorkerEndpoint(Endpoint):
             channel.cut(why)
 
     def _connect_all(self, addresses: bytes) -> None:
-        for server, host, port, is_encrypted in json.loads(addresses):
-            if server not in self._channels or self._channels[server].why_cut:
-                proofs = self._proofs(port, is_encrypted=is_encrypted)
-                self._channels[server] = self._open_channel(server, (host, port), proofs)
+        """Connect to the servers without a channel, to all at once; raise the first error."""
+        missing = [
+            (server, host, port, is_encrypted)
+            for server, host, port, is_encrypted in json.loads(addresses)
+            if server not in self._channels or self._channels[server].why_cut
+        ]
+        if not missing:
+            return
+        with ThreadPoolExecutor(min(len(missing), _MOST_THREADS)) as pool:
+            channels = {
+                server: pool.submit(
+                    self._open_channel, server, (host, port), self._proofs(port, is_encrypted=is_encrypted)
+                )
+                for server, host, port, is_encrypted in missing
+            }
+        errors = [channel.exception() for channel in channels.values()]
+        for (server, channel), error in zip(channels.items(), errors, strict=True):
+            if error is None:
+                self._channels[server] = channel.result()
+        for error in filter(None, errors):
+            raise error
 
     def _open_channel(self, server: int, address: tuple[str, int], proofs: Proofs) -> Channel:
         name = self._describe("ps", server)

@@ -426,3 +426,27 @@ def test_a_step_given_up_between_the_first_variables_and_their_difference_loses_
         server.send(form, ticket, each)
 
     assert all(same(worker.receive(form, ticket), [each]) for form, each in zip(forms, weights, strict=True))
+
+
+def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_gets(monkeypatch):
+    of_three = ClusterConfig.local(workers=1, ps=3)
+    servers = [ServerEndpoint(of_three.with_task("ps", index), SECRET) for index in range(3)]
+    worker = WorkerEndpoint(of_three.with_task("worker", 0), SECRET)
+    ports = {i: ("127.0.0.1", int(each.listen(b""))) for i, each in enumerate(servers)}
+    all_are_called = threading.Barrier(3, timeout=20)
+
+    def call_with_others(*args):
+        all_are_called.wait()
+        return call(*args)
+
+    monkeypatch.setattr(ps_endpoints, "call", call_with_others)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = closed.getsockname()
+    why = worker.connect(written_addresses({**ports, 1: nowhere}))
+    assert why.startswith(f"ps:1 at {of_three.address(('ps', 1))}: ".encode())
+    monkeypatch.setattr(ps_endpoints, "call", call)
+    kept = [worker._channels[0], worker._channels[2]]
+    assert worker.connect(written_addresses(ports)) == b""
+    assert [worker._channels[0], worker._channels[2]] == kept
+    for each in (worker, *servers):
+        each.close()
