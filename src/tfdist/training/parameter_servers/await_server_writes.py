@@ -1,6 +1,7 @@
 """Wait until parameter servers have executed what the chief has written to variables."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -13,6 +14,8 @@ from tfdist.training.lost_task_errors import silent_tasks
 
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 _SECONDS_BETWEEN_CHECKS = 1.0
+# A callback may have metrics stored after each batch, and listing 1,000 tasks takes milliseconds.
+_server_counts = weakref.WeakKeyDictionary[tf.distribute.Strategy, int]()
 _SETTLING = Activity("waiting until the parameter servers have executed its writes", "at_each_step")
 
 
@@ -36,8 +39,11 @@ def write_to_servers(strategy: tf.distribute.Strategy, write: Callable[[], None]
 
 
 def _server_count(strategy: tf.distribute.Strategy) -> int:
-    resolver = resolver_of(strategy)
-    return 0 if resolver is None else len(resolver.cluster_spec().as_dict().get("ps", []))
+    if strategy not in _server_counts:
+        resolver = resolver_of(strategy)
+        servers = [] if resolver is None else resolver.cluster_spec().as_dict().get("ps", [])
+        _server_counts[strategy] = len(servers)
+    return _server_counts[strategy]
 
 
 def _wait_unless_silent(strategy: tf.distribute.Strategy, call: Callable[[], None]) -> None:
