@@ -217,12 +217,14 @@ class SharedCustomStep(MetricStep):
             for metric in self._metrics.metrics
             if type(metric) is self._keras.metrics.Sum
         ]
+        is_shared = self._replicas > 1
+        apart = added_losses_of_threads(self._model) if is_shared else contextlib.nullcontext()
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
             methods_replaced(methods),
-            added_losses_of_threads(self._model),
+            apart,
         ):
             yield
 
