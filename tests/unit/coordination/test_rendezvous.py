@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import answer_lead, call_members, find_waiting, hold_rendezvous, marks_of
-from tfdist.coordination.rendezvous.messages import CLUSTER, Call, difference
-from tfdist.coordination.waiting import await_servers
+from tfdist.coordination.rendezvous.messages import CLUSTER, MOST_BYTES, Call, difference
+from tfdist.coordination.waiting import _MAX_NAMED, await_servers
 from tfdist.errors import ConfigError, TaskLost
 
 SECONDS = 30
@@ -318,3 +318,13 @@ def test_too_few_do_not_begin(cluster, meeting):
     with pytest.raises(TaskLost, match="worker:2"):
         hold_rendezvous(cluster.with_task("worker", 0), marks_of(cluster, {}), timeout=1.5, least=3, wait=0.5)
     assert "make_strategy: waited 2 s for worker:" in problem(member)
+
+
+def test_all_of_a_thousand_tasks_may_be_missing_for_long_reasons():
+    missing = {Task("worker", index): "its name is unknown " + "x" * 300 for index in range(1000)}
+    told = call_members._short_enough(missing)
+    call = Call({CLUSTER: "0" * 16}, "worker:0", told, [str(task) for task in missing])
+    line = msgspec.json.encode(call)
+    assert len(line) < MOST_BYTES
+    assert set(msgspec.json.decode(line, type=Call).missing) == {str(task) for task in missing}
+    assert {len(why) for why in list(told.values())[:_MAX_NAMED]} == {200}

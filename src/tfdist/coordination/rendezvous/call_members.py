@@ -2,16 +2,24 @@
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health import connected, reason_of
-from tfdist.coordination.rendezvous.messages import SECONDS_TO_SPEAK, Call, Marks, Refused, exchange
+from tfdist.coordination.rendezvous.messages import (
+    LONGEST_REASON,
+    SECONDS_TO_SPEAK,
+    Call,
+    Marks,
+    Refused,
+    exchange,
+)
 from tfdist.coordination.waiting import Awaiting
 from tfdist.errors import TaskLost
 
 _SECONDS_BETWEEN_CALLS = 1.0
 _SECONDS_BETWEEN_RETRIES = 0.1
+_MOST_REASONS = 16  # in a message, which may not be longer than what a task reads
 
 
 class Lead:
@@ -105,7 +113,7 @@ class Lead:
                 # The second case: this task answered too late to take part.
                 if self._is_over or (start and str(task) not in start):
                     return
-                missing = {str(other): why[:200] for other, why in self._missing.items() if other != task}
+                missing = _short_enough({other: why for other, why in self._missing.items() if other != task})
             exchange(connection, Call(self._marks, str(task), missing, start))
             with self._changed:
                 self._missing.pop(task, None)
@@ -119,3 +127,11 @@ class Lead:
     def _wait_while_in(self, current_round: int, seconds: float) -> None:
         """Wait, but not for other tasks' answers: each would be a reason to call all others again."""
         self._changed.wait_for(lambda: self._is_over or self._round != current_round, timeout=seconds)
+
+
+def _short_enough(missing: Mapping[Task, str]) -> dict[str, str]:
+    """Return who is missing and why; of many tasks, the reasons of the first ones, which others print."""
+    return {
+        str(task): why[:LONGEST_REASON] if place < _MOST_REASONS else ""
+        for place, (task, why) in enumerate(missing.items())
+    }

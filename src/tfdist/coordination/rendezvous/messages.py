@@ -10,6 +10,7 @@ from msgspec import Meta
 CLUSTER = "the cluster"  # the name of its mark
 
 MOST_BYTES = 1 << 16  # the longest line
+LONGEST_REASON = 200  # characters
 SECONDS_TO_SPEAK = 5.0
 # What msgspec raises for a line that is no such message; its MsgspecError does not cover invalid UTF-8.
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -23,7 +24,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call"):
 
     marks: Marks
     task: _Name
-    missing: dict[_Name, Annotated[str, Meta(max_length=200)]]
+    missing: dict[_Name, Annotated[str, Meta(max_length=LONGEST_REASON)]]
     start: list[_Name]
 
 
