@@ -1,5 +1,6 @@
 """Count the bytes that this process sends over TCP connections, or passes to tasks in shared memory."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -81,7 +82,8 @@ class Connections:
 
     def _sample_until_over(self) -> None:
         while not self._is_over.wait(_SECONDS_BETWEEN_SAMPLES):
-            self.bytes_sent()
+            with contextlib.suppress(OSError):  # such as too many open files: the next look may find more
+                self.bytes_sent()
 
     def _sample(self, descriptor: int, sent: dict[int, int]) -> None:
         connection = opened(descriptor)

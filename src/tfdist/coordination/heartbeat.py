@@ -108,8 +108,12 @@ class _SparedTask:
     def note(self, is_alive: bool | None) -> None:
         """Note whether the task answers; it may be back on another machine."""
         if is_alive and not self._is_alive:
-            before, self._peers = self._peers, peers_at(self._address)
-            break_connections(before - self._peers)  # nothing else ends those to the first machine
+            peers = peers_at(self._address)
+            if not self._broke_connections(
+                self._peers - peers
+            ):  # nothing else ends those to the first machine
+                return
+            self._peers = peers
         if is_alive:
             self._is_named = self._has_not_answered = False
             _continued_without.discard(self._task)
@@ -127,9 +131,18 @@ class _SparedTask:
             self._is_left_to_launcher = is_silent and report_silent(str(self._task), seconds)
             self._is_named = True
         patience = limit + (_SECONDS_FOR_LAUNCHER if self._is_left_to_launcher else 0.0)
-        if is_silent and seconds >= patience:
-            break_connections(self._peers)  # again and again: a stopped task accepts new ones
+        # Again and again: a stopped task accepts new ones.
+        if is_silent and seconds >= patience and self._broke_connections(self._peers):
             _continued_without.add(self._task)
+
+    def _broke_connections(self, peers: Collection[tuple[str, int]]) -> bool:
+        """Break the connections to these peers; return False if that has to be tried again."""
+        try:
+            break_connections(peers)
+        except OSError as error:  # such as too many open files
+            _log.warning("cannot look for connections to %s, trying again: %s", self._task, error.strerror)
+            return False
+        return True
 
 
 def is_continued_without(task: Task) -> bool:

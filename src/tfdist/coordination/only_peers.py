@@ -94,8 +94,16 @@ class _Guard:
 
     def look_until(self, is_over: threading.Event, pause: float = _SECONDS_BETWEEN_LOOKS) -> None:
         """Look what listens, again and again."""
+        is_failure_reported = False
         while not is_over.wait(pause):
-            self.look()
+            try:
+                self.look()
+            except OSError as error:  # such as too many open files
+                if not is_failure_reported:
+                    _log.warning("cannot look what listens on port %d, trying again: %s", self._port, error)
+                is_failure_reported = True
+            else:
+                is_failure_reported = False
 
     def continue_alone(self) -> None:
         """Look more seldom from now on, in the place of the guard of an earlier call."""

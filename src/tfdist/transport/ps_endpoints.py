@@ -247,7 +247,12 @@ class ServerEndpoint(Endpoint):
     def _accept_workers(self, proofs: Proofs) -> None:
         for connection in self._listener.callers(_pack_server(self._index), proofs):
             # A thread each: a worker that is stopped in between delays no other one.
-            threading.Thread(target=self._accept_worker, args=(connection,), daemon=True).start()
+            accepting = threading.Thread(target=self._accept_worker, args=(connection,), daemon=True)
+            try:
+                accepting.start()
+            except RuntimeError as error:  # too many threads: the worker connects again in its next step
+                _log.warning("closed the connection of a worker: %s", error)
+                connection.close()
 
     def _accept_worker(self, connection: Connection) -> None:
         """Open the channel of a worker that has proven that it knows the secret."""

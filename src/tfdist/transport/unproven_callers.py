@@ -54,8 +54,14 @@ class UnprovenCallers:
         ready = [key.data for key, _ in self._selector.select(seconds)]
         for caller in ready:
             if caller is not None and self._is_proven(caller):
+                try:
+                    challenge = self._challenge(caller)
+                    connection = self._proofs.connection(caller.connection, *challenge, is_caller=False)
+                except OSError as error:  # such as too many open files, of which TLS needs some
+                    self._disconnect(caller, str(error))
+                    continue
                 self._forget(caller)
-                yield self._proofs.connection(caller.connection, *self._challenge(caller), is_caller=False)
+                yield connection
         if None in ready:
             self._accept()
         now = time.monotonic()

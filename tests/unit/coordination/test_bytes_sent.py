@@ -1,9 +1,11 @@
 """What the kernel counts of this process's connections, on real ones."""
 
 import contextlib
+import errno
 import os
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -120,3 +122,18 @@ def test_a_socket_stays_blocking_whatever_the_default_timeout_is():
             socket.setdefaulttimeout(None)
         assert os.get_blocking(caller.fileno())
         assert os.get_blocking(called.fileno())
+
+
+def test_a_task_without_files_counts_when_it_has_some(monkeypatch):
+    looks, has_looked = [True, False], threading.Event()
+
+    def bytes_sent(self):
+        if looks.pop(0):
+            raise OSError(errno.EMFILE, "Too many open files")
+        looks.append(False)
+        has_looked.set()
+
+    monkeypatch.setattr(Connections, "bytes_sent", bytes_sent)
+    monkeypatch.setattr("tfdist.coordination.bytes_sent._SECONDS_BETWEEN_SAMPLES", 0.01)
+    with Connections(0, []):
+        assert has_looked.wait(30)

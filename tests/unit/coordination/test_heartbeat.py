@@ -1,13 +1,17 @@
 """A task that neither ends nor answers is named, and ends those that would wait for it."""
 
+import errno
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination import heartbeat
 from tfdist.coordination.health import HTTP2_SETTINGS
+from tfdist.coordination.heartbeat import Watcher
 
 # What a task does that waits in a call which never returns.
 WAITS = """
@@ -87,3 +91,20 @@ cluster = ClusterConfig(worker=[lead], evaluator=[evaluator]).with_task("worker"
 with Watcher(cluster, heartbeat_timeout=1.5):
     time.sleep(8)
 """
+
+
+def test_a_task_without_files_breaks_the_connections_when_it_has_some(silent, monkeypatch, caplog):
+    outcomes, is_broken = [OSError(errno.EMFILE, "Too many open files"), None], threading.Event()
+
+    def break_connections(peers):
+        if outcome := outcomes.pop(0):
+            raise outcome
+        is_broken.set()
+        outcomes.append(None)
+
+    monkeypatch.setattr(heartbeat, "break_connections", break_connections)
+    cluster = ClusterConfig(chief=["127.0.0.1:1"], worker=[silent]).with_task("chief", 0)
+    with Watcher(cluster, heartbeat_timeout=0.5, spared=["worker"]):
+        assert is_broken.wait(30)
+    assert "cannot look for connections to worker:0, trying again: Too many open files" in caplog.text
+    heartbeat._continued_without.clear()

@@ -1,8 +1,10 @@
 """Where it is wanted, only the hosts of the cluster reach a task's port; all others are as if it did not exist."""
 
 import contextlib
+import errno
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -148,3 +150,16 @@ def test_where_it_is_not_possible_nothing_starts(cluster, monkeypatch, platform,
 def test_a_thousand_hosts_fit():
     with socket.socket() as own:
         only_peers._attach(own, {f"10.0.{each // 250}.{each % 250}" for each in range(1000)})
+
+
+def test_a_task_without_files_filters_what_listens_when_it_has_some(cluster, monkeypatch, caplog):
+    guard, outcomes, is_over = only_peers._Guard(cluster, 1), [True, True, False], threading.Event()
+
+    def look():
+        if outcomes.pop(0):
+            raise OSError(errno.EMFILE, "Too many open files")
+        is_over.set()
+
+    monkeypatch.setattr(guard, "look", look)
+    guard.look_until(is_over, 0.01)
+    assert caplog.text.count("cannot look what listens on port 1, trying again") == 1

@@ -1,6 +1,7 @@
 """A message comes as it was sent, to the step that it belongs to, from tasks that know the secret; or not at all."""
 
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -16,6 +17,7 @@ from fuzzing import manifest_of
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport import ps_endpoints
 from tfdist.transport import shared_memory as shared
+from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
 
@@ -450,3 +452,28 @@ def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_g
     assert [worker._channels[0], worker._channels[2]] == kept
     for each in (worker, *servers):
         each.close()
+
+
+@pytest.mark.parametrize("what", ["files", "threads"])
+def test_a_server_without_files_or_threads_accepts_workers_when_it_has_some(ends, what, monkeypatch):
+    _, worker, other, addresses = ends
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+    connect, start = Proofs.connection, threading.Thread.start
+
+    def connection(self, *args, is_caller):
+        if failures and not is_caller:
+            raise failures.pop()
+        return connect(self, *args, is_caller=is_caller)
+
+    def start_thread(self):
+        if failures and "accept_worker)" in self.name:
+            raise RuntimeError(failures.pop())
+        start(self)
+
+    if what == "files":
+        monkeypatch.setattr(Proofs, "connection", connection)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", start_thread)
+    assert b"closes the connection" in worker.connect(addresses)
+    assert not failures
+    assert [worker.connect(addresses), other.connect(addresses)] == [b"", b""]
