@@ -214,6 +214,9 @@ class CallWatch:
         except (ConnectionError, msgspec.MsgspecError) as error:  # gone, or of another version of tfdist
             _log.info("%s is not heard any more: %s", self._names[index], error)
             self._hears_all = False
+            if not self._own:
+                with self._lock:
+                    self._known.pop(index)  # what it did last would soon seem out of step
 
     def _heed(self, index: int, text: str) -> None:
         """Note what another task is doing, or do what the first task asks for."""

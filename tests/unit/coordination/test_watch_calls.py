@@ -289,3 +289,22 @@ def test_without_a_connection_nothing_is_compared_and_the_end_does_not_wait(clus
     began = time.monotonic()
     other.watch.close()
     assert time.monotonic() - began < 2
+
+
+def test_one_that_is_not_heard_any_more_is_not_taken_for_one_that_stays_behind(cluster):
+    (chief, deaf, third), texts, clock = cluster(3)
+    with deaf.watch.call("fit", meets=True):
+        end = time.monotonic() + SECONDS
+        while not chief.watch._known[1].inside:
+            assert time.monotonic() < end, "nothing was heard"
+            time.sleep(0.01)
+        texts.put("of/1/1", "what breaks the connection")
+        chief.watch._listeners[0].join(SECONDS)
+        for task in (chief, third):
+            with pytest.raises(ValueError, match="a bad file"):
+                task.fail_in("fit", ValueError("a bad file"))
+        with chief.watch.call("evaluate", meets=True), third.watch.call("evaluate", meets=True):
+            time.sleep(0.3)
+            clock.now = 11.0
+            time.sleep(0.3)
+            assert chief.ends == []
