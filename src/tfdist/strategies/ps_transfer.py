@@ -8,6 +8,7 @@ updates do not change.
 
 import contextlib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,7 +56,9 @@ class PsTransfer:
         """
         self.is_asked_for = is_asked_for
         self._wire_type, self._is_in_step, self._timeout = wire_type, is_in_step, timeout
-        self._numbers = itertools.count()
+        # Servers and workers may outlast a chief. Each chief has names of its own, so that no message adds
+        # to the rounding errors of steps that this chief has rolled back.
+        self._numbers, self._start = itertools.count(), os.urandom(4).hex()
         self._cluster, self._servers = cluster, [Task("ps", index) for index in range(cluster.size("ps"))]
         hosts = {task.index: split_address(cluster.address(task))[0] for task in self._servers}
         ports = self._ask(self._servers, lambda task: _port_of(task, is_encrypted=is_encrypted))
@@ -105,7 +108,7 @@ class PsTransfer:
     def _manifest(self, server: int, tensors: Sequence[tf.Tensor], *, is_state: bool) -> tf.Tensor:
         dtypes = tuple(tensor.dtype.name for tensor in tensors)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        name = f"{'down' if is_state else 'up'} {next(self._numbers)}"
+        name = f"{'down' if is_state else 'up'} {next(self._numbers)} of {self._start}"
         # An explicit tcp means bytes on the wire, also on one machine.
         types = self._wire_type, is_state, self._is_in_step, not self.is_asked_for, self._timeout
         return tf.constant(Manifest(name, server, dtypes, shapes, *types).written())

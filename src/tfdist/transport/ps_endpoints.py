@@ -93,6 +93,7 @@ class WorkerEndpoint(Endpoint):
         self._lifetime = int.from_bytes(os.urandom(7), "big")
         self._steps = 0
         self._channels: dict[int, Channel] = {}
+        self._ports: dict[int, int] = {}  # of the servers when they were connected
         self._lock = threading.Lock()
 
     def connect(self, addresses: bytes) -> bytes:
@@ -149,12 +150,17 @@ class WorkerEndpoint(Endpoint):
             channel.cut(why)
 
     def _connect_all(self, addresses: bytes) -> None:
-        """Connect to the servers without a channel, to all at once; raise the first error."""
-        missing = [
-            (server, host, port, is_encrypted)
-            for server, host, port, is_encrypted in json.loads(addresses)
-            if server not in self._channels or self._channels[server].why_cut
-        ]
+        """Connect to the servers without a channel, to all at once; raise the first error.
+
+        A server that was started again has another port. Without a message to it, nothing else tells.
+        """
+        missing = []
+        for server, host, port, is_encrypted in json.loads(addresses):
+            channel = self._channels.get(server)
+            if channel is not None and self._ports[server] != port:
+                channel.cut(f"{channel.name} was started again")
+            if channel is None or channel.why_cut:
+                missing.append((server, host, port, is_encrypted))
         if not missing:
             return
         with ThreadPoolExecutor(min(len(missing), _MOST_THREADS)) as pool:
@@ -165,9 +171,9 @@ class WorkerEndpoint(Endpoint):
                 for server, host, port, is_encrypted in missing
             }
         errors = [channel.exception() for channel in channels.values()]
-        for (server, channel), error in zip(channels.items(), errors, strict=True):
+        for (server, _, port, _), error in zip(missing, errors, strict=True):
             if error is None:
-                self._channels[server] = channel.result()
+                self._channels[server], self._ports[server] = channels[server].result(), port
         for error in filter(None, errors):
             raise error
 

@@ -77,3 +77,9 @@ def test_a_task_that_is_gone_is_the_error_of_tensorflow(cluster, monkeypatch):
     answering(monkeypatch, answer)
     with pytest.raises(tf.errors.UnavailableError, match="ps:0 is gone"):
         transfer(cluster)
+
+
+def test_messages_of_another_chief_are_others(cluster, monkeypatch):
+    answering(monkeypatch, lambda task: PORT if task.type == "ps" else b"")
+    texts = {transfer(cluster)._manifest(0, [tf.zeros([])], is_state=True).numpy() for _ in range(2)}
+    assert len(texts) == 2

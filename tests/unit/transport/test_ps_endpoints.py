@@ -477,3 +477,17 @@ def test_a_server_without_files_or_threads_accepts_workers_when_it_has_some(ends
     assert b"closes the connection" in worker.connect(addresses)
     assert not failures
     assert [worker.connect(addresses), other.connect(addresses)] == [b"", b""]
+
+
+def test_a_worker_connects_again_to_a_server_that_was_started_again(ends, cluster):
+    server, worker, _, addresses = ends
+    assert worker.connect(addresses) == b""
+    server.close()  # and the worker sends nothing that would tell it
+    again = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    addresses = written_addresses({0: ("127.0.0.1", int(again.listen(b"")))})
+    assert worker.connect(addresses) == b""
+    ticket, down = worker.begin(addresses), arrays_of(1)
+    again.send(manifest(*down), ticket, *down)
+
+    assert same(worker.receive(manifest(*down), ticket), down)
+    again.close()
