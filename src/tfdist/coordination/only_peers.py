@@ -89,6 +89,7 @@ class _Guard:
     def __init__(self, cluster: ClusterConfig, port: int) -> None:
         self._port, self._hosts = port, _Hosts(cluster)
         self._looked_up_at, self._admitted = time.monotonic(), self._hosts.look_up()
+        self._is_looking_up = False
         _check(self._admitted)
         _log.info("port %d admits only %s", port, ", ".join(sorted(self._admitted)))
 
@@ -115,8 +116,10 @@ class _Guard:
 
     def look(self) -> None:
         """Filter what listens on the port, and disconnect whoever came before the filter."""
-        if time.monotonic() - self._looked_up_at > _SECONDS_BETWEEN_LOOKUPS:
-            self._looked_up_at, self._admitted = time.monotonic(), self._hosts.look_up()
+        if time.monotonic() - self._looked_up_at > _SECONDS_BETWEEN_LOOKUPS and not self._is_looking_up:
+            # In a thread: name servers that do not answer would delay the filter by seconds for each name.
+            self._is_looking_up = True
+            threading.Thread(target=self._look_up, daemon=True).start()
         for found, own in own_sockets(self._concerns):
             if found.state == LISTENING:
                 _attach(own, self._admitted)
@@ -124,6 +127,12 @@ class _Guard:
             _log.warning("closed a connection from %s, which is no host of the cluster", found.peer[0])
             with contextlib.suppress(OSError):  # it is closed already
                 own.shutdown(socket.SHUT_RDWR)
+
+    def _look_up(self) -> None:
+        try:
+            self._admitted = self._hosts.look_up()
+        finally:
+            self._looked_up_at, self._is_looking_up = time.monotonic(), False
 
     def _concerns(self, found: Socket) -> bool:
         is_stranger = found.state == ESTABLISHED and found.peer[0] not in self._admitted

@@ -163,3 +163,26 @@ def test_a_task_without_files_filters_what_listens_when_it_has_some(cluster, mon
     monkeypatch.setattr(guard, "look", look)
     guard.look_until(is_over, 0.01)
     assert caplog.text.count("cannot look what listens on port 1, trying again") == 1
+
+
+def test_name_servers_that_do_not_answer_delay_no_filter(cluster, monkeypatch):
+    answer, own = threading.Event(), threading.get_ident()
+
+    def peers_at(address):
+        if threading.get_ident() != own:
+            answer.wait(SECONDS)
+        return {(address.partition(":")[0], 0)}
+
+    monkeypatch.setattr(only_peers, "peers_at", peers_at)
+    monkeypatch.setattr(only_peers, "_SECONDS_BETWEEN_LOOKUPS", 0.0)
+    try:
+        with admitting_only_peers(cluster):
+            time.sleep(0.1)  # it looks names up meanwhile
+            with listen_on_all_interfaces(cluster.worker[0]):
+                end = time.monotonic() + SECONDS / 6
+                while reaches(cluster, STRANGER):
+                    assert time.monotonic() < end
+                    time.sleep(0.2)
+                assert reaches(cluster, PEER)
+    finally:
+        answer.set()
