@@ -157,8 +157,8 @@ class Ring:
                 with exchanging(), span(EXCHANGE, round=self._rounds - 1, type=name, bytes=size):
                     exchange = make_round()
                     exchange.run(header)
-            except ExchangeError as error:
-                self._why_broken = str(error)
+            except BaseException as error:  # also of a lack of memory: the others would wait for the rest
+                self._why_broken = str(error) or type(error).__name__
                 self.close()  # so the neighbours notice at once, and then theirs
                 raise
             taken = self.taken[name]

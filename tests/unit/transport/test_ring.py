@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ import pytest
 import ring_task
 
 from tfdist.transport.compression import Narrowing
+from tfdist.transport.listen_and_call import ExchangeError
+from tfdist.transport.ring import Ring, Whole
+from tfdist.transport.ring_links import Neighbour
 from tfdist.transport.tensor_fusion import Fusion
 
 SECONDS = 60
@@ -187,3 +191,28 @@ def test_an_infinite_gradient_in_8_bits_is_gone_in_the_next_step(bad):
         del whole, payload
 
     assert len(used) == 1  # else nothing of the step before could be left
+
+
+class Costly(Whole):
+    """An array for which there is not enough memory."""
+
+    def load(self, start, stop):
+        raise MemoryError("no room")
+
+
+def test_a_task_that_has_no_memory_for_an_exchange_is_noticed_by_the_others():
+    with contextlib.ExitStack() as stack:
+        sockets = [[stack.enter_context(each) for each in socket.socketpair()] for _ in range(2)]
+        links = [[Neighbour(name, each) for each in pair] for name, pair in zip("ab", sockets, strict=True)]
+        rings = [Ring(rank, 2, links[rank][0], links[1 - rank][1]) for rank in range(2)]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(rings[0].add_up, Whole(np.ones(9)))
+            with pytest.raises(MemoryError, match="no room"):
+                rings[1].add_up(Costly(np.ones(9)))
+            try:
+                with pytest.raises(ExchangeError, match="gone"):
+                    waiting.result(SECONDS / 4)
+            finally:
+                rings[0].why_lost = lambda _: "the test ends"
+        with pytest.raises(ExchangeError, match="no room"):
+            rings[1].add_up(Whole(np.ones(9)))
