@@ -92,10 +92,10 @@ class UnprovenCallers:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT
         caller = _Caller(connection, str(address[0]), os.urandom(NONCE_BYTES), deadline)
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._callers.append(caller)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # macOS refuses it if reset
             connection.sendall(GREETING + caller.nonce)  # it fits into the socket's buffer
         except OSError as error:
             self._disconnect(caller, str(error))

@@ -1,6 +1,7 @@
 """A listener lets in those who know the secret, whoever else calls it and however often."""
 
 import contextlib
+import errno
 import socket
 import subprocess
 import sys
@@ -162,3 +163,18 @@ def test_a_task_without_files_listens_again_when_it_has_some():
         _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert b"cannot accept a connection, trying again: Too many open files" in errors
+
+
+def test_a_caller_that_is_gone_when_it_is_accepted_ends_no_listener(listener, monkeypatch):
+    refusals = [OSError(errno.EINVAL, "Invalid argument")]  # as macOS says of a connection that is reset
+
+    class Socket(socket.socket):
+        def setsockopt(self, *args):
+            if refusals and threading.current_thread() is not threading.main_thread():
+                raise refusals.pop()
+            super().setsockopt(*args)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    with socket.create_connection(("127.0.0.1", listener.port), SECONDS) as caller:
+        assert caller.recv(1) == b""
+    assert is_let_in(listener)
