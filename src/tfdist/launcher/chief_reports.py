@@ -47,11 +47,7 @@ def report_progress(
     loss: float | None = None,
     accuracy: float | None = None,
 ) -> None:
-    """Tell the launcher, engine or Kubeflow how many steps are done; do nothing if none listens.
-
-    A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
-    dropped. An engine's file is written every two seconds at most, and a line of a log every ten.
-    """
+    """Tell the launcher, engine or Kubeflow how many steps are done: see `record_events.report_progress`."""
     report = Progress(step, steps, examples_per_second, loss, accuracy)
     values = report._asdict()
     _report(values)

@@ -18,9 +18,10 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.environment import LAUNCH
+from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
-from tfdist.launcher.record_events import EventFile, without_secrets
+from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.reports import Joined, Progress, Silence
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable

@@ -7,10 +7,9 @@ the launcher gets those events too, and shows them.
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,14 +22,6 @@ VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its e
 # Of one kind that may come often: a run of a month has some ten thousand of them, and one of a minute has 60.
 _SECONDS_BETWEEN, _PART_BETWEEN = 1.0, 1e-3
 _OFTEN = (Progressed, TaskSpeed)
-_HIDDEN = "***"
-# The end of the name of an option or a variable: --hf_token, WANDB_API_KEY, --db.password.
-_ENDS = (
-    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|private|secret|auth)[-_]?key)"
-)
-_NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
-_ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
-_USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a password or as one
 
 
 class EventFile:
@@ -65,6 +56,7 @@ class EventFile:
 
 
 _file: EventFile | None = None
+_file_of_script: EventFile | None = None  # of a script that reports by itself, for as long as the process
 _listeners: list[Callable[[AnyEvent], object]] = []
 
 
@@ -124,8 +116,8 @@ def record(event: AnyEvent) -> None:
     stamped(event)
     for listener in _listeners:
         listener(event)
-    if _file is not None:
-        _file.add(event)
+    if (file := _file or _file_of_script) is not None:
+        file.add(event)
     if not isinstance(event, Progressed):  # the launcher gets a report of it twice a second
         chief_reports.report_event(msgspec.json.encode(event))
 
@@ -136,15 +128,22 @@ def record_progress(report: Progress) -> None:
     record(as_event(report))
 
 
-def without_secrets(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with *** in place of what their names or their form say is a secret."""
-    shown: list[str] = []
-    is_value = False
-    for word in words:
-        if is_value and not word.startswith("--"):
-            shown.append(_HIDDEN)
-        else:
-            visible = _ASSIGNED.sub(rf"\g<name>{_HIDDEN}", word) if _ASSIGNED.fullmatch(word) else word
-            shown.append(_USER.sub(rf"\g<scheme>{_HIDDEN}@", visible))
-        is_value = _NAME.fullmatch(word) is not None
-    return shown
+def report_progress(
+    step: int,
+    steps: int | None = None,
+    *,
+    examples_per_second: float | None = None,
+    loss: float | None = None,
+    accuracy: float | None = None,
+) -> None:
+    """Tell the launcher, engine or Kubeflow how many steps a script has done; do nothing if none listens.
+
+    A call takes some microseconds. It never waits for the launcher: if that reads slowly, the report is
+    dropped. The events of the run have it once a second at most, an engine's file every two seconds, and a
+    log every ten.
+    """
+    global _file_of_script
+    if _file_of_script is None and (named := os.environ.get(VARIABLE)):
+        with contextlib.suppress(OSError):  # a run directory that is gone; the launcher says so
+            _file_of_script = EventFile(Path(named))
+    record_progress(Progress(step, steps, examples_per_second, loss, accuracy))

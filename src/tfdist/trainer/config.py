@@ -15,6 +15,7 @@ from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.profiling.step_range import parse_steps
 from tfdist.trainer.sections.data_and_model import DataSection, ModelSection
 from tfdist.trainer.sections.engine import EngineSection
@@ -188,9 +189,9 @@ def config_text(config: Config) -> str:
 
 
 def recorded_sections(config: Config) -> dict[str, Any]:
-    """Return a config for the files of a run: without `engine`, whose variables may be secrets."""
+    """Return a config for the files of a run: without secrets, and without `engine`, which may have some."""
     sections = msgspec.to_builtins(config)
-    return {name: value for name, value in sections.items() if name != "engine"}
+    return {name: values_without_secrets(value) for name, value in sections.items() if name != "engine"}
 
 
 def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings) -> str:

@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
-from tfdist.launcher.record_events import is_launched, record, without_secrets
+from tfdist.launcher.hide_secrets import without_secrets
+from tfdist.launcher.record_events import is_launched, record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from tfdist.launcher import chief_reports, record_events, run_events
-from tfdist.launcher.record_events import EventFile, events_to_file, record, without_secrets
+from tfdist.launcher.hide_secrets import without_secrets
+from tfdist.launcher.record_events import EventFile, events_to_file, record
 from tfdist.launcher.reports import Progress, read_reports
 from tfdist.launcher.run_events import (
     EpochEnded,
@@ -147,6 +148,10 @@ def test_warnings_are_printed_too_where_a_script_sets_up_no_logging(tmp_path, ca
         ("--aws_secret_access_key=a --credentials=b", "--aws_secret_access_key=*** --credentials=***"),
         ("--data=https://me:word@host/a?b=c", "--data=https://***@host/a?b=c"),
         ("https://ghp_word@host/a", "https://***@host/a"),
+        (
+            "https://h/x?token=a&n=1&X-Amz-Signature=b#c sas?sv=1&sig=d",
+            "https://h/x?token=***&n=1&X-Amz-Signature=***#c sas?sv=1&sig=***",
+        ),
         # What is no secret.
         ("--tokenizer=bert --max_tokens=5", "--tokenizer=bert --max_tokens=5"),
         ("--token_dim=5 --key=5 --secret_file=a", "--token_dim=5 --key=5 --secret_file=a"),

@@ -25,11 +25,17 @@ def test_each_shipped_config_names_the_schema_and_is_read(path, tmp_path):
     assert read_config(everything).config == config
 
 
-def test_the_files_of_a_run_have_no_variables_of_an_engine(tmp_path):
+def test_the_files_of_a_run_have_no_secrets(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("train: {steps: 7}\nengine: {kubernetes: {env: {WANDB_API_KEY: hidden}}}\n")
+    path.write_text(
+        "train: {steps: 7}\nengine: {kubernetes: {env: {WANDB_API_KEY: hidden}}}\n"
+        "model: {name: mlp, options: {api_key: hidden, hf_token: hidden, tokenizer: bert}}\n"
+        "data: {name: 'https://me:hidden@host/x?sig=hidden'}\n"
+    )
     sections = recorded_sections(read_config(path).config)
     assert sections["train"]["steps"] == 7
+    options = sections["model"]["options"]
+    assert options == {"api_key": "***", "hf_token": "***", "tokenizer": "bert"}
     assert "hidden" not in json.dumps(sections)
 
 

@@ -1,0 +1,47 @@
+"""Hide what the names of options, variables, keys and parameters say is a secret, before it is recorded."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_HIDDEN = "***"
+# The end of the name of an option or a variable: --hf_token, WANDB_API_KEY, --db.password.
+_ENDS = (
+    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|private|secret|auth)[-_]?key)"
+)
+_NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
+_ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
+_USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a password or as one
+_KEY = re.compile(rf"(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
+_PARAMETER = re.compile(
+    rf"(?P<name>[?&](?:(?:[\w.-]*[._-])?(?:{_ENDS}|signature)|sig)=)[^&#\s]+", re.IGNORECASE
+)
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """Return the words of a command with *** in place of what their names or their form say is a secret."""
+    shown: list[str] = []
+    is_value = False
+    for word in words:
+        if is_value and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        else:
+            visible = _ASSIGNED.sub(rf"\g<name>{_HIDDEN}", word) if _ASSIGNED.fullmatch(word) else word
+            shown.append(_of_address(visible))
+        is_value = _NAME.fullmatch(word) is not None
+    return shown
+
+
+def values_without_secrets(value: Any, name: str = "") -> Any:
+    """Return the values of a config, nested as they are, with *** in place of secrets."""
+    if isinstance(value, dict):
+        return {key: values_without_secrets(part, str(key)) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [values_without_secrets(part, name) for part in value]
+    if value not in (None, "") and not isinstance(value, bool) and _KEY.fullmatch(name):
+        return _HIDDEN
+    return _of_address(value) if isinstance(value, str) else value
+
+
+def _of_address(text: str) -> str:
+    return _PARAMETER.sub(rf"\g<name>{_HIDDEN}", _USER.sub(rf"\g<scheme>{_HIDDEN}@", text))
