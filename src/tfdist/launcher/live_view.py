@@ -21,7 +21,7 @@ _LEAST_SECONDS = 0.1  # between two looks: the kernel counts in ticks of 10 ms
 
 
 class _Column(NamedTuple):
-    """A column: its name, its width, and its rank: where there is no room, the highest is left out first."""
+    """A column: its name, least width and rank: where there is no room, the highest is left out first."""
 
     name: str
     width: int
@@ -134,9 +134,12 @@ class LiveView:
         lines = []
         if len(self._rows) > 1 and height > 6:
             shown = list(self._rows.values())[: max(height - 6, 1)]
-            drawn = self._columns(columns)
+            table = [self._cells(row) for row in shown]
+            drawn = self._columns(table, columns)
             head = _line(drawn, {column.name: column.name for column in drawn}, columns)
-            lines = [self._paint(head, _DIM), *(self._draw_row(row, drawn, columns) for row in shown)]
+            lines = [self._paint(head, _DIM)]
+            for row, cells in zip(shown, table, strict=True):
+                lines.append(self._paint(_line(drawn, cells, columns), self._colour_of(row)))
             if len(shown) < len(self._rows):
                 lines.append(f"… and {len(self._rows) - len(shown)} more tasks"[:columns])
         if self.reports:
@@ -178,18 +181,23 @@ class LiveView:
             else:
                 row.state = phase if phase in _ACTIVE else "ready"
 
-    def _columns(self, columns: int) -> list[_Column]:
-        """Return the columns of the table for which there is room."""
-        drawn = list(_COLUMNS)
+    def _columns(self, table: Sequence[Mapping[str, str]], columns: int) -> list[_Column]:
+        """Return the columns of the table for which there is room, as wide as what is in them."""
+        drawn = [
+            column._replace(
+                width=max(column.width, *(len(cells.get(column.name, "")) + 1 for cells in table))
+            )
+            for column in _COLUMNS
+        ]
         if not any(row.restarts for row in self._rows.values()):
-            drawn.remove(_RESTARTS)
+            drawn = [column for column in drawn if column.name != _RESTARTS.name]
         while drawn[-1].rank and sum(column.width for column in drawn) > columns:
             drawn.remove(max(drawn, key=lambda column: column.rank))
         return drawn
 
-    def _draw_row(self, row: _Row, drawn: Sequence[_Column], columns: int) -> str:
-        taken = [each.milliseconds for each in self._rows.values() if each.milliseconds]
-        median = statistics.median(taken) if taken else 0.0
+    def _cells(self, row: _Row) -> dict[str, str]:
+        """Return what is in the columns of a row, by their names."""
+        median = self._median_milliseconds()
         speed = average_speed(self.reports)
         cells = {
             "task": row.name,
@@ -203,9 +211,15 @@ class LiveView:
         }
         if row.milliseconds is not None:
             cells["ms/step"] = f"{row.milliseconds:,.{0 if row.milliseconds >= 10 else 1}f}"
-        is_slow = bool(row.milliseconds and median and row.milliseconds > 2 * median)
-        colour = _RED if row.is_bad else _YELLOW if is_slow else ""
-        return self._paint(_line(drawn, cells, columns), colour)
+        return cells
+
+    def _colour_of(self, row: _Row) -> str:
+        is_slow = row.milliseconds is not None and row.milliseconds > 2 * self._median_milliseconds() > 0
+        return _RED if row.is_bad else _YELLOW if is_slow else ""
+
+    def _median_milliseconds(self) -> float:
+        taken = [row.milliseconds for row in self._rows.values() if row.milliseconds]
+        return statistics.median(taken) if taken else 0.0
 
     def _step(self, row: _Row) -> str:
         """Return the step of the run for a task that takes part in each, and an asynchronous worker's own."""
@@ -221,7 +235,7 @@ class LiveView:
 def _line(drawn: Sequence[_Column], cells: Mapping[str, str], columns: int) -> str:
     """Return a line of the table: the first two columns from the left, and numbers from the right."""
     texts = [
-        f"{cells.get(name, '')[: width - 1]:{'<' if place < 2 else '>'}{width}}"
+        f"{cells.get(name, ''):{'<' if place < 2 else '>'}{width}}"
         for place, (name, width, _) in enumerate(drawn)
     ]
     return "".join(texts)[:columns].rstrip()

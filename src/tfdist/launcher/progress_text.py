@@ -1,6 +1,7 @@
 """Describe the progress of a training in one line."""
 
 import itertools
+import math
 import re
 import time
 from collections import deque
@@ -98,7 +99,8 @@ def _parts(reports: Sequence[tuple[float, Progress]], evaluated: str) -> list[_P
     if last.steps:
         parts.append(_Part(5, f" ({100 * last.step // last.steps} %)"))
     if (rate := average_speed(reports)) is not None:
-        parts.append(_Part(4, f", {rate:,.0f} examples/s" if rate >= 10 else f", {rate:.2g} examples/s"))
+        form = ",.0f" if 10 <= rate < 1e12 else ".2g"
+        parts.append(_Part(4, f", {rate:{form}} examples/s"))
     if last.loss is not None:
         parts.append(_Part(2, f", loss {last.loss:.4g}"))
     if last.accuracy is not None:
@@ -116,10 +118,11 @@ def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
     if not reports:
         return None
     if len(reports) == 1 or reports[-1][0] == reports[0][0]:
-        return reports[-1][1].examples_per_second
+        rate = reports[-1][1].examples_per_second
+        return rate if rate is not None and math.isfinite(rate) else None
     examples = seconds = 0.0
     for (before, _), (now, report) in itertools.pairwise(reports):
-        if report.examples_per_second is not None:
+        if report.examples_per_second is not None and math.isfinite(report.examples_per_second):
             examples += report.examples_per_second * (now - before)
             seconds += now - before
     return examples / seconds if seconds else None

@@ -18,6 +18,7 @@ from tfdist.errors import ConfigError, DataError
 from tfdist.launcher.run_events import (
     FILE,
     CheckpointSaved,
+    Configured,
     EpochEnded,
     Evaluated,
     LaunchEnded,
@@ -269,6 +270,23 @@ def test_two_runs_are_compared(tmp_path):
     assert "one: training" in page.text
     assert "three: training" in page.text
     assert page.headings.count("Loss") == 1
+
+
+def test_two_kinds_of_accuracy_are_not_compared(tmp_path):
+    first = done_run(tmp_path / "one")
+    ended = EpochEnded(time=8.0, epoch=0, epochs=1, logs={"loss": 2.0, "val_accuracy": 0.25})
+    launch = LaunchStarted(time=5.0, tasks={}, command=["x"], shares="1 task")
+    fitted = write_run(tmp_path / "three", [launch, ended])
+    text = page_of(first, fitted).text
+    assert "test accuracy 80 % — —" in text
+    assert "validation accuracy — 25 % —" in text
+    assert "Test accuracy" not in page_of(fitted).text
+
+
+def test_a_config_of_another_form_is_shown_as_it_is(tmp_path):
+    events = events_of_a_run()
+    next(event for event in events if isinstance(event, Configured)).config = {"train": True}
+    assert "train: true" in page_of(write_run(tmp_path / "run", events)).text
 
 
 def test_the_page_of_a_run_in_a_store_is_made_from_there_and_written_there(tmp_path, capsys):

@@ -157,6 +157,27 @@ def test_the_columns_that_matter_most_fit_the_terminal(columns, restarts, names)
     assert max(map(len, [head, *lines])) < columns
 
 
+def test_long_names_and_large_numbers_are_whole():
+    view = LiveView("preprocessing:0", coloured=False, encoding="utf-8")
+    names = ["preprocessing:0", "preprocessing:1"]
+    view.handle(LaunchStarted(tasks=dict.fromkeys(names, "127.0.0.1:1"), command=["x"], shares=""))
+    view.progress(Progress(40, 100, 123_456_789_012.0, 0.5))
+    milliseconds = dict.fromkeys(names, 1_234_567.0)
+    view.handle(TaskSpeed(step=40, milliseconds=milliseconds, shares=dict.fromkeys(names, 1.0)))
+    _, *lines = (line.split() for line in view.lines(120, 24)[:3])
+    assert [(line[0], *line[-3:-1]) for line in lines] == [
+        (name, "123,456,789,012", "1,234,567") for name in names
+    ]
+
+
+@pytest.mark.parametrize("speed", [float("nan"), float("inf"), 1e300])
+def test_an_absurd_speed_fills_no_line(speed):
+    view = running()
+    view.progress(Progress(40, 100, speed, float("inf")))
+    last = view.lines(120, 24)[-1]
+    assert last.endswith("step 40 of 100 (40 %)" + ", 1e+300 examples/s" * (speed == 1e300) + ", loss inf")
+
+
 def test_mirrored_workers_have_the_step_of_the_run():
     view = running()
     view.handle(msgspec.structs.replace(STARTED, strategy="parameter_server_sync"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.diagnostics.report.markup import duration, number, percent, table
 from tfdist.diagnostics.report.run_facts import RunFacts
-from tfdist.diagnostics.report.sections import accuracy, state, title
+from tfdist.diagnostics.report.sections import state, test_accuracy, title, validation_accuracy
 from tfdist.diagnostics.report.timeline import mean_speed
 
 _ABSENT = "—"
@@ -27,13 +27,18 @@ def names_of(runs: Sequence[RunFacts]) -> list[str]:
 
 def results_side_by_side(first: RunFacts, second: RunFacts, names: Sequence[str]) -> str:
     """Write the results of two runs, with the second as a ratio of the first or a difference to it."""
+    accuracies = [
+        _numbers(name, found(first), found(second), percent, _points)
+        for name, found in (("test accuracy", test_accuracy), ("validation accuracy", validation_accuracy))
+        if found(first) is not None or found(second) is not None
+    ]
     rows = [
         _words("state", state(first), state(second)),
         _words("trains", title(first), title(second)),
         _words("strategy", first.strategy, second.strategy),
         _words("tasks", first.tasks, second.tasks),
         _words("versions", _versions(first), _versions(second)),
-        _numbers("test accuracy", accuracy(first), accuracy(second), percent, _points),
+        *accuracies,
         _numbers("duration", first.seconds, second.seconds, duration, _ratio),
         _numbers("training speed, examples/s", mean_speed(first), mean_speed(second), number, _ratio),
         _words("restarts", str(first.restarts), str(second.restarts)),

@@ -65,25 +65,28 @@ def state(facts: RunFacts) -> str:
     return f"failed: {facts.problem}" if facts.problem else "done"
 
 
-def accuracy(facts: RunFacts) -> float | None:
-    """Return the last test accuracy, or the last validation accuracy of `fit`."""
+def test_accuracy(facts: RunFacts) -> float | None:
+    """Return the last test accuracy."""
     if facts.results is not None and facts.results.test_accuracy is not None:
         return facts.results.test_accuracy
-    evaluated, epoch = facts.last(Evaluated), facts.last(EpochEnded)
-    if evaluated is not None:
-        return evaluated.results.get("accuracy")
+    evaluated = facts.last(Evaluated)
+    return None if evaluated is None else evaluated.results.get("accuracy")
+
+
+def validation_accuracy(facts: RunFacts) -> float | None:
+    """Return the last validation accuracy of `fit`."""
+    epoch = facts.last(EpochEnded)
     logs = epoch.logs if epoch is not None else {}
     return next((value for name, value in logs.items() if name.startswith("val_") and "acc" in name), None)
 
 
 def headline(facts: RunFacts) -> str:
     """Write what everyone asks first, and what replaced the data."""
-    started, reached, speed = facts.started, accuracy(facts), mean_speed(facts)
+    started, speed = facts.started, mean_speed(facts)
+    tested, validated = test_accuracy(facts), validation_accuracy(facts)
     figures = [
-        (
-            "Test accuracy" if facts.all(Evaluated) else "Validation accuracy",
-            "" if reached is None else percent(reached),
-        ),
+        ("Test accuracy", "" if tested is None else percent(tested)),
+        ("Validation accuracy", "" if validated is None else percent(validated)),
         ("Duration", duration(facts.seconds)),
         ("Restarts", f"{facts.restarts}" if facts.all(LaunchStarted) else ""),
         ("Strategy", facts.strategy),
@@ -268,7 +271,8 @@ def configuration(facts: RunFacts) -> str:
 
 def reproduction(facts: RunFacts) -> str:
     """Write the command that does the same again, in a folder of its own."""
-    words, seed = _typed(facts), facts.config.get("train", {}).get("seed")
+    words, train = _typed(facts), facts.config.get("train")
+    seed = train.get("seed") if isinstance(train, dict) else None
     if not words:
         return ""
     versions = facts.started.versions if facts.started else {}
