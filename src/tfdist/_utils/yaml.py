@@ -78,8 +78,10 @@ class Document:
         path = tuple(key.split(".")) if isinstance(key, str) else key
         *above, last = path
         changed: dict[str, Any] = dict(self.value)
-        inner = changed
+        inner, made = changed, {path: place}
         for depth, key in enumerate(above):
+            if key not in inner:
+                made[path[: depth + 1]] = place
             below = inner.get(key, {})
             if not isinstance(below, dict):
                 problem = f"{_dotted(path[: depth + 1])} is not a section"
@@ -87,7 +89,7 @@ class Document:
             inner[key] = inner = dict(below)
         inner[last] = value
         places = {old: name for old, name in self.source.places.items() if old[: len(path)] != path}
-        return Document(changed, Source(self.source.name, (), {**places, path: place}))
+        return Document(changed, Source(self.source.name, (), {**places, **made}))
 
 
 def read_yaml_file(path: str | PathLike[str]) -> Document:

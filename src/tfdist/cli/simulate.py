@@ -21,20 +21,25 @@ if TYPE_CHECKING:
     from tfdist.simulation.setup import Setup
 
 STRATEGIES = ("parameter_server", "parameter_server_sync", "multi_worker_mirrored")
-_MOST_WORKERS = 1000
+_WORKERS, _MOST_WORKERS = "1..100", 1000
 
 
 def main(
     config: Annotated[str | None, Flag("The YAML file that says what is simulated; see examples/simulate/.")],
     workers: Annotated[
         str, Flag("How many workers: 1..1000, in steps of 1, 2, 5, 10 …, or 1,2,4.")
-    ] = "1..100",
+    ] = _WORKERS,
     plot: Annotated[str | None, Flag("The PNG to draw the result in (needs matplotlib).")] = None,
     advise: Annotated[bool, Flag("Print which change helps the largest cluster most, and how much.")] = False,
     check: Annotated[bool, Flag("Compare the simulation with published results.")] = False,
 ) -> None:
     """Simulate what a file describes, or check the simulation."""
     local_path(plot or "", "--plot")  # an error before the simulation
+    if check and not config:
+        for name, is_given in (("workers", workers != _WORKERS), ("plot", plot), ("advise", advise)):
+            if is_given:
+                remedy = "Add --config, or leave it out"
+                raise ConfigError(f"--{name}", "has no effect with --check alone", remedy=remedy)
     if check:
         _check()
     elif not config:

@@ -87,8 +87,11 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def roles(self) -> dict[str, int | tuple[str, ...]]:
         """Return the addresses or the number of tasks of each role and job that the section names."""
-        values = {**{role: getattr(self, role) for role in ROLES}, **self.jobs}
-        return {role: value for role, value in values.items() if value is not None}
+        values = {role: value for role in ROLES if (value := getattr(self, role)) is not None}
+        for role in values.keys() & self.jobs.keys():
+            problem = "is a role of the cluster too, with tasks of its own"
+            raise ConfigError(f"cluster.jobs.{role}", problem, remedy="Write it once")
+        return {**values, **self.jobs}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,3 +189,9 @@ def test_a_wrong_value_is_named_by_its_path(text, message):
     with pytest.raises(ConfigError) as caught:
         decode(read_yaml(text.encode(), "f"), Around)
     assert str(caught.value) == message
+
+
+def test_a_section_that_a_value_makes_has_the_place_of_the_value():
+    document = read_yaml(b"train: {steps: 7}", "x.yaml").with_value("a.b.c", 1, "--set a.b.c=1")
+    assert document.source.at("a") == "--set a.b.c=1: a"
+    assert document.source.at("train") == "x.yaml:1: train"

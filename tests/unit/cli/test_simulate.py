@@ -39,6 +39,7 @@ def test_each_strategy_has_a_table_and_advice_is_given(tmp_path):
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         ([f"--config={CONFIG}", "--workers=0..3"], "tfdist: --workers: expected numbers in 1…1000"),
         ([f"--config={CONFIG}", "--check=all"], "command line"),
+        (["--check", "--workers=2"], "--workers: has no effect with --check alone"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(flags, message):

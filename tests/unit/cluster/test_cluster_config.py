@@ -357,6 +357,12 @@ def test_a_section_may_be_left_out(yaml_file):
         ClusterConfig.from_yaml(yaml_file("other: 1"))
 
 
+def test_a_role_has_its_tasks_in_one_place(yaml_file):
+    path = yaml_file("cluster: {worker: 3, jobs: {worker: 2}}\n")
+    with pytest.raises(ConfigError, match=r"cluster\.jobs\.worker: is a role .*\. Write it once"):
+        ClusterConfig.from_yaml(path)
+
+
 def test_yaml_lists_or_counts_other_jobs(yaml_file):
     path = yaml_file("cluster:\n  chief: [a:1]\n  jobs: {reader: [b:1]}\n")
     assert ClusterConfig.from_yaml(path, task="reader:0") == ClusterConfig(
