@@ -326,9 +326,7 @@ class SharedCustomStep(MetricStep):
             by = tf.ones([], tf.float64)
             if divisor.value is not None:
                 if _graph() is not replica.graph:
-                    problem = (
-                        "is a mean over what is masked or weighed, and computed within a branch or a loop"
-                    )
+                    problem = "is divided by what is masked or weighed, in a branch, a loop or a tf.function"
                     raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
                 value = self._or_zero(tf.cast(divisor.value, tf.float64), replica.size)
                 with replica.updating():

@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import pytest
 
+from tfdist.errors import ConfigError
+
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
@@ -170,6 +172,24 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, make, run_eagerly, ca
     tested = kerass.evaluate(data, return_dict=True, verbose=0)
     assert evaluate(ours, data, return_dict=True, verbose=0) == pytest.approx(tested, rel=1e-11)
     assert "one number for a batch" not in caplog.text  # so are the losses of outputs
+
+
+class InAFunction(keras.Model):
+    def train_step(self, data):
+        x, y, weights = data
+        loss_of = tf.function(keras.losses.MeanSquaredError("mean_with_sample_weight"), autograph=False)
+        return {"loss": loss_of(y, self(x), weights)}
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device exchanges nothing")
+def test_replicas_exchange_no_divisor_in_a_function_of_the_step(strategy):
+    with strategy.scope():
+        number = keras.Input((4,))
+        model = InAFunction(number, keras.layers.Dense(1)(number))
+        model.compile("sgd")
+    data = tf.data.Dataset.from_tensor_slices((X, NUMBERS, WEIGHTS)).batch(4)
+    with pytest.raises(ConfigError, match=r"in a branch, a loop or a tf\.function\. .*reduction='sum'"):
+        fit(model, data, verbose=0)
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device adds no rows up")
