@@ -7,7 +7,8 @@ from typing import Any
 _HIDDEN = "***"
 # The end of the name of an option or a variable: --hf_token, WANDB_API_KEY, --db.password.
 _ENDS = (
-    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|(?:api|access|private|secret|auth)[-_]?key)"
+    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization"
+    r"|(?:api|access|private|secret|auth)[-_]?key)"
 )
 _NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
@@ -15,6 +16,11 @@ _USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a passw
 _KEY = re.compile(rf"(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _PARAMETER = re.compile(
     rf"(?P<name>[?&](?:(?:[\w.-]*[._-])?(?:{_ENDS}|signature)|sig)=)[^&#\s]+", re.IGNORECASE
+)
+# In a header or a mapping, with all that follows: `Authorization: Bearer …`, `{api_key: …}`, `{"token":"…"}`.
+_ENTRY = re.compile(
+    rf"(?P<name>(?<![\w.-])(?:[\w.-]*[._-])?{_ENDS}(?:\s*:\s+|[\"']\s*:\s*)|\bBearer\s+)\S.*",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -27,7 +33,7 @@ def without_secrets(words: Iterable[str]) -> list[str]:
             shown.append(_HIDDEN)
         else:
             visible = _ASSIGNED.sub(rf"\g<name>{_HIDDEN}", word) if _ASSIGNED.fullmatch(word) else word
-            shown.append(_of_address(visible))
+            shown.append(_of_text(visible))
         is_value = _NAME.fullmatch(word) is not None
     return shown
 
@@ -40,8 +46,9 @@ def values_without_secrets(value: Any, name: str = "") -> Any:
         return [values_without_secrets(part, name) for part in value]
     if value not in (None, "") and not isinstance(value, bool) and _KEY.fullmatch(name):
         return _HIDDEN
-    return _of_address(value) if isinstance(value, str) else value
+    return _of_text(value) if isinstance(value, str) else value
 
 
-def _of_address(text: str) -> str:
-    return _PARAMETER.sub(rf"\g<name>{_HIDDEN}", _USER.sub(rf"\g<scheme>{_HIDDEN}@", text))
+def _of_text(text: str) -> str:
+    text = _PARAMETER.sub(rf"\g<name>{_HIDDEN}", _USER.sub(rf"\g<scheme>{_HIDDEN}@", text))
+    return _ENTRY.sub(rf"\g<name>{_HIDDEN}", text)

@@ -14,6 +14,7 @@ import numpy as np
 from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import storage_errors, write_json
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.run_context import RunContext
 from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
@@ -66,8 +67,8 @@ class CheckpointManager:
         self._best: dict[str, Any] = {}
         self._reached: int | None = None  # the descriptor of the file "reached"
         self.history: tuple[Start, ...] = ()
-        # These settings must stay the same when a run resumes.
-        self._trained: dict[str, Any] = {
+        # These settings must stay the same when a run resumes, except secrets, which may be renewed.
+        trained = {
             "data.name": data.name,
             "data.fingerprint": data.fingerprint,
             "data.batch_size": config.data.batch_size,
@@ -80,6 +81,7 @@ class CheckpointManager:
             "train.schedule": config.train.schedule,
             "train.seed": config.train.seed,
         }
+        self._trained: dict[str, Any] = values_without_secrets(trained)
 
     def find(self) -> int:
         """Return the step to resume from: that of the chief's newest complete checkpoint, or 0."""
@@ -234,8 +236,9 @@ def _check_facts(newest: checkpoint.Checkpoint) -> None:
 
 def _check_same(newest: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:
     """Raise ConfigError if the config differs from what was trained, with the first difference."""
-    for name in {**newest.facts["trained"], **trained}:
-        before, value = newest.facts["trained"].get(name), trained.get(name)
+    earlier = values_without_secrets(newest.facts["trained"])  # older versions of tfdist stored secrets, too
+    for name in {**earlier, **trained}:
+        before, value = earlier.get(name), trained.get(name)
         if before != value:
             problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
             remedy = "Set another --run_dir, or the same value"

@@ -163,5 +163,23 @@ def test_a_value_is_hidden_whose_name_or_form_says_that_it_is_a_secret(words, sh
     assert without_secrets(words.split()) == shown.split()
 
 
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("Authorization: Bearer a, b", "Authorization: ***"),
+        ("--header=X-Api-Key: a", "--header=X-Api-Key: ***"),
+        ("a Bearer b c", "a Bearer ***"),
+        ("--set=model={name: m:f, options: {api_key: a}}", "--set=model={name: m:f, options: {api_key: ***"),
+        ('{"lr":1,"token":"a"}', '{"lr":1,"token":***'),
+        # What is no secret.
+        ("{tokens: 5, tokenizer: bert, name: my:token:1}", "{tokens: 5, tokenizer: bert, name: my:token:1}"),
+        ("--job=secret:2", "--job=secret:2"),
+        ("--user=Bearer", "--user=Bearer"),
+    ],
+)
+def test_a_secret_in_a_header_or_a_mapping_is_hidden(word, shown):
+    assert without_secrets([word]) == [shown]
+
+
 def test_a_secret_of_several_lines_is_hidden_whole():
     assert without_secrets(["--private_key=a\nb\n"]) == ["--private_key=***"]

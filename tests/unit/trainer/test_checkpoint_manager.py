@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,29 +8,32 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
+from tfdist.errors import ConfigError
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 
 
+def manager_of(folder, text, cache):
+    config = folder / "x.yaml"
+    config.write_text(text)
+    strategy, data = tf.distribute.get_strategy(), open_data("digits", cache_dir=cache)
+    context = RunContext(
+        read_config(config).config,
+        ClusterConfig(),
+        strategy,
+        data,
+        RunFolder.at(folder),
+        Notice(),
+        ServerTermination(()),
+    )
+    return CheckpointManager(context)
+
+
 @pytest.mark.parametrize("number", [float, np.float32])
 def test_an_accuracy_is_enough_whatever_it_was_counted_in(number, tmp_path, cache):
-    config = tmp_path / "x.yaml"
-    config.write_text("train: {until_accuracy: 0.9}")
-    strategy, data = tf.distribute.get_strategy(), open_data("digits", cache_dir=cache)
-    settings = read_config(config)
-    checkpoint_manager = CheckpointManager(
-        RunContext(
-            settings.config,
-            ClusterConfig(),
-            strategy,
-            data,
-            RunFolder.at(tmp_path),
-            Notice(),
-            ServerTermination(()),
-        )
-    )
+    checkpoint_manager = manager_of(tmp_path, "train: {until_accuracy: 0.9}", cache)
     assert [
         checkpoint_manager.has_enough({"accuracy": float(number(each))}) for each in (0.8999, 0.9, 1.0)
     ] == [
@@ -37,3 +42,18 @@ def test_an_accuracy_is_enough_whatever_it_was_counted_in(number, tmp_path, cach
         True,
     ]
     assert not checkpoint_manager.has_enough({})
+
+
+def test_a_checkpoint_has_no_secret_and_a_renewed_one_resumes(tmp_path, cache):
+    text = "model: {name: 'my_module:build', options: {api_key: %s, layers: %d}}"
+    manager_of(tmp_path, text % ("first", 3), cache).save(4, {"a": np.zeros(2)}, {"accuracy": 0.5})
+    about = tmp_path / "checkpoints/4/about.json"
+    assert "first" not in about.read_text()
+    assert manager_of(tmp_path, text % ("second", 3), cache).find() == 4
+    # An earlier version stored it.
+    facts = json.loads(about.read_text())
+    facts["facts"]["trained"]["model.options.api_key"] = "first"
+    about.write_text(json.dumps(facts))
+    assert manager_of(tmp_path, text % ("second", 3), cache).find() == 4
+    with pytest.raises(ConfigError, match=r"model\.options\.layers 3, but now it is 5"):
+        manager_of(tmp_path, text % ("first", 5), cache).find()

@@ -29,13 +29,19 @@ def test_the_files_of_a_run_have_no_secrets(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(
         "train: {steps: 7}\nengine: {kubernetes: {env: {WANDB_API_KEY: hidden}}}\n"
-        "model: {name: mlp, options: {api_key: hidden, hf_token: hidden, tokenizer: bert}}\n"
+        "model: {name: mlp, options: {api_key: hidden, hf_token: hidden, tokenizer: bert, "
+        "header: 'Authorization: Basic hidden'}}\n"
         "data: {name: 'https://me:hidden@host/x?sig=hidden'}\n"
     )
     sections = recorded_sections(read_config(path).config)
     assert sections["train"]["steps"] == 7
     options = sections["model"]["options"]
-    assert options == {"api_key": "***", "hf_token": "***", "tokenizer": "bert"}
+    assert options == {
+        "api_key": "***",
+        "hf_token": "***",
+        "tokenizer": "bert",
+        "header": "Authorization: ***",
+    }
     assert "hidden" not in json.dumps(sections)
 
 

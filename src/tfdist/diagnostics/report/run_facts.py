@@ -11,6 +11,7 @@ import msgspec
 
 from tfdist._utils.read_untrusted_files import check_regular, opened_regular, read_json_file
 from tfdist.errors import ConfigError, DataError, shown
+from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.launcher.run_events import (
     FILE,
     AnyEvent,
@@ -155,11 +156,10 @@ class RunFacts:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the config; empty for a script of the user's own."""
+        """Return the config, in which earlier versions left secrets; empty for a script of the user's own."""
         configured = self.last(Configured)
-        if configured is not None:
-            return configured.config
-        return self.results.config if self.results else {}
+        config = configured.config if configured else self.results.config if self.results else {}
+        return {name: values_without_secrets(value) for name, value in config.items()}
 
     @property
     def command(self) -> list[str]:
