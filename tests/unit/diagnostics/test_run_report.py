@@ -289,6 +289,23 @@ def test_a_config_of_another_form_is_shown_as_it_is(tmp_path):
     assert "train: true" in page_of(write_run(tmp_path / "run", events)).text
 
 
+def test_a_model_of_another_form_has_no_name_in_a_run_without_events(tmp_path):
+    folder = done_run(tmp_path / "run")
+    (folder / "events.jsonl").unlink()
+    results = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps({**results, "config": {"model": True}}))
+    assert "a model on " in page_of(folder).text
+
+
+def test_a_secret_in_the_config_of_an_earlier_version_is_hidden(tmp_path):
+    events = events_of_a_run()
+    configured = next(event for event in events if isinstance(event, Configured))
+    configured.config = {"model": {"options": {"api_key": "hidden", "layers": 3}}}
+    text = page_of(write_run(tmp_path / "run", events)).text
+    assert "layers: 3" in text
+    assert "hidden" not in text
+
+
 def test_the_page_of_a_run_in_a_store_is_made_from_there_and_written_there(tmp_path, capsys):
     done_run(tmp_path / "store" / "one")
     (tmp_path / "store/one/timeline").mkdir()

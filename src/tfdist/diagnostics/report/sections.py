@@ -52,7 +52,9 @@ def title(facts: RunFacts) -> str:
     if facts.started is not None and facts.started.data:
         return f"{facts.started.model} on {facts.started.data}"
     if facts.results is not None:
-        return f"{facts.results.config.get('model', {}).get('name', 'a model')} on {facts.results.data}"
+        model = facts.results.config.get("model")
+        name = model.get("name") if isinstance(model, dict) else None
+        return f"{name or 'a model'} on {facts.results.data}"
     words = [Path(word).name for word in facts.command if word.endswith(".py")]
     return words[0] if words else Path(facts.place).name
 
