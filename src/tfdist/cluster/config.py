@@ -85,12 +85,13 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="The first port, if a scheduler names only hosts."),
     ] = None
 
-    def roles(self) -> dict[str, int | tuple[str, ...]]:
+    def roles(self, source: Source) -> dict[str, int | tuple[str, ...]]:
         """Return the addresses or the number of tasks of each role and job that the section names."""
         values = {role: value for role in ROLES if (value := getattr(self, role)) is not None}
-        for role in values.keys() & self.jobs.keys():
-            problem = "is a role of the cluster too, with tasks of its own"
-            raise ConfigError(f"cluster.jobs.{role}", problem, remedy="Write it once")
+        for role in self.jobs:
+            if role in values:
+                problem = f"{role} is also at {source.at(role)}"
+                raise ConfigError(source.at("jobs", role), problem, remedy="Write it once")
         return {**values, **self.jobs}
 
 
@@ -373,7 +374,7 @@ class ClusterConfig:
     ) -> "ClusterConfig":
         """Read a `cluster:` section of a parsed file; see `from_yaml`."""
         section, source = decode(document, ClusterSection), document.source
-        roles = section.roles()
+        roles = section.roles(source)
         counts = {role: value for role, value in roles.items() if isinstance(value, int)}
         lists: dict[str, Any] = {role: value for role, value in roles.items() if not isinstance(value, int)}
         if counts and lists:

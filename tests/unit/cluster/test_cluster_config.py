@@ -358,8 +358,9 @@ def test_a_section_may_be_left_out(yaml_file):
 
 
 def test_a_role_has_its_tasks_in_one_place(yaml_file):
-    path = yaml_file("cluster: {worker: 3, jobs: {worker: 2}}\n")
-    with pytest.raises(ConfigError, match=r"cluster\.jobs\.worker: is a role .*\. Write it once"):
+    path = yaml_file("cluster:\n  worker: 3\n  jobs: {worker: 2}\n")
+    expected = r":3: cluster\.jobs\.worker: worker is also at .*:2: cluster\.worker\. Write it once"
+    with pytest.raises(ConfigError, match=expected):
         ClusterConfig.from_yaml(path)
 
 
