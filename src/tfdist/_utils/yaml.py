@@ -78,7 +78,7 @@ class Document:
         path = tuple(key.split(".")) if isinstance(key, str) else key
         *above, last = path
         changed: dict[str, Any] = dict(self.value)
-        inner, made = changed, {path: place}
+        inner, made = changed, dict[Path, str]({path: place})
         for depth, key in enumerate(above):
             if key not in inner:
                 made[path[: depth + 1]] = place
