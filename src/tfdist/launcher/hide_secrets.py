@@ -39,14 +39,19 @@ def without_secrets(words: Iterable[str]) -> list[str]:
 
 
 def values_without_secrets(value: Any, name: str = "") -> Any:
-    """Return the values of a config, nested as they are, with *** in place of secrets."""
+    """Return the values of a config, nested as they are, with *** in place of secrets.
+
+    A number is no token: `pad_token: 5` is an option of a model.
+    """
     if isinstance(value, dict):
         return {key: values_without_secrets(part, str(key)) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [values_without_secrets(part, name) for part in value]
-    if value not in (None, "") and not isinstance(value, bool) and _KEY.fullmatch(name):
-        return _HIDDEN
-    return _of_text(value) if isinstance(value, str) else value
+    is_named = _KEY.fullmatch(name) is not None
+    if isinstance(value, str):
+        return _HIDDEN if value and is_named else _of_text(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return _HIDDEN if is_number and is_named and not name.lower().endswith("token") else value
 
 
 def _of_text(text: str) -> str:

@@ -29,7 +29,7 @@ def test_the_files_of_a_run_have_no_secrets(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(
         "train: {steps: 7}\nengine: {kubernetes: {env: {WANDB_API_KEY: hidden}}}\n"
-        "model: {name: mlp, options: {api_key: hidden, hf_token: hidden, tokenizer: bert, "
+        "model: {name: mlp, options: {api_key: hidden, hf_token: hidden, pad_token: 5, tokenizer: bert, "
         "header: 'Authorization: Basic hidden'}}\n"
         "data: {name: 'https://me:hidden@host/x?sig=hidden'}\n"
     )
@@ -39,6 +39,7 @@ def test_the_files_of_a_run_have_no_secrets(tmp_path):
     assert options == {
         "api_key": "***",
         "hf_token": "***",
+        "pad_token": 5,
         "tokenizer": "bert",
         "header": "Authorization: ***",
     }
