@@ -1,14 +1,13 @@
 """Train Keras models on many machines with TensorFlow: parameter servers, mirrored workers, one command.
 
-Importing tfdist loads no TensorFlow: what needs it is loaded when it is first asked for.
+Importing tfdist loads no TensorFlow, and no module of its own: they are loaded when first asked for.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cluster.config import ClusterConfig, Task
-
 if TYPE_CHECKING:
+    from tfdist.cluster.config import ClusterConfig, Task
     from tfdist.coordination.traffic import Traffic
     from tfdist.launcher.notebook import notebook_launcher
     from tfdist.remote.connect_to_tasks import connect
@@ -47,7 +46,9 @@ __all__ = [
 
 _HOMES = {
     "CheckpointAndResume": "tfdist.training.checkpoints.checkpoint_and_resume",
+    "ClusterConfig": "tfdist.cluster.config",
     "LazyAdam": "tfdist.training.keras.lazy_adam",
+    "Task": "tfdist.cluster.config",
     "Traffic": "tfdist.coordination.traffic",
     "barrier": "tfdist.training.barrier",
     "connect": "tfdist.remote.connect_to_tasks",

@@ -2,7 +2,8 @@
 
 import sys
 
-from tfdist.cli.commands import run_command
+from tfdist.__main__ import main
 
 if __name__ == "__main__":
-    run_command("train", sys.argv[1:])
+    sys.argv.insert(1, "train")
+    main()

@@ -60,3 +60,22 @@ def test_ctrl_c_has_its_status():
         raise KeyboardInterrupt
 
     assert exit_status(interrupted) == 130
+
+
+@pytest.mark.parametrize("program", ["tfdist", "tfdist.train"])
+@pytest.mark.parametrize("module", ["tfdist.cli", "msgspec"])
+def test_ctrl_c_while_a_command_is_loaded_has_it_too(program, module):
+    code = f"""
+import runpy, sys
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+sys.argv[1:] = ["env"]
+runpy.run_module({program!r}, run_name="__main__", alter_sys=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
