@@ -30,6 +30,14 @@ def total_steps(config: Config, data: Data) -> int:
     return config.train.steps or config.train.epochs * steps_per_epoch(config, data)
 
 
+def note_of_large_batch(config: Config, data: Data) -> str:
+    """Return what a batch of more examples than the training data have does; empty for others."""
+    batch, images = config.data.batch_size, data.train_examples
+    if batch <= images:
+        return ""
+    return f"data.batch_size {batch} exceeds the {images} training images: a step repeats some"
+
+
 def periods(config: Config, data: Data) -> tuple[int, int]:
     """Return after how many steps each the model is evaluated and saved."""
     per_epoch = steps_per_epoch(config, data)

@@ -18,6 +18,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_batches import (
     compiled_model,
     find_outputs,
+    note_of_large_batch,
     profiled_range,
     steps_per_epoch,
     total_steps,
@@ -39,10 +40,12 @@ def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free
     begun = _step_to_resume_from(folder)
+    note = note_of_large_batch(config, data)
     return [
         f"data      {described(data)}",
         f"model     {config.model.name}: {parameters} parameters, {4 * parameters / 1e6:.1f} MB",
         f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
+        *([f"ATTENTION: {note}"] if note else []),
         f"goes to   {folder.place}: {free / 1e9:.1f} GB free"
         + (f"; continues from its step {begun}" if begun is not None else ""),
         "Nothing was trained.",

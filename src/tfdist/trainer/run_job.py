@@ -48,7 +48,7 @@ from tfdist.trainer.answers import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.model_and_batches import build_model, find_outputs, initial_model
+from tfdist.trainer.model_and_batches import build_model, find_outputs, initial_model, note_of_large_batch
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
@@ -188,6 +188,8 @@ def _train(context: RunContext) -> Report | None:
     config, data, folder, strategy = context.config, context.data, context.folder, context.strategy
     if data.substitute_for:
         _log.warning("ATTENTION: '%s' is used in place of '%s'", data.name, data.substitute_for)
+    if context.is_chief and (note := note_of_large_batch(config, data)):
+        _log.warning("ATTENTION: %s", note)
     record(PhaseBegun(phase="building"))
     outputs = find_outputs(config, data)
     if context.is_chief and config.export.formats:

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_batches import compiled_model
+from tfdist.trainer.model_and_batches import compiled_model, note_of_large_batch
 
 
 @pytest.fixture
@@ -43,3 +43,13 @@ def test_the_learning_rate_rises_and_falls(compiled, text, expected):
 def test_the_optimizers_are_those_of_their_names(compiled, name, momentum, nesterov):
     optimizer = compiled(f"steps: 8, optimizer: {name}").optimizer
     assert (optimizer.momentum, optimizer.nesterov) == (momentum, nesterov)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_batch_that_is_larger_than_the_data_is_noted(tmp_path, cache, more):
+    data = open_data("digits", cache_dir=cache)
+    size = data.train_examples + more
+    (tmp_path / "x.yaml").write_text(f"data: {{batch_size: {size}}}")
+    note = note_of_large_batch(read_config(tmp_path / "x.yaml").config, data)
+    expected = f"data.batch_size {size} exceeds the {size - 1} training images: a step repeats some"
+    assert note == (expected if more else "")
