@@ -39,23 +39,15 @@ def report_joined() -> None:
     _report(Joined(True)._asdict())
 
 
-def report_progress(
-    step: int,
-    steps: int | None = None,
-    *,
-    examples_per_second: float | None = None,
-    loss: float | None = None,
-    accuracy: float | None = None,
-) -> None:
+def send_progress(report: Progress) -> None:
     """Tell the launcher, engine or Kubeflow how many steps are done: see `record_events.report_progress`."""
-    report = Progress(step, steps, examples_per_second, loss, accuracy)
     values = report._asdict()
     _report(values)
-    _write_to_file(values, is_last=step == steps)
+    _write_to_file(values, is_last=report.step == report.steps)
     if prints_progress():
         _print(report)
-    figures = {"loss": loss, "accuracy": accuracy, "examples_per_second": examples_per_second}
-    report_to_kubeflow(step, steps, figures)
+    figures = {name: values[name] for name in ("loss", "accuracy", "examples_per_second")}
+    report_to_kubeflow(report.step, report.steps, figures)
 
 
 def report_event(line: bytes) -> None:

@@ -124,7 +124,7 @@ def record(event: AnyEvent) -> None:
 
 def record_progress(report: Progress) -> None:
     """Report progress to the launcher, engine or Kubeflow, and record it."""
-    chief_reports.report_progress(**report._asdict())
+    chief_reports.send_progress(report)
     record(as_event(report))
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.launcher import chief_reports, progress_text
-from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_progress, report_silent
+from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_silent
 from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.record_events import report_progress
 from tfdist.launcher.reports import Joined, Progress, Silence, read_reports
 
 COUNTS = st.integers(0, 2**63 - 1)

@@ -18,7 +18,7 @@ import msgspec
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh.plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
-from tfdist.launcher.chief_reports import report_event, report_progress
+from tfdist.launcher.chief_reports import report_event, send_progress
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import read_line
@@ -65,7 +65,7 @@ def _read_reports(stream: BinaryIO) -> None:
                 sys.stdout.write(line.decode(errors="backslashreplace"))
                 sys.stdout.flush()
             case Progress() as report:  # which goes to the launcher's own file too
-                report_progress(**report._asdict())
+                send_progress(report)
             case _:
                 report_event(line.rstrip(b"\n"))
 
