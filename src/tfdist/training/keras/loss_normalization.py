@@ -208,7 +208,7 @@ def _divisor(
         return "weights", tf.reduce_sum(tf.convert_to_tensor(weights))
     if mask is not None and values.shape.rank:
         known = tf.math.count_nonzero(mask, dtype=tf.float64)
-        share = known / tf.cast(tf.size(mask), tf.float64)
+        share = tf.math.divide_no_nan(known, tf.cast(tf.size(mask), tf.float64))  # a part may have no example
         return "mask", share * tf.cast(tf.size(values), tf.float64)
     if values.shape.rank and has_chosen_rows(values):
         return "chosen", tf.cast(tf.size(values), tf.float64)

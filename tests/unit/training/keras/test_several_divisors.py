@@ -109,6 +109,19 @@ def synchronized(kind=keras.Model):
     return kind(number, keras.layers.Dense(1)(hidden)), {"loss": loss}, (X, NUMBERS, WEIGHTS)
 
 
+def masked_and_synchronized():
+    """A part without examples has a divisor too, which the gradients of the others know."""
+    words, number = keras.Input((5,)), keras.Input((4,))
+    tags = keras.layers.Dense(1, name="tags")(keras.layers.Embedding(4, 3, mask_zero=True)(words))
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(3)(number))
+    whole = keras.layers.Dense(1, name="whole")(hidden)
+    return (
+        keras.Model([words, number], [tags, whole]),
+        {"loss": ["mse", "mse"]},
+        ((WORDS, X), (TAGS, NUMBERS)),
+    )
+
+
 def frozen():
     model, options, data = two_masks()
     model.trainable = False
@@ -144,6 +157,7 @@ CASES = [
     (sum_and_mean, False),
     (weights_and_sum, False),
     (synchronized, False),
+    (masked_and_synchronized, False),
     (frozen, False),
     *map(in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized)),
 ]
