@@ -62,7 +62,7 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
-from tfdist.training.reduction import OfLoss, batch_size, rows_of, shared_mean
+from tfdist.training.reduction import OfLoss, batch_size, rows_of, shared_mean, shares_of
 
 
 @dataclass(frozen=True)
@@ -285,9 +285,8 @@ class SharedCustomStep(MetricStep):
         """Return the replica's share of a number that has a part on each replica."""
         if self._replicas == 1:
             return tf.ones([])
-        size = tf.cast(size, tf.float64)
-        whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
-        return tf.math.divide_no_nan(size, whole)
+        [share] = shares_of([size])
+        return share
 
     def _called(self, data: Any, replica: ReplicaTrace) -> dict[str, Any]:
         """Call the model's own method in the state of one process."""
