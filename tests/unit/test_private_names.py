@@ -206,6 +206,7 @@ def samples_of_keras():
     return {
         "model": [model],
         "layer": [model.layers[0]],
+        "norm": [keras.layers.BatchNormalization(axis=-1)],
         "metric": [keras.metrics.Mean()],
         "data_adapter": [] if keras_3 else [importlib.import_module("keras.engine.data_adapter")],
         "backup": [keras.callbacks.BackupAndRestore],

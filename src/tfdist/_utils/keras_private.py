@@ -8,6 +8,7 @@ installed Keras has them.
 
 import contextlib
 import copy
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,42 @@ def added_losses_of_threads(model: Any) -> Iterator[None]:
         for layer in layers_of(model):
             stack.enter_context(attributes_set(layer, _loss_ids=_IdsOfThread()))
         yield
+
+
+@contextlib.contextmanager
+def masked_moments_synchronized(keras: ModuleType, model: Any) -> Iterator[None]:
+    """Normalize, within the block, by the moments of all replicas where a synchronized layer has a mask too.
+
+    Keras 3 takes those of a replica there, as if the layer were not synchronized.
+    """
+    with contextlib.ExitStack() as stack:
+        for norm in layers_of(model):
+            if isinstance(norm, keras.layers.BatchNormalization) and norm.synchronized:
+                moments = functools.partial(_moments_of_all, norm, norm._moments, keras.config.epsilon())
+                stack.enter_context(attributes_set(norm, _moments=moments))
+        yield
+
+
+def _moments_of_all(
+    norm: Any, without_mask: Callable[[Any, None], Any], epsilon: float, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """Return what Keras computes of unmasked values, from the values of all replicas."""
+    if mask is None:
+        mean, variance = without_mask(inputs, None)
+        return mean, variance
+    is_unmasked = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+    def unmasked(values: Any) -> Any:
+        return tf.where(is_unmasked, values, tf.zeros_like(values))
+
+    def total(values: Any) -> Any:
+        values = tf.reduce_sum(values, norm._reduction_axes, keepdims=True)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    number = total(tf.cast(is_unmasked, inputs.dtype)) + epsilon
+    mean = total(unmasked(inputs)) / number
+    variance = total(tf.square(unmasked(inputs - mean))) / number
+    return tf.squeeze(mean), tf.squeeze(variance)
 
 
 def layers_of(model: Any) -> list[Any]:

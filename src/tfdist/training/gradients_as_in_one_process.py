@@ -8,12 +8,13 @@ while the model is called. So all replicas must call the model, also a replica w
 one replica then depends on the examples of the others, and its gradients flow back to them.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import layers_of
+from tfdist._utils.keras_private import added_losses_of_threads, layers_of, masked_moments_synchronized
 from tfdist.strategies.gradient_arithmetic import scaled, with_values
 from tfdist.training.sums_and_means_in_graph import is_length, passed_on
 
@@ -200,6 +201,13 @@ def _depends_on_examples(tensor: Any) -> bool:
         is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
         pending += operation.inputs[:1] if is_reshape else operation.inputs
     return False
+
+
+@contextlib.contextmanager
+def replicas_called_together(keras: Any, model: Any) -> Iterator[None]:
+    """Prepare a Keras 3 model, within the block, for replicas that wait for each other in its layers."""
+    with added_losses_of_threads(model), masked_moments_synchronized(keras, model):
+        yield
 
 
 def has_synchronized_layers(model: Any) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import (
-    added_losses_of_threads,
     compiled_metrics_are_built,
     layers_of,
     optimizer_variables,
@@ -32,6 +31,7 @@ from tfdist.training.data.empty_replicas import with_an_example
 from tfdist.training.gradients_as_in_one_process import (
     has_synchronized_layers,
     have_unique_rows,
+    replicas_called_together,
     shaped,
     slices_of_one_process,
     unweighed,
@@ -218,13 +218,15 @@ class SharedCustomStep(MetricStep):
             if type(metric) is self._keras.metrics.Sum
         ]
         is_shared = self._replicas > 1
-        apart = added_losses_of_threads(self._model) if is_shared else contextlib.nullcontext()
+        together = (
+            replicas_called_together(self._keras, self._model) if is_shared else contextlib.nullcontext()
+        )
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
             methods_replaced(methods),
-            apart,
+            together,
         ):
             yield
 

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import (
     added_losses,
-    added_losses_of_threads,
     call_model,
     compiled_loss,
     loss_trackers,
@@ -29,6 +28,7 @@ from tfdist.training.gradients_as_in_one_process import (
     addends,
     has_synchronized_layers,
     have_unique_rows,
+    replicas_called_together,
     shaped,
     slices_of_one_process,
     summed,
@@ -236,8 +236,10 @@ class Keras3Step(MetricStep):
         is_shared = self._strategy.num_replicas_in_sync > 1
         noting = self._batch_means.noted() if is_shared else contextlib.nullcontext()
         refused = assignments_refused(self._model)
-        apart = added_losses_of_threads(self._model) if is_shared else contextlib.nullcontext()
-        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused, apart:
+        together = (
+            replicas_called_together(self._keras, self._model) if is_shared else contextlib.nullcontext()
+        )
+        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused, together:
             yield
 
     def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:

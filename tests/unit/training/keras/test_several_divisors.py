@@ -122,6 +122,18 @@ def masked_and_synchronized():
     )
 
 
+def masked_in_a_synchronized_layer(kind=keras.Model):
+    """The moments are those of all words that are there, of which each replica has another number."""
+    words = keras.Input((5,))
+    tables = keras.layers.Embedding(4, 3, mask_zero=True)(words)
+    normal = keras.layers.BatchNormalization(synchronized=True, momentum=0.5)(tables)
+    return (
+        kind(words, keras.layers.Dense(1)(normal)),
+        {"loss": "mse"},
+        (WORDS, TAGS),
+    )
+
+
 def frozen():
     model, options, data = two_masks()
     model.trainable = False
@@ -158,8 +170,12 @@ CASES = [
     (weights_and_sum, False),
     (synchronized, False),
     (masked_and_synchronized, False),
+    (masked_in_a_synchronized_layer, False),
+    (masked_in_a_synchronized_layer, True),
     (frozen, False),
-    *map(in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized)),
+    *map(
+        in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized, masked_in_a_synchronized_layer)
+    ),
 ]
 
 
