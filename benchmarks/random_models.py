@@ -15,343 +15,153 @@ It ends with status 1 if any number differs, and names its seed.
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from random_cases import Case, drawn
 
 import tfdist
 from tfdist.errors import ConfigError
 
 keras: Any = tf.keras
 WAYS = ("fit", "evaluate", "predict")
-CLASSES, WORDS, LENGTH = 3, 11, 5
+SHOWN = 6  # differences of a seed
 TOLERANCE = {"logs": 3e-5, "arrays": 1e-5}  # Keras adds up its logs in float32
-INPUTS = [
-    *2 * [["numbers"]], ["pictures"], ["words"], ["tags"],
-    ["numbers", "words"], ["numbers", "pictures"], ["numbers", "numbers"],
-]  # fmt: skip
-FORMS = ["arrays", "arrays", "tensors", "dataset", "repeated", "generator", "pydataset"]
 
 
-class Case(NamedTuple):
-    """A compiled model, and what to train it with."""
+class Seen(keras.callbacks.Callback):  # type: ignore[misc]
+    """What a callback sees after each batch and each epoch."""
 
-    model: Any
-    x: Any
-    y: Any
-    weights: Any
-    class_weight: dict[int, float] | None
-    form: str
-    batch: int
-    words: str
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = []
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the batch and its logs."""
+        self.values += [batch, *_numbers_in(logs)]
 
-class AddsLoss(keras.layers.Layer):  # type: ignore[misc]
-    """A layer that adds a loss of its own."""
-
-    def call(self, x: Any) -> Any:
-        """Return x, and add the mean of its squares to the model's loss."""
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-        return x * 1.0
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Note the logs, and what the model and its optimizer have."""
+        rate, steps = (float(self.model.optimizer.learning_rate), int(self.model.optimizer.iterations))
+        sums = [float(np.sum(weight)) for weight in self.model.get_weights()]
+        self.values += [epoch, *_numbers_in(logs), rate, steps, *sums]
 
 
-class MovingMean(keras.layers.Layer):  # type: ignore[misc]
-    """A layer that writes a variable while it trains."""
-
-    def build(self, shape: Any) -> None:
-        """Make the variable."""
-        self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False, name="mean")
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Return x less the mean of earlier batches."""
-        centred = x - 0.1 * self.mean
-        if training:
-            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
-        return centred
+def _numbers_in(logs: Any) -> list[float]:
+    return [float(np.mean(logs[name])) for name in sorted(logs or {})]
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
-    """A model with a training step of its own."""
+class Halving(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that halves the weights after each epoch."""
 
-    def train_step(self, data: Any) -> Any:
-        """Train on a batch, as Keras's documentation shows."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(x, y, y_pred, weights)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return self.compute_metrics(x, y, y_pred, weights)
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Halve them."""
+        self.model.set_weights([weight * 0.5 for weight in self.model.get_weights()])
 
 
-# -- parts of models --
+class StopsEarly(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that ends training within an epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End it after two batches."""
+        self.model.stop_training = batch >= 1
 
 
-def dense(draw: random.Random) -> Any:
-    """Return a dense layer, perhaps with penalties and a constraint."""
-    return keras.layers.Dense(
-        draw.choice([3, 4, 6]),
-        activation=draw.choice([None, "relu", "tanh", "gelu", "selu"]),
-        kernel_regularizer=draw.choice([None, None, "l2", "l1"]),
-        bias_regularizer=draw.choice([None, None, "l2"]),
-        activity_regularizer=draw.choice([None, None, None, "l2"]),
-        kernel_constraint=draw.choice([None, None, None, "max_norm", "non_neg", "unit_norm"]),
-    )
-
-
-def normalized(draw: random.Random) -> Any:
-    """Return a layer that normalizes a batch."""
-    return keras.layers.BatchNormalization(momentum=draw.choice([0.5, 0.9]), synchronized=True)
-
-
-def on_numbers(draw: random.Random, x: Any) -> Any:
-    """Return what some layers make of numbers."""
-    layers = keras.layers
-    for _ in range(draw.randint(1, 3)):
-        make = draw.choice(
-            [
-                lambda: dense(draw),
-                lambda: normalized(draw),
-                layers.LayerNormalization,
-                lambda: layers.GroupNormalization(1),
-                layers.PReLU,
-                layers.UnitNormalization,
-                AddsLoss,
-                MovingMean,
-                lambda: layers.SpectralNormalization(layers.Dense(3)),
-            ]
-        )
-        x = make()(x)
-    return x
-
-
-def on_pictures(draw: random.Random, x: Any) -> Any:
-    """Return the features of pictures."""
-    layers = keras.layers
-    kernels = {"kernel_regularizer": draw.choice([None, "l2"])}
-    x = draw.choice(
-        [
-            layers.Conv2D(3, 3, padding="same", **kernels),
-            layers.SeparableConv2D(4, 3),
-            layers.DepthwiseConv2D(3),
-            layers.Conv2DTranspose(2, 2),
-        ]
-    )(x)
-    x = normalized(draw)(x) if draw.random() < 0.6 else x
-    x = draw.choice([layers.MaxPooling2D(2), layers.AveragePooling2D(2), layers.UpSampling2D(2)])(x)
-    return draw.choice([layers.GlobalAveragePooling2D(), layers.GlobalMaxPooling2D(), layers.Flatten()])(x)
-
-
-def on_words(draw: random.Random, x: Any) -> Any:
-    """Return the features of rows of words, of which the mask may hide some."""
-    layers = keras.layers
-    x = layers.Embedding(WORDS, 4, mask_zero=draw.random() < 0.5)(x)
-    kind = draw.choice(["lstm", "both ways", "mean", "attention", "two layers"])
-    if kind == "attention":
-        return layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 2)(x, x))
-    if kind == "two layers":
-        return layers.GRU(2)(layers.LSTM(3, return_sequences=True)(x))
-    made = {
-        "lstm": layers.LSTM(3),
-        "both ways": layers.Bidirectional(layers.GRU(3)),
-        "mean": layers.GlobalAveragePooling1D(),
-    }
-    return made[kind](x)
-
-
-def on_tags(draw: random.Random, x: Any) -> Any:
-    """Return features of each word that the mask does not hide."""
-    x = keras.layers.Embedding(WORDS, 4, mask_zero=True)(x)
-    return draw.choice([keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(4, "tanh")])(x)
-
-
-BODIES = {"numbers": on_numbers, "pictures": on_pictures, "words": on_words, "tags": on_tags}
-
-
-def head(draw: random.Random, x: Any, name: str, *, is_row: bool) -> tuple[Any, str, Any, list[Any]]:
-    """Return an output, its kind, a loss for it, and metrics to choose from.
-
-    `is_row` is False if there is an output for each word of a row: not all metrics take these.
-    """
-    losses, metrics, layers = keras.losses, keras.metrics, keras.layers
-    kind = draw.choice(["numbers", "yes", "one of", "class", "some of"])
-    if kind == "numbers":
-        found = [
-            "mse", "mae", "huber", "log_cosh", "cosine_similarity", losses.Huber(0.5),
-            losses.MeanSquaredError(reduction="sum"),
-        ]  # fmt: skip
-        of_rows = [metrics.R2Score()] if is_row else []
-        return (
-            layers.Dense(2, name=name)(x),
-            kind,
-            draw.choice(found),
-            [metrics.LogCoshError(), "mae", *of_rows],
-        )
-    if kind == "yes":
-        found = ["binary_crossentropy", "binary_focal_crossentropy", "hinge", "poisson"]
-        counted = [metrics.AUC(num_thresholds=20), metrics.Precision(), metrics.Recall(), "accuracy"]
-        return layers.Dense(1, "sigmoid", name=name)(x), kind, draw.choice(found), counted
-    if kind == "one of":
-        found = [
-            "categorical_crossentropy",
-            "kl_divergence",
-            losses.CategoricalCrossentropy(label_smoothing=0.2),
-        ]
-        of_rows = [metrics.F1Score(average="macro")] if is_row else []
-        counted = ["accuracy", metrics.KLDivergence(), metrics.OneHotMeanIoU(CLASSES), *of_rows]
-        return layers.Dense(CLASSES, "softmax", name=name)(x), kind, draw.choice(found), counted
-    if kind == "class":
-        loss = losses.SparseCategoricalCrossentropy(
-            from_logits=True, ignore_class=draw.choice([None, None, 0])
-        )
-        return layers.Dense(CLASSES, name=name)(x), kind, loss, ["accuracy"]
-    counted = ["accuracy", metrics.Precision(class_id=1), metrics.BinaryAccuracy()]
-    return layers.Dense(CLASSES, "sigmoid", name=name)(x), kind, "binary_crossentropy", counted
-
-
-def optimizer(draw: random.Random) -> Any:
-    """Return an optimizer with some of its options."""
-    kinds = keras.optimizers
-    rate: Any = draw.choice([0.01, 0.1])
-    rate = kinds.schedules.ExponentialDecay(0.05, 2, 0.8) if draw.random() < 0.2 else rate
-    options: dict[str, Any] = {}
-    if draw.random() < 0.3:
-        options[draw.choice(["clipnorm", "global_clipnorm", "clipvalue"])] = draw.choice([0.05, 0.5])
-    if draw.random() < 0.2:
-        options |= {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": draw.choice([None, 2])}
-    if draw.random() < 0.2:
-        options["gradient_accumulation_steps"] = draw.choice([2, 3])
-    if draw.random() < 0.2:
-        options["weight_decay"] = 0.01
-    names = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lamb"]
-    name = draw.choice(names)
-    if name == "SGD":
-        options |= {"momentum": draw.choice([0.0, 0.9]), "nesterov": draw.random() < 0.3}
-    if name == "Adam":
-        options["amsgrad"] = draw.random() < 0.5
-    return getattr(kinds, name)(rate, **options)
-
-
-# -- data --
-
-
-def examples(draw: np.random.Generator, kind: str, count: int) -> Any:
-    """Return inputs of a kind."""
-    if kind == "numbers":
-        return draw.normal(size=(count, 4))
-    if kind == "pictures":
-        return draw.normal(size=(count, 6, 6, 2))
-    rows = draw.integers(1, WORDS, size=(count, LENGTH)).astype("int32")
-    for row in rows:
-        row[draw.integers(1, LENGTH + 1) :] = 0
-    return rows
-
-
-def targets(draw: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
-    """Return targets for an output of a kind."""
-    if kind == "numbers":
-        return draw.normal(size=(*shape, 2))
-    if kind == "one of":
-        return np.eye(CLASSES)[draw.integers(0, CLASSES, size=shape)]
-    if kind == "class":
-        return draw.integers(0, CLASSES, size=shape)
-    return draw.integers(0, 2, size=(*shape, 1 if kind == "yes" else CLASSES)).astype("float64")
-
-
-def drawn(seed: int) -> Case:
-    """Return the case of a seed, of whose model the strategy in scope has the variables."""
-    draw, numbers = random.Random(seed), np.random.default_rng(seed)
-    keras.utils.set_random_seed(seed)
-    inputs = draw.choice(INPUTS)
-    shapes = {"numbers": (4,), "pictures": (6, 6, 2), "words": (LENGTH,), "tags": (LENGTH,)}
-    made = [
-        keras.Input(shapes[kind], name=f"in{place}", dtype="int32" if kind in ("words", "tags") else None)
-        for place, kind in enumerate(inputs)
-    ]
-    parts = [BODIES[kind](draw, each) for kind, each in zip(inputs, made, strict=True)]
-    features = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
-    is_row = inputs != ["tags"]
-    features = on_numbers(draw, features) if is_row and draw.random() < 0.5 else features
-    heads = [
-        head(draw, features, f"out{place}", is_row=is_row) for place in range(draw.choice([1, 1, 1, 2, 2, 3]))
-    ]
-    base = OwnStep if draw.random() < 0.2 else keras.Model
-    model = base(_one(made), _one([output for output, *_ in heads]))
+def callbacks(draw: random.Random, model: Any) -> list[Any]:
+    """Return callbacks, of which the first notes what it sees."""
+    kinds = keras.callbacks
+    found: list[Any] = [Seen()]
     if draw.random() < 0.15:
-        draw.choice(model.layers[len(inputs) :]).trainable = False
-    options = {
-        "metrics": [draw.sample(metrics, draw.randint(0, min(2, len(metrics)))) for *_, metrics in heads],
-        "weighted_metrics": [
-            ["mse"] if draw.random() < 0.3 and kind != "class" else [] for _, kind, *_ in heads
-        ],
-    }
-    model.compile(
-        optimizer(draw),
-        _one([loss for _, _, loss, _ in heads]),
-        loss_weights=[draw.choice([0.5, 1.0, 2.0]) for _ in heads] if len(heads) > 1 else None,
-        steps_per_execution=draw.choice([1, 1, 2, 3]),
-        jit_compile=False,
-        run_eagerly=draw.random() < 0.05,
-        **{name: _one(values) for name, values in options.items()},
-    )
-    count = draw.choice([7, 12, 13, 17, 22])
-    shape = (count,) if is_row else (count, LENGTH)
-    y = [targets(numbers, kind, shape) for _, kind, *_ in heads]
-    weights, class_weight = None, None
-    if draw.random() < 0.35:
-        of = shape if draw.random() < 0.3 else (count,)
-        weights = [numbers.uniform(0, 2, size=of) * (numbers.random(of) < 0.8) for _ in heads]
-    elif len(heads) == 1 and is_row and heads[0][1] in ("class", "one of") and draw.random() < 0.4:
-        class_weight = {0: 0.5, 1: 2.0, 2: 1.0}
-    form = draw.choice(FORMS)
-    words = f"{[type(layer).__name__ for layer in model.layers]}, {model.optimizer.name}, {form}"
-    x = [examples(numbers, kind, count) for kind in inputs]
-    batch = draw.choice([2, 3, 4, 5, 8])
-    weights = None if weights is None else _one(weights)
-    return Case(model, _one(x), _one(y), weights, class_weight, form, batch, words)
-
-
-def _one(values: list[Any]) -> Any:
-    """Return the values, or the only one."""
-    return values if len(values) > 1 else values[0]
-
-
-# -- the comparison --
+        found.append(kinds.EarlyStopping("loss", patience=0, mode="max", restore_best_weights=True))
+    if draw.random() < 0.1:
+        found.append(Halving())
+    if draw.random() < 0.1:
+        found.append(StopsEarly())
+    changes_rate = draw.random() < 0.2
+    if changes_rate and isinstance(model.optimizer.learning_rate, keras.Variable):
+        rate = kinds.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        found.append(draw.choice([rate, kinds.ReduceLROnPlateau("loss", 0.5, patience=0, mode="max")]))
+    return found
 
 
 def trained(case: Case, seed: int, fit: Callable[..., Any]) -> dict[str, Any]:
-    """Train a case's model by a function like `Model.fit`, and return the history."""
-    draw, (model, x, y, weights, *_) = random.Random(seed + 1), case
-    options: dict[str, Any] = {"epochs": 2, "verbose": 0, "shuffle": False}
+    """Train a case's model by a function like `Model.fit`; return the history, and what callbacks see."""
+    draw = random.Random(seed + 1)
+    found = _trained_once(case, draw, fit, "")
+    again = draw.choice(["", "", "", "again", "recompiled"])
+    if again == "recompiled":
+        layers = [layer for layer in case.model.layers if layer.trainable_variables]
+        if len(layers) > 1:
+            draw.choice(layers).trainable = False
+        case.model.compile(keras.optimizers.Adam(0.01), case.model.loss)
+    if again:
+        found |= _trained_once(case, draw, fit, f"{again} ")
+    return found
+
+
+def _trained_once(case: Case, draw: random.Random, fit: Callable[..., Any], name: str) -> dict[str, Any]:
+    model, x, y, weights, *_ = case
+    options: dict[str, Any] = {"epochs": draw.choice([2, 2, 3]), "verbose": 0, "shuffle": False}
+    options["initial_epoch"] = draw.choice([0, 0, 0, 1])
     parts = tuple(
         tuple(part) if isinstance(part, list) else part for part in (x, y, weights) if part is not None
     )
     if draw.random() < 0.5:
         options["validation_data"] = parts if case.form != "dataset" else _batched(parts, 4)
+        if case.form == "dataset":
+            options["validation_steps"] = draw.choice([None, 1, 2])
+        else:
+            options["validation_batch_size"] = draw.choice([None, 3])
+        options["validation_freq"] = draw.choice([1, 1, 2, [1, 3]])
     elif case.form == "arrays" and draw.random() < 0.5:
         options["validation_split"] = 0.3
-    if case.class_weight and case.form != "generator":  # as Keras has it
+    if case.class_weight and case.form not in ("generator", "irregular"):  # as Keras has it
         options["class_weight"] = case.class_weight
+    options["callbacks"] = callbacks(draw, model)
+    history = fit(model, **_data(case, parts, draw), **options).history
+    found = {f"{name}history {each}": values for each, values in history.items()}
+    return found | {f"{name}callback": options["callbacks"][0].values}
+
+
+def _data(case: Case, parts: Any, draw: random.Random) -> dict[str, Any]:
+    """Return the data in the form of a case, as arguments of `fit`."""
     if case.form in ("arrays", "tensors"):
-        whole = (x, y, weights)
+        whole = (case.x, case.y, case.weights)
         if case.form == "tensors":
             whole = tf.nest.map_structure(lambda part: None if part is None else tf.constant(part), whole)
-        x, y, weights = whole
-        return dict(fit(model, x, y, batch_size=case.batch, sample_weight=weights, **options).history)
+        steps = draw.choice([None, None, None, 2])
+        names = ("x", "y", "sample_weight")
+        return {**dict(zip(names, whole, strict=True)), "batch_size": case.batch, "steps_per_epoch": steps}
     batches = _batched(parts, case.batch, drop_remainder=draw.random() < 0.3)
     if case.form == "dataset":
-        return dict(fit(model, batches, **options).history)
+        return {"x": batches}
     if case.form == "repeated":
-        return dict(fit(model, batches.repeat(), steps_per_epoch=draw.choice([2, 3, 5]), **options).history)
+        return {"x": batches.repeat(), "steps_per_epoch": draw.choice([2, 3, 5])}
     if case.form == "generator":
-        return dict(fit(model, _forever(batches), steps_per_epoch=draw.choice([2, 3]), **options).history)
+        return {"x": _forever(batches), "steps_per_epoch": draw.choice([2, 3])}
+    if case.form == "irregular":  # batches of 1, 2, 3, 1, … examples
+        count = len(tf.nest.flatten(parts)[0])
+        sizes = [1 + place % 3 for place in range(count)]
+        ends = [end for end in np.cumsum([0, *sizes]).tolist() if end <= count]
+        examples = [
+            tf.nest.map_structure(lambda part, a=a, b=b: part[a:b], parts)
+            for a, b in itertools.pairwise(ends)
+        ]
+        spec = tf.nest.map_structure(
+            lambda part: tf.TensorSpec(
+                (None, *part.shape[1:]), "string" if part.dtype == object else part.dtype
+            ),
+            parts,
+        )
+        return {"x": tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=spec)}
     kept = list(batches)
 
     class Sequence(keras.utils.PyDataset):  # type: ignore[misc]
@@ -361,7 +171,7 @@ def trained(case: Case, seed: int, fit: Callable[..., Any]) -> dict[str, Any]:
         def __getitem__(self, index: int) -> Any:
             return tf.nest.map_structure(lambda part: part.numpy(), kept[index])
 
-    return dict(fit(model, Sequence(), **options).history)
+    return {"x": Sequence()}
 
 
 def _batched(parts: Any, size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
@@ -381,7 +191,7 @@ def numbers_of(
     keras.utils.clear_session()
     with scope:
         case = drawn(seed)
-    found = {f"history {name}": values for name, values in trained(case, seed, fit).items()}
+    found = trained(case, seed, fit)
     model, x, y, weights = case.model, case.x, case.y, case.weights
     options = {"verbose": 0, "return_dict": True}
     tested = evaluate(model, x, y, sample_weight=weights, batch_size=case.batch + 1, **options)
@@ -401,7 +211,9 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     lines = [f"{name}: only one has it" for name in sorted(expected.keys() ^ found.keys())]
     for name in sorted(expected.keys() & found.keys()):
         first, second = (np.asarray(each[name], "float64") for each in (expected, found))
-        close = TOLERANCE["logs" if name.startswith(("history", "evaluate")) else "arrays"]
+        close = TOLERANCE[
+            "logs" if any(word in name for word in ("history", "evaluate", "callback")) else "arrays"
+        ]
         if first.shape != second.shape or not np.allclose(first, second, close, close, equal_nan=True):
             lines.append(f"{name}: Keras {_shown(first)}, tfdist {_shown(second)}")
     return lines
@@ -432,7 +244,7 @@ def main() -> int:
     for seed in range(first, end):
         try:
             expected, words = numbers_of(seed, kerass, contextlib.nullcontext())
-        except (ValueError, TypeError, tf.errors.OpError) as error:
+        except (ValueError, TypeError, LookupError, tf.errors.OpError) as error:
             print(f"seed {seed}: Keras refuses it: {str(error).splitlines()[0]:.100}", flush=True)
             continue
         try:
@@ -444,7 +256,8 @@ def main() -> int:
             lines = [f"tfdist fails: {type(error).__name__}: {error}"]
         equal, wrong = equal + (not lines), wrong + bool(lines)
         if lines:
-            print(f"seed {seed}: {words}", *lines, sep="\n  ", flush=True)
+            shown = [*lines[:SHOWN], *([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
+            print(f"seed {seed}: {words}", *shown, sep="\n  ", flush=True)
     print(f"{equal} of {equal + wrong} models have the numbers of Keras's own fit", flush=True)
     return int(wrong > 0)
 

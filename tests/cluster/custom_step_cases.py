@@ -92,6 +92,30 @@ class Towers(keras.Model):
         return {"mean": self.mean.result(), "sum": loss}
 
 
+class Clipped(keras.Model):
+    """A model that trains by a sum over the batch and a masked mean, on gradients that its step clips."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum(tf.square(self(x, training=True) - y), axis=-1)
+            mask = tf.cast(y[:, 0] > 0, errors.dtype)
+            masked = tf.reduce_sum(errors * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
+            loss = masked + 0.1 * tf.reduce_sum(errors)
+        weights = self.trainable_variables
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.5)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"norm": norm, "masked": masked}
+
+
+def _clipped() -> Any:
+    inputs = keras.Input((5,))
+    x = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(4, "tanh")(inputs))
+    model = Clipped(inputs, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.Adam(0.05))
+    return model
+
+
 def _compiled(**options: Any) -> Any:
     inputs = keras.Input((5,))
     x = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
@@ -117,6 +141,7 @@ MODELS = {
     "compiled": _compiled,
     "gan": _gan,
     "towers": _towers,
+    "clipped": _clipped,
     "accumulated": lambda: _compiled(gradient_accumulation_steps=3),
 }
 

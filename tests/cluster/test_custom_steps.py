@@ -7,7 +7,7 @@ from cases import EXAMPLES
 from clusters import IN_STEP, on
 
 CASES = [f"custom_step_cases.{name}" for name in ("trained", "refused")]
-MODELS = ["compiled", "gan", "towers", "accumulated"]
+MODELS = ["compiled", "gan", "towers", "clipped", "accumulated"]
 # float64 has 16 digits. What is compared went through 18 steps and is of the order of one.
 CLOSE = {"rel": 1e-9, "abs": 1e-9}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
     cross_device_ops,
@@ -279,6 +280,11 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore
 
     def _batch_all_gather(self, per_replica_values: Any, axis: Any, options: Any) -> list[Any]:
         return self.all_gather(per_replica_values, axis, options)
+
+
+def is_recording() -> bool:
+    """Return whether a gradient tape of this thread records."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
 def is_branch_or_loop(graph: tf.Graph) -> bool:

@@ -76,6 +76,7 @@ class Mirrored(tf.distribute.MirroredStrategy):  # type: ignore[misc]
 
     def scope(self) -> Any:
         """Return the scope, in which replicas may write to the variables."""
+        replace_methods(_TRAINED_BY_TFDIST)
         return _Entered(super().scope(), _aggregating)
 
 
@@ -130,7 +131,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
     def scope(self) -> Any:
         """Return the scope, in which replicas may write to the variables."""
-        replace_methods(_OF_CLUSTERS)
+        replace_methods(_TRAINED_BY_TFDIST)
         return _Entered(super().scope(), _aggregating, self._make)
 
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -155,7 +156,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):  # type: ignore[mi
 
     def scope(self) -> Any:
         """Return the scope, in which large variables are made in shards."""
-        replace_methods(_OF_CLUSTERS)
+        replace_methods(_TRAINED_BY_TFDIST)
         return _Entered(super().scope(), *self._partitioners)
 
 
@@ -190,7 +191,7 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
 
     def scope(self) -> Any:
         """Return the scope, which spreads variables over the parameter servers."""
-        replace_methods(_OF_CLUSTERS)
+        replace_methods(_TRAINED_BY_TFDIST)
         return _Entered(super().scope(), _aggregating, self._place, *self._partitioners)
 
     def experimental_distribute_dataset(
@@ -230,7 +231,7 @@ def _made_in_a_step(name: str) -> ConfigError:
     return ConfigError(name, "is made inside a step, as an unbuilt layer does", remedy=remedy)
 
 
-_OF_CLUSTERS = (MultiWorkerMirrored, ParameterServer, SynchronousParameterServer)
+_TRAINED_BY_TFDIST = (Mirrored, MultiWorkerMirrored, ParameterServer, SynchronousParameterServer)
 
 
 def _of_workers(kind: str) -> list[str]:

@@ -67,26 +67,45 @@ def is_length(operation: tf.Operation) -> bool:
     return bool(begin[0] % rank) and operation.get_attr("shrink_axis_mask") == 1
 
 
-def reduction_of(number: Any) -> str | None:
-    """Return "mean" or "sum" over a batch of any size, "same" without regard to it, None if it is unknown."""
+def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = ()) -> str | None:
+    """Return "mean" or "sum" over a batch, "same" without regard to it, None if it is unknown.
+
+    Args:
+        number: One number.
+        rows: The number of examples, None in a graph that does not fix it.
+        means: The ids of tensors that are known to be means.
+    """
     if not tf.is_tensor(number):  # but one of Python's
         return "same"
+    if id(number) in means:
+        return "mean"
     if tf.executing_eagerly():  # there is no graph to look at
         return None
     operation = number.op
     inputs = list(operation.inputs)
     if operation.type in _PASSES_ON:
-        return reduction_of(inputs[0])
+        return reduction_of(inputs[0], rows, means)
     if operation.type in ("Mean", "Sum", "L2Loss"):
-        if inputs[0].shape.rank and inputs[0].shape[0] is None and not _is_reduced(inputs[0]):
+        if has_rows(inputs[0], rows) and not _is_reduced(inputs[0]):
             return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
-        return "same" if _is_same(number) else reduction_of(inputs[0])
+        return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
     if operation.type in ("Add", "AddV2", "AddN", "Sub"):
-        kinds = {reduction_of(tensor) for tensor in inputs}
+        kinds = {reduction_of(tensor, rows, means) for tensor in inputs}
         return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
-        return _of_product(operation)
-    return "same" if _is_same(number) else None
+        return _of_product(operation, rows, means)
+    return "same" if is_same(number) else None
+
+
+def has_rows(values: tf.Tensor, rows: int | None) -> bool:
+    """Return whether values have a row, or several, for each example; `rows` is the number of examples."""
+    if not values.shape.rank:
+        return False
+    first = values.shape[0]
+    if rows is None or first is None:
+        return first is rows
+    is_multiple = first == rows or (rows > 1 and first % rows == 0)
+    return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
 
 
 def _is_reduced(tensor: tf.Tensor) -> bool:
@@ -101,20 +120,21 @@ def _reduces_first_axis(operation: tf.Operation) -> bool:
     return bool(values.shape.rank) and axes is not None and not np.all(axes % values.shape.rank)
 
 
-def _of_product(operation: tf.Operation) -> str | None:
+def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int]) -> str | None:
     first, second = operation.inputs
     if operation.type != "Mul" and all(
         each.type in _OF_SHAPE for each in operations_behind([second], until=_is_size)
     ):
-        kind = reduction_of(first)
+        kind = reduction_of(first, rows, means)
         is_by_examples = any(each.type in _SIZES for each in operations_behind([second], until=_is_size))
         return {"sum": "mean"}.get(str(kind)) if is_by_examples else kind
-    if _is_same(second):
-        return reduction_of(first)
-    return reduction_of(second) if operation.type == "Mul" and _is_same(first) else None
+    if is_same(second):
+        return reduction_of(first, rows, means)
+    is_number = operation.type == "Mul" and is_same(first)
+    return reduction_of(second, rows, means) if is_number else None
 
 
-def _is_same(tensor: tf.Tensor) -> bool:
+def is_same(tensor: tf.Tensor) -> bool:
     """Return whether a tensor depends on constants and variables only."""
     return all(
         operation.inputs or operation.type in ("Const", "ReadVariableOp")

@@ -11,6 +11,7 @@ tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 from tfdist.strategies.lasting_patches import replace_methods  # noqa: E402  # after the check for TensorFlow
+from tfdist.strategies.strategy_classes import Mirrored  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     keras.__version__.startswith("2."), reason="Keras 2 trains on clusters itself"
@@ -52,6 +53,20 @@ def test_only_models_of_such_a_strategy_are_trained_by_tfdist() -> None:
     assert len(history.history["loss"]) == 1
     with pytest.raises(TypeError, match="repeat"):
         compiled().fit(X, Y, repeat=True, verbose=0)
+
+
+def test_a_model_of_several_devices_is_trained_by_tfdist() -> None:
+    with Mirrored(["/cpu:0"]).scope():
+        model = compiled()
+    of_tensorflow = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with of_tensorflow.scope():
+        other = compiled()
+
+    model.fit(X, Y, batch_size=4, epochs=1, steps_per_epoch=3, repeat=True, verbose=0)
+
+    assert model.optimizer.iterations == 3
+    with pytest.raises(TypeError, match="repeat"):
+        other.fit(X, Y, repeat=True, verbose=0)
 
 
 def test_methods_that_are_replaced_stay() -> None:

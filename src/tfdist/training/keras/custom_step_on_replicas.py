@@ -5,13 +5,15 @@ The model's own method runs on each replica's part of a batch. While TensorFlow 
 - catches what it writes to Keras variables, and combines the results of the replicas before any of them
   changes: counts of metrics are added up, and other state is averaged over the examples;
 - scales each loss that is no mean over the examples so that the mean over the examples of all replicas is
-  the loss of the whole batch;
-- takes over `optimizer.apply`, averages the gradients over the examples, and clips and applies them once;
+  the loss of the whole batch, where the method computes it of Keras's losses or of its own;
+- averages the gradients over the examples: as soon as they are computed if the method reads or changes them,
+  and otherwise in `optimizer.apply`, which it takes over, to clip and apply them once;
 - returns 1 as `num_replicas_in_sync`, so that a loss is right whether or not the method divides by it.
 """
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,26 +26,22 @@ from tfdist._utils.keras_private import (
     layers_of,
     optimizer_variables,
 )
-from tfdist._utils.tf_private import traced_by_chief
+from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.data.empty_replicas import with_an_example
 from tfdist.training.gradients_as_in_one_process import (
     has_synchronized_layers,
-    have_unique_rows,
     replicas_called_together,
-    shaped,
-    slices_of_one_process,
     unweighed,
     weighed,
-    with_rows_summed,
 )
 from tfdist.training.keras.compat import flat_logs
-from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace
+from tfdist.training.keras.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
+from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
+from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
-    OF_EXAMPLES,
-    Divisor,
     check_numbers,
     losses_of_one_process,
     recorded_divisors,
@@ -62,7 +60,13 @@ from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
-from tfdist.training.reduction import OfLoss, batch_size, rows_of, shared_mean, shares_of
+from tfdist.training.reduction import batch_size, rows_of, shared_mean, shares_of
+
+_INEXACT = (
+    "%s of model %s: computes the gradient of a number that is, as far as its graph shows, no mean and no sum"
+    " over the examples; several replicas each compute it on their part, and the mean of these counts"
+)
+_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class SharedCustomStep(MetricStep):
         self._updates: dict[tuple[int, ...], Updating] = {}
         self._logs: Any = {}
         self._uses: list[OptimizerUse] = []
+        self._changes_gradients = False
         self._build(spec)
         self._note_variables()
         self._probe(spec)
@@ -187,6 +192,7 @@ class SharedCustomStep(MetricStep):
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._uses = []
             self._logs = self._described(self._called(batch, replica), replica)
+            self._changes_gradients |= replica.changes_gradients or any(map(is_read, replica.gradients))
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
@@ -209,7 +215,7 @@ class SharedCustomStep(MetricStep):
     def _tracing(self) -> Iterator[None]:
         methods = self._applying(self._apply)
         methods.append((self._keras.metrics.Mean, "update_state", self._update_state))
-        if self._is_synchronized:
+        if self._replicas > 1:
             methods.append((tf.GradientTape, "gradient", self._gradients))
         methods += [(metric, "result", self._result) for metric in self._metrics.metrics]
         methods += [
@@ -261,6 +267,7 @@ class SharedCustomStep(MetricStep):
         losses = tf.nest.flatten(found.get("loss", ()))
         loss = tf.add_n([tf.zeros([], tf.float64), *(tf.reduce_sum(_float64(value)) for value in losses)])
         logs = [value for value, log in zip(values, self._flat_logs, strict=True) if log.metric is None]
+        logs = [part_of_number(value, replica) for value in logs] if self._replicas > 1 else logs
         metrics = [self._or_zero(value, size) for value in self._metrics.counted(replica.scope)]
         state = self._state(replica)
         stats = self._replica_stats.ended(begun, values, self._or_zero(loss, size), size)
@@ -281,7 +288,7 @@ class SharedCustomStep(MetricStep):
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
         seeds = self._randomness.snapshot()
         scope = non_trainable_scope(self._keras, [*metrics, *seeds, *factors])
-        return ReplicaTrace(scope, batch_size(data), share, _graph(), seed, seeds, scales)
+        return ReplicaTrace(scope, data, batch_size(data), share, current_graph(), seed, seeds, scales)
 
     def _share(self, size: tf.Tensor) -> tf.Tensor:
         """Return the replica's share of a number that has a part on each replica."""
@@ -292,12 +299,13 @@ class SharedCustomStep(MetricStep):
 
     def _called(self, data: Any, replica: ReplicaTrace) -> dict[str, Any]:
         """Call the model's own method in the state of one process."""
+        part = functools.partial(part_of_loss, replica=replica) if self._replicas > 1 else None
         self._here.replica = replica
         try:
             with (
                 replica.scope,
                 self._randomness.unseeded_from_here(),
-                recorded_divisors(rows_of(data), share=self._part_of_loss(replica)) as divisors,
+                recorded_divisors(rows_of(data), share=part) as divisors,
                 replica.seed.of_this_replica(),
                 replicas_hidden(),
             ):
@@ -311,31 +319,6 @@ class SharedCustomStep(MetricStep):
         if self._replicas > 1:
             self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
         return found
-
-    def _part_of_loss(self, replica: ReplicaTrace) -> Callable[[Divisor], tf.Tensor] | None:
-        """Return what gives a replica's part of a loss; None if each replica's own loss is it.
-
-        The mean over the examples of all replicas of their parts is the loss of the whole batch.
-        """
-        if self._replicas == 1 or replica.uses is not None:
-            return None
-
-        def part(divisor: Divisor) -> tf.Tensor:
-            loss = divisor.loss
-            if divisor.kind in OF_EXAMPLES:
-                return loss
-            by = tf.ones([], tf.float64)
-            if divisor.value is not None:
-                if _graph() is not replica.graph:
-                    problem = "is divided by what is masked or weighed, in a branch, a loop or a tf.function"
-                    raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
-                value = self._or_zero(tf.cast(divisor.value, tf.float64), replica.size)
-                with replica.updating():
-                    by = self._share(value)
-            factor = tf.math.divide_no_nan(by, replica.share)
-            return loss * tf.stop_gradient(tf.cast(factor, loss.dtype))
-
-        return part
 
     def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:
         def described(value: Any) -> _Log:
@@ -373,23 +356,45 @@ class SharedCustomStep(MetricStep):
         replica = getattr(self._here, "replica", None)
         if replica is None or self._keras.ops.ndim(values):
             return original(values, sample_weight=sample_weight)
+        values = part_of_number(values, replica) if self._replicas > 1 else values
         # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
         return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
 
     def _gradients(
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Weigh a loss, if other replicas have a part in it, before its gradients flow to them."""
-        del tape
+        """Return the gradients of weights, of the whole batch if the step reads or changes them."""
         replica = getattr(self._here, "replica", None)
         variables = {id(variable) for variable in self._model.trainable_variables}
-        is_of_weights = all(id(source) in variables for source in tf.nest.flatten(sources))
-        if replica is None or args or kwargs or not is_of_weights:
+        weights = tf.nest.flatten(sources)
+        if replica is None or replica.is_updating or not all(id(weight) in variables for weight in weights):
             return original(target, sources, *args, **kwargs)
-        upstream = tf.nest.map_structure(lambda loss: weighed(tf.ones_like(loss), replica.share), target)
-        gradients = original(target, sources, output_gradients=upstream)
-        flat = [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
-        return tf.nest.pack_sequence_as(sources, unweighed(flat, replica.share))
+        if args or "output_gradients" in kwargs:
+            gradients = _flat(original(target, sources, *args, **kwargs), sources)
+        else:
+            terms = [term for loss in tf.nest.flatten(target) for term in self._terms_of_loss(loss, replica)]
+            upstream = [tf.fill(tf.shape(term), tf.cast(by, term.dtype)) for term, by in terms]
+            if self._is_synchronized:
+                # Other replicas have a part in the loss. So it is weighed before its gradients flow to them.
+                upstream = [weighed(values, replica.share) for values in upstream]
+            found = original([term for term, _ in terms], sources, output_gradients=upstream, **kwargs)
+            gradients = _flat(found, sources)
+            gradients = unweighed(gradients, replica.share) if self._is_synchronized else gradients
+        if replica.uses is not None:
+            gradients = [with_values(gradient, tf.identity) for gradient in gradients]
+            replica.gradients += gradients
+        elif self._changes_gradients and replica.is_in_its_graph() and not is_recording():
+            with replica.updating():
+                gradients = of_whole_batch(gradients, weights, replica.size, are_rows_added_up=False)
+            replica.gradients += gradients
+        return tf.nest.pack_sequence_as(sources, gradients)
+
+    def _terms_of_loss(self, loss: Any, replica: ReplicaTrace) -> list[tuple[Any, Any]]:
+        terms = parts_of_terms(loss, replica)
+        if terms is None and replica.uses is not None and not self._has_named_loss:
+            self._has_named_loss = True
+            _log.warning(_INEXACT, self._name, self._model.name)
+        return [(loss, 1.0)] if terms is None else terms
 
     def _apply(
         self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
@@ -402,35 +407,38 @@ class SharedCustomStep(MetricStep):
         variables = optimizer_variables(optimizer) if variables is None else list(variables)
         if replica.uses is not None:
             replica.uses.append(OptimizerUse(optimizer, variables))
+            replica.changes_gradients |= not all(
+                any(gradient is each for each in (None, *replica.gradients)) for gradient in gradients
+            )
             return None
         updating = self._updates.get(_key(optimizer, variables))
         if updating is None:
             problem = f"applies {optimizer.name} to other variables than when it was traced first"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem)
-        or_zero = functools.partial(self._or_zero, size=replica.size)
-        known = shaped([with_values(gradient, or_zero) for gradient in gradients], variables)
-        if self._replicas > 1:
-            known = slices_of_one_process(known, variables, are_added_up=updating.adds_rows_up)
         scale = replica.scales.get(id(optimizer))
         with replica.updating():
-            are_unique = have_unique_rows(known) if self._replicas > 1 else [False] * len(known)
-            shared = shared_mean([OfLoss(known, replica.size)], [], [], size=replica.size)
+            if replica.gradients:
+                known = made_of_whole_batch(gradients, variables, replica.size, replica.gradients)
+            else:
+                are_rows_added_up = updating.adds_rows_up and not self._changes_gradients
+                known = of_whole_batch(
+                    gradients, variables, replica.size, are_rows_added_up=are_rows_added_up
+                )
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
                 updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)
 
-            tf.distribute.get_replica_context().merge_call(
-                apply, args=(with_rows_summed(shared.gradients, are_unique), scale)
-            )
+            tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))
         return None
+
+
+def _flat(gradients: Any, sources: Any) -> list[Any]:
+    """Return gradients in a list, where None among them has a place."""
+    return [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
 
 
 def _key(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
     return (id(optimizer), *map(id, variables))
-
-
-def _graph() -> tf.Graph | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _float64(value: Any) -> tf.Tensor:

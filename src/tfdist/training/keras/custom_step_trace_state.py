@@ -12,6 +12,11 @@ from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
 
 
+def current_graph() -> tf.Graph | None:
+    """Return the graph that is being built, None if operations run at once."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 class OptimizerUse(NamedTuple):
     """A use of an optimizer in a step."""
 
@@ -25,6 +30,7 @@ class ReplicaTrace:
 
     Attributes:
         scope: The scope that catches what the step writes.
+        data: The replica's part of the batch.
         size: The number of the replica's examples.
         share: The replica's share of the examples of the global batch.
         graph: The graph of the step, None if it is not traced.
@@ -33,10 +39,15 @@ class ReplicaTrace:
         scales: The factor of each optimizer that scales losses, by the optimizer's id.
         results: The values that metrics have returned, each with its metric and its place in the result.
         uses: The uses of optimizers, if the step is only traced to find them.
+        means: The losses of Keras, which are scaled so that they are means over the examples, by their ids.
+        gradients: The gradients that the step reads or changes, of the whole batch; if the step is only
+            traced to find them, those that it computes.
+        changes_gradients: Whether it applies others, if the step is only traced to find them.
         is_updating: Whether an optimizer updates variables.
     """
 
     scope: NonTrainableScope
+    data: Any
     size: tf.Tensor
     share: tf.Tensor
     graph: tf.Graph | None
@@ -45,7 +56,18 @@ class ReplicaTrace:
     scales: dict[int, tf.Tensor] = field(default_factory=dict)
     results: list[tuple[Any, Any, int]] = field(default_factory=list)
     uses: list[OptimizerUse] | None = None
+    means: dict[int, Any] = field(default_factory=dict)
+    gradients: list[Any] = field(default_factory=list)
+    changes_gradients: bool = False
     is_updating: bool = False
+
+    def is_in_its_graph(self) -> bool:
+        """Return whether the step is at its top level, where replicas can exchange values."""
+        return current_graph() is self.graph
+
+    def or_zero(self, value: tf.Tensor) -> tf.Tensor:
+        """Return zero on a replica that has no examples."""
+        return tf.where(self.size > 0, value, tf.zeros_like(value))
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

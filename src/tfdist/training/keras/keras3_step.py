@@ -46,7 +46,9 @@ from tfdist.training.keras.loss_normalization import (
     have_several_divisors,
     losses_of_one_process,
     mean_of,
+    name_inexact,
     parts_by_divisor,
+    parts_by_reduction,
     recorded_divisors,
     weight_of,
 )
@@ -411,18 +413,27 @@ class Keras3Step(MetricStep):
             if not has_own(model, "compute_loss"):
                 self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
                 self._has_named_loss |= check_sum(loss, divisors, warns=not self._has_named_loss)
-        return self._parts(loss, divisors, batch_size(x), of_loss)
+        return self._parts(loss, divisors, batch_size(x), rows_of(x), of_loss)
 
     def _parts(
-        self, loss: tf.Tensor, divisors: list[Divisor], size: tf.Tensor, of_loss: tf.GradientTape
+        self,
+        loss: tf.Tensor,
+        divisors: list[Divisor],
+        size: tf.Tensor,
+        rows: int | None,
+        of_loss: tf.GradientTape,
     ) -> _Losses:
         """Divide the loss into parts with divisors of their own; `of_loss` is the tape that recorded it."""
         outputs, replicas = len(self._loss_trackers) - 1, self._strategy.num_replicas_in_sync
         places = [0] * outputs
         if self._has_losses_of_examples:
             return _Losses([LossPart(loss, None)], places)
-        if has_own(self._model, "compute_loss"):  # its result counts as a mean over examples
-            return _Losses([LossPart(loss, size)], places)
+        if has_own(self._model, "compute_loss"):
+            parts = parts_by_reduction(loss, divisors, rows, size) if replicas > 1 else None
+            if parts is None and replicas > 1 and not tf.executing_eagerly() and not self._has_named_loss:
+                self._has_named_loss = True
+                name_inexact()
+            return _Losses(parts or [LossPart(loss, size)], places)
         added = added_losses(self._model)
         if replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
             return _Losses(*parts_by_divisor(loss, divisors, added, size, of_loss))

@@ -19,6 +19,7 @@ from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
 from tfdist.training.model_checks import has_own
 from tfdist.training.sums_and_means_in_graph import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
+from tfdist.training.terms_in_graph import Term, sum_in, terms_of
 
 _INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
@@ -135,6 +136,35 @@ def parts_by_divisor(
     return [LossPart(tf.add_n(terms[key]), weights[key]) for key in terms], places
 
 
+def parts_by_reduction(
+    loss: tf.Tensor, divisors: list[Divisor], rows: int | None, size: tf.Tensor
+) -> list[LossPart] | None:
+    """Return the parts of a loss that a model computes by itself; None if nothing shows how.
+
+    Args:
+        loss: The loss.
+        divisors: The losses of Keras within it.
+        rows: The number of examples, None in a graph that does not fix it.
+        size: The number of examples.
+    """
+    means = {id(divisor.loss) for divisor in divisors if divisor.kind in OF_EXAMPLES}
+    terms = terms_of(loss, rows, means)
+    if terms is None:
+        return None
+    values: dict[Any, list[tf.Tensor]] = {}
+    weights: dict[Any, tf.Tensor | None] = {}
+    for index, term in enumerate(terms):
+        key = index if term.divisor is not None else "sum" if term.kind == "sum" else "count"
+        values.setdefault(key, []).append(tf.cast(term.value(), loss.dtype))
+        weights[key] = None if key == "sum" else size if key == "count" else sum_in(term.divisor, rows)
+    return [LossPart(tf.add_n(values[key]), weights[key]) for key in values]
+
+
+def name_inexact() -> None:
+    """Log a warning of a loss that is inexact on several replicas."""
+    _log.warning(_INEXACT)
+
+
 def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
     """Check the losses that are one number for a batch, of which each replica has its own.
 
@@ -149,7 +179,7 @@ def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
         remedy = "Return a number for each example, as by ops.mean(…, axis=-1)"
         raise ConfigError("loss", problem, remedy=remedy)
     if "number" in kinds and warns:
-        _log.warning(_INEXACT)
+        name_inexact()
     return "number" in kinds
 
 
@@ -167,7 +197,7 @@ def check_sum(loss: tf.Tensor, divisors: list[Divisor], *, warns: bool) -> bool:
         problem = "changes what Keras has reduced over the batch, and others are divided by different numbers"
         raise ConfigError("loss", problem, remedy="Compute it in `call`, which returns one for each example")
     if warns:
-        _log.warning(_INEXACT)
+        name_inexact()
     return True
 
 
@@ -179,11 +209,16 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
+        quotient = None if reduction in (None, "none") else _quotient(keras, values, sample_weight)
+        values = values if quotient is None else quotient.value()  # zero where all is masked
         loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
         if reduction not in (None, "none") and tuple(loss.shape) == (0,):  # Keras does not reduce no values
             loss = tf.reduce_sum(loss)
         if hasattr(_HERE, "divisors"):
-            divisor = Divisor(*_divisor(keras, values, sample_weight, mask, reduction), loss)
+            if quotient is None:
+                divisor = Divisor(*_divisor(keras, values, sample_weight, mask, reduction), loss)
+            else:
+                divisor = Divisor("mask", sum_in(quotient.divisor, _HERE.rows), loss)
             _HERE.divisors.append(divisor)
             if _HERE.watch is not None:
                 _HERE.watch(loss)
@@ -192,6 +227,14 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         return loss
 
     return reduce_weighted_values
+
+
+def _quotient(keras: ModuleType, number: Any, sample_weight: Any) -> Term | None:
+    """Return the only term of one number for a batch, if it is a sum that is divided by that of a mask."""
+    if not hasattr(_HERE, "divisors") or keras.ops.ndim(number) or sample_weight is not None:
+        return None
+    terms = terms_of(number, _HERE.rows) or ()
+    return terms[0] if len(terms) == 1 and terms[0].divisor is not None else None
 
 
 def _divisor(

@@ -45,7 +45,7 @@ class MetricState:
     a row for each replica.
 
     Attributes:
-        variables: The variables of all metrics, in the order of `model.metrics_variables`.
+        variables: The variables of all metrics, each once, in the order of `model.metrics_variables`.
         needs_check: Whether the model has metrics that are not Keras's own, whose state may not be sums.
     """
 
@@ -300,7 +300,7 @@ class _Peer:
 
 
 def _owned(model: Any) -> Iterator[_Owned]:
-    """Yield the variables of a model's metrics, in the order of `model.metrics_variables`."""
+    """Yield the variables of a model's metrics, each once, in the order of `model.metrics_variables`."""
     root = keras_of(model).__name__
     owned: dict[int, _Owned] = {}
 
@@ -320,5 +320,5 @@ def _owned(model: Any) -> Iterator[_Owned]:
     of_losses = {id(tracker) for tracker in loss_trackers(model)}
     for metric in model.metrics:
         walk(metric, (), id(metric) in of_losses)
-    for variable in model.metrics_variables:
-        yield owned[id(variable)]
+    for key in dict.fromkeys(map(id, model.metrics_variables)):  # a model may name a metric twice
+        yield owned[key]

@@ -1,0 +1,91 @@
+"""Compute the gradients of the whole batch for the custom step of one replica.
+
+A step that passes gradients to an optimizer as they are needs the whole batch's only there. One that reads or
+changes them before, as by `tf.clip_by_global_norm`, needs them as soon as they are computed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.gradient_arithmetic import tensors_of, with_values
+from tfdist.training.gradients_as_in_one_process import (
+    have_unique_rows,
+    shaped,
+    slices_of_one_process,
+    with_rows_summed,
+)
+from tfdist.training.reduction import OfLoss, shared_mean
+from tfdist.training.sums_and_means_in_graph import operations_behind
+
+
+def of_whole_batch(
+    gradients: Sequence[Any], variables: Sequence[Any], size: tf.Tensor, *, are_rows_added_up: bool
+) -> list[Any]:
+    """Return the means of gradients over the examples of all replicas, in replica context.
+
+    Args:
+        gradients: The gradients of a replica.
+        variables: Their variables.
+        size: The number of the replica's examples.
+        are_rows_added_up: Whether a replica may add up the slices of a row.
+    """
+    known = shaped(list(gradients), list(variables))
+    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+        return known
+    known = [_or_zero(gradient, size) for gradient in known]
+    known = slices_of_one_process(known, list(variables), are_added_up=are_rows_added_up)
+    are_unique = have_unique_rows(known)
+    shared = shared_mean([OfLoss(known, size)], [], [], size=size)
+    return with_rows_summed(shared.gradients, are_unique)
+
+
+def made_of_whole_batch(
+    gradients: Sequence[Any], variables: Sequence[Any], size: tf.Tensor, known: Sequence[Any]
+) -> list[Any]:
+    """Return what a step has made of the known gradients of the whole batch, the same on all replicas.
+
+    What it computes of these alone is the same already; of anything else, the mean is taken.
+    """
+    known = [gradient for gradient in known if gradient is not None]
+    made = list(gradients)
+    others = [place for place, each in enumerate(made) if each is not None and not _is_made_of(each, known)]
+    rows = {id(each.indices) for each in known if isinstance(each, tf.IndexedSlices)}
+    in_known_rows = [
+        place
+        for place in others
+        if isinstance(made[place], tf.IndexedSlices) and id(made[place].indices) in rows
+    ]
+    if in_known_rows:  # all replicas have these rows, so that values are averaged slice by slice
+        values = [_or_zero(made[place].values, size) for place in in_known_rows]
+        means = shared_mean([OfLoss(values, size)], [], [], size=size).gradients
+        for place, mean in zip(in_known_rows, means, strict=True):
+            made[place] = tf.IndexedSlices(mean, made[place].indices, made[place].dense_shape)
+    rest = [place for place in others if place not in in_known_rows]
+    if rest:
+        of_rest = [made[place] for place in rest], [variables[place] for place in rest]
+        for place, mean in zip(rest, of_whole_batch(*of_rest, size, are_rows_added_up=False), strict=True):
+            made[place] = mean
+    return made
+
+
+def _or_zero(gradient: Any, size: tf.Tensor) -> Any:
+    return with_values(gradient, lambda values: tf.where(size > 0, values, tf.zeros_like(values)))
+
+
+def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:
+    """Return whether a gradient is computed of known ones and constants alone."""
+    if tf.executing_eagerly():  # nothing shows how it was computed
+        return any(gradient is each for each in known)
+    of_known = {tensor.op for tensor in tensors_of(known)}
+    return all(
+        operation in of_known
+        or (not operation.op_def.is_stateful and (operation.inputs or operation.type == "Const"))
+        for operation in operations_behind(tensors_of(gradient), until=lambda each: each in of_known)
+    )
+
+
+def is_read(gradient: Any) -> bool:
+    """Return whether a step that was traced has read a gradient."""
+    return any(tensor.consumers() for tensor in tensors_of(gradient))

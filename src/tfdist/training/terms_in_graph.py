@@ -1,0 +1,118 @@
+"""Find the terms of a number that a step computes of its part of a batch, and how the parts make the whole.
+
+A step of a user's own may train by a mean over the examples, a sum over them, or a sum that is divided by
+another one, such as the number of words that are not masked; and by several of these.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.training.sums_and_means_in_graph import has_rows, operations_behind, passed_on, reduction_of
+
+_PASSES_ON = ("Identity", "EnsureShape", "Snapshot")
+
+
+class Term(NamedTuple):
+    """A term of a number, times a factor.
+
+    Attributes:
+        tensor: The term, one number or one for each example, which then counts as their sum.
+        kind: "mean" over the examples, "sum", or "same" without regard to them.
+        factor: What multiplies it.
+        divisor: What divides it too, which is computed of a sum over the examples; None if nothing does.
+    """
+
+    tensor: tf.Tensor
+    kind: str
+    factor: float = 1.0
+    divisor: tf.Tensor | None = None
+
+    def value(self) -> tf.Tensor:
+        """Return the term times its factor, zero where the divisor is."""
+        number = self.tensor if self.divisor is None else tf.math.divide_no_nan(self.tensor, self.divisor)
+        return number * tf.cast(self.factor, number.dtype)
+
+
+def terms_of(number: Any, rows: int | None, means: Collection[int] = ()) -> list[Term] | None:
+    """Return the terms of what a step computes, None if it is unknown how its parts make the whole.
+
+    Args:
+        number: One number, or one for each example, of which a gradient tape takes the sum.
+        rows: The number of examples, None in a graph that does not fix it.
+        means: The ids of tensors that are known to be means over the examples.
+    """
+    if not tf.is_tensor(number):
+        return None
+    if number.shape.rank:
+        return [Term(number, "sum")] if has_rows(number, rows) else None
+    return None if tf.executing_eagerly() else _terms(number, 1.0, rows, means)
+
+
+def _terms(number: tf.Tensor, factor: float, rows: int | None, means: Collection[int]) -> list[Term] | None:
+    reduction = reduction_of(number, rows, means)
+    if reduction is not None:
+        return [Term(number, reduction, factor)]
+    operation = number.op
+    inputs, kind = list(operation.inputs), operation.type
+    if kind in _PASSES_ON or (kind == "Cast" and number.dtype.is_floating and inputs[0].dtype.is_floating):
+        return _terms(inputs[0], factor, rows, means)
+    if kind in ("Mean", "Sum") and inputs[0].shape.rank == 0:
+        return _terms(inputs[0], factor, rows, means)
+    if kind == "Neg":
+        return _terms(inputs[0], -factor, rows, means)
+    if kind in ("Add", "AddV2", "AddN", "Sub") and not any(each.shape.rank for each in inputs):
+        factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in inputs[2:])]
+        found = [_terms(each, by, rows, means) for each, by in zip(inputs, factors, strict=False)]
+        return None if None in found else [term for terms in found for term in terms or ()]
+    if kind not in ("Mul", "RealDiv", "DivNoNan"):
+        return None
+    first, second = inputs
+    constant = _constant(second)
+    if constant is not None and constant:
+        return _terms(first, factor * constant if kind == "Mul" else factor / constant, rows, means)
+    constant = _constant(first)
+    if kind == "Mul":
+        return None if constant is None else _terms(second, factor * constant, rows, means)
+    is_quotient = reduction_of(first, rows, means) == "sum" and _is_divisor(second, rows)
+    return [Term(first, "sum", factor, second)] if is_quotient else None
+
+
+def _constant(tensor: tf.Tensor) -> float | None:
+    value = None if tensor.shape.rank else tf.get_static_value(passed_on(tensor, (*_PASSES_ON, "Cast")))
+    return None if value is None else float(value)
+
+
+def _is_divisor(number: tf.Tensor, rows: int | None) -> bool:
+    """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
+    if reduction_of(number, rows) == "sum":
+        behind = operations_behind([number])
+        return not any(tensor.dtype == tf.resource for each in behind for tensor in each.inputs)
+    operation = number.op
+    if operation.type in (*_PASSES_ON, "Cast"):
+        return _is_divisor(operation.inputs[0], rows)
+    if operation.type in ("Add", "AddV2", "Maximum"):
+        first, second = operation.inputs
+        return _constant(second) is not None and _is_divisor(first, rows)
+    return False
+
+
+def sum_in(divisor: tf.Tensor, rows: int | None) -> tf.Tensor:
+    """Return the sum over the examples of which a divisor is computed."""
+    while reduction_of(divisor, rows) != "sum":
+        divisor = divisor.op.inputs[0]
+    return divisor
+
+
+def of_whole(divisor: tf.Tensor, rows: int | None, add_up: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Return the divisor of the whole batch; `add_up` adds a sum up over the replicas."""
+    if reduction_of(divisor, rows) == "sum":
+        return add_up(divisor)
+    operation = divisor.op
+    total = of_whole(operation.inputs[0], rows, add_up)
+    if operation.type == "Cast":
+        return tf.cast(total, divisor.dtype)
+    if operation.type == "Maximum":
+        return tf.maximum(total, operation.inputs[1])
+    return total if operation.type in _PASSES_ON else total + operation.inputs[1]

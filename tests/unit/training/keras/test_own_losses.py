@@ -1,0 +1,235 @@
+"""Steps of a user's own that reduce losses and change gradients by themselves train on two devices as in one process."""
+
+import logging
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.fit import fit  # noqa: E402
+
+keras = tf.keras
+pytestmark = [
+    pytest.mark.skipif(
+        keras.__version__ < "3", reason="a custom step of Keras 2 is run as Keras's own fit runs it"
+    ),
+    pytest.mark.usefixtures("in_float64"),
+]
+COUNT = 13  # in batches of 4: the last leaves a replica without any
+RNG = np.random.default_rng(1)
+WORDS = RNG.integers(0, 5, (COUNT, 3))
+X, Y = RNG.normal(size=(COUNT, 4)), RNG.normal(size=(COUNT, 2))
+Y[4:6] = -9.0  # what is masked: all of the first replica's part of the second batch
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return own_strategy()
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+def test_all_of_this_holds_on_several_devices():
+    run_on_several(__file__)
+
+
+class Own(keras.Model):
+    """A model that trains by a loss of its own, on gradients that it may change."""
+
+    def __init__(self, loss_of, change=lambda gradients: gradients, **options):
+        super().__init__(**options)
+        self.loss_of, self.change = loss_of, change
+        self.table = keras.layers.Embedding(5, 2)
+        self.dense = keras.layers.Dense(2, "tanh", kernel_regularizer="l2")
+        self.seen, self.norm = keras.metrics.Mean(name="seen"), keras.metrics.Mean(name="norm")
+
+    def call(self, inputs):
+        words, numbers = inputs
+        return self.dense(numbers) + tf.reduce_mean(self.table(words), axis=1)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        variables = self.trainable_variables
+        gradients = self.change(tape.gradient(loss, variables))
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+    def test_step(self, data):
+        x, y = data
+        self.seen.update_state(self.loss_of(self, y, self(x, training=False)))
+        return {"seen": self.seen.result()}
+
+
+def squares(y, p):
+    return tf.reduce_mean(tf.square(y - p), axis=-1)
+
+
+def mask(y):
+    return tf.cast(y[:, 0] > -9.0, tf.float64)
+
+
+LOSSES = {
+    "of each example": lambda _, y, p: keras.losses.get("mse")(y, p),
+    "of each example of Keras": lambda _, y, p: keras.losses.MeanSquaredError(reduction=None)(y, p),
+    "of each value": lambda _, y, p: tf.square(y - p),
+    "sum": lambda _, y, p: tf.reduce_sum(squares(y, p)),
+    "by a constant": lambda _, y, p: tf.reduce_sum(squares(y, p)) / 4.0,
+    "compute_average_loss": lambda _, y, p: tf.nn.compute_average_loss(squares(y, p), global_batch_size=4),
+    "mean": lambda _, y, p: tf.reduce_mean(squares(y, p)),
+    "mean and sum and penalty": lambda m, y, p: (
+        0.5 * (tf.reduce_mean(tf.abs(y - p)) - 0.1 * tf.reduce_sum(tf.square(p)) + tf.add_n(m.losses))
+    ),
+    "sum and Keras's sum": lambda _, y, p: (
+        keras.losses.MeanSquaredError(reduction="sum")(y, p) + tf.reduce_sum(tf.abs(p)) + tf.reduce_mean(p)
+    ),
+    "masked": lambda _, y, p: (
+        tf.reduce_sum(squares(y, p) * mask(y)) / tf.maximum(tf.reduce_sum(mask(y)), 1.0)
+    ),
+    "masked, with an epsilon": lambda _, y, p: (
+        tf.reduce_sum(squares(y, p) * mask(y)) / (tf.reduce_sum(mask(y)) + 1e-7) + tf.reduce_mean(p)
+    ),
+    "masked, as it is": lambda _, y, p: 2.0 * tf.reduce_sum(squares(y, p) * mask(y)) / tf.reduce_sum(mask(y)),
+}
+
+
+def clipped(gradients):
+    return tf.clip_by_global_norm(gradients, 0.05)[0]
+
+
+def in_train(strategy, optimizer, *arguments, run_eagerly=False, data=None):
+    """Return what Keras's own fit logs and learns in one process, and what tfdist's does under the strategy."""
+    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4) if data is None else data
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = Own(*arguments)
+        model((WORDS[:1], X[:1]))
+        model.compile(optimizer(), run_eagerly=run_eagerly)
+        return model
+
+    kerass = made()
+    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
+    return (expected, kerass.get_weights()), (found, ours.get_weights())
+
+
+def check(kerass, ours):
+    (expected, weights), (found, own_weights) = kerass, ours
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-6), name  # Keras adds up its logs in float32
+    for mine, its in zip(own_weights, weights, strict=True):
+        assert mine == pytest.approx(its, rel=1e-7, abs=1e-11)  # as exact as an epsilon of 1e-7 allows
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_counts_as_in_one_process(strategy, loss, caplog):
+    with caplog.at_level(logging.WARNING):
+        check(*in_train(strategy, lambda: keras.optimizers.SGD(0.1), loss))
+    assert "as far as its graph shows" not in caplog.text
+
+
+class Overriding(keras.Model):
+    """A model that overrides how Keras computes its loss."""
+
+    loss_of = None
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.loss_of(y, y_pred)
+
+
+IN_FIT = [
+    *(("compute_loss", name) for name in ("sum", "mean and sum and penalty", "masked, with an epsilon")),
+    *(("function", name) for name in ("by a constant", "masked", "masked, as it is")),
+]
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize(("kind", "name"), IN_FIT)
+def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,))
+        model = Overriding(number, keras.layers.Dense(2, "tanh", kernel_regularizer="l2")(number))
+        if kind == "compute_loss":
+            model.loss_of = lambda y, p: LOSSES[name](model, y, p)
+            model.compile(keras.optimizers.SGD(0.1))
+            return model
+        model = keras.Model(model.inputs, model.outputs)
+        model.compile(keras.optimizers.SGD(0.1), lambda y, p: LOSSES[name](model, y, p))
+        return model
+
+    kerass = made()
+    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
+    check((expected, kerass.get_weights()), (found, ours.get_weights()))
+    assert "loss: returns one number" not in caplog.text
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize("loss", ["sum", "masked"])
+def test_a_loss_of_batches_of_one_size_counts_as_in_one_process(strategy, loss):
+    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4, drop_remainder=True)
+    check(*in_train(strategy, lambda: keras.optimizers.SGD(0.1), LOSSES[loss], data=data))
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eagerly"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        clipped,
+        lambda gradients: [
+            None if each is None else tf.convert_to_tensor(each) * 0.5 + 0.01 for each in gradients
+        ],
+        lambda gradients: [each / tf.norm(tf.convert_to_tensor(each)) for each in clipped(gradients)],
+    ],
+    ids=["clipped", "moved", "normalized"],
+)
+def test_a_step_changes_the_gradients_of_the_whole_batch(strategy, change, run_eagerly):
+    optimizer = lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.04)  # noqa: E731
+    check(*in_train(strategy, optimizer, LOSSES["mean"], change, run_eagerly=run_eagerly))
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+def test_a_step_that_only_reads_gradients_reads_those_of_the_whole_batch(strategy):
+    class Reading(Own):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = keras.losses.MeanSquaredError()(y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            self.norm.update_state(tf.linalg.global_norm(gradients))
+            return {"norm": self.norm.result()}
+
+    def norms(fitted):
+        keras.utils.set_random_seed(1)
+        model = Reading(None)
+        model((WORDS[:1], X[:1]))
+        model.compile(keras.optimizers.SGD(0.1))
+        return fitted(model, (WORDS, X), Y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["norm"]
+
+    expected = norms(keras.Model.fit)
+    with strategy.scope():
+        assert norms(fit) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+def test_a_root_of_a_mean_is_named(strategy, caplog):
+    in_train(
+        strategy, lambda: keras.optimizers.SGD(0.1), lambda _, y, p: tf.sqrt(tf.reduce_mean(squares(y, p)))
+    )
+    assert caplog.text.count("train_step of model own") == 1
+    assert "no mean and no sum" in caplog.text
