@@ -161,7 +161,9 @@ def _data(case: Case, parts: Any, draw: random.Random) -> dict[str, Any]:
             ),
             parts,
         )
-        return {"x": tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=spec)}
+        batches = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=spec)
+        # At the end of data of unknown size, Keras begins a step more, in which some variables change.
+        return {"x": batches.apply(tf.data.experimental.assert_cardinality(len(examples)))}
     kept = list(batches)
 
     class Sequence(keras.utils.PyDataset):  # type: ignore[misc]

@@ -85,16 +85,26 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
     inputs = list(operation.inputs)
     if operation.type in _PASSES_ON:
         return reduction_of(inputs[0], rows, means)
+    added = summands(operation)
+    if added:
+        kinds = {reduction_of(tensor, rows, means) for tensor in added}
+        return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if has_rows(inputs[0], rows) and not _is_reduced(inputs[0]):
             return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
-    if operation.type in ("Add", "AddV2", "AddN", "Sub"):
-        kinds = {reduction_of(tensor, rows, means) for tensor in inputs}
-        return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
         return _of_product(operation, rows, means)
     return "same" if is_same(number) else None
+
+
+def summands(operation: tf.Operation) -> list[tf.Tensor]:
+    """Return the tensors that an operation adds up or subtracts, none if it does something else."""
+    if operation.type in ("Add", "AddV2", "AddN", "Sub"):
+        return list(operation.inputs)
+    packed = operation.inputs[0].op if operation.type == "Sum" else operation
+    is_of_numbers = packed.type == "Pack" and packed.outputs[0].shape.rank == 1  # as Keras adds up losses
+    return list(packed.inputs) if operation.type == "Sum" and is_of_numbers else []
 
 
 def has_rows(values: tf.Tensor, rows: int | None) -> bool:

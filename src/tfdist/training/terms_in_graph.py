@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.sums_and_means_in_graph import has_rows, operations_behind, passed_on, reduction_of
+from tfdist.training.sums_and_means_in_graph import (
+    has_rows,
+    operations_behind,
+    passed_on,
+    reduction_of,
+    summands,
+)
 
 _PASSES_ON = ("Identity", "EnsureShape", "Snapshot")
 
@@ -62,9 +68,10 @@ def _terms(number: tf.Tensor, factor: float, rows: int | None, means: Collection
         return _terms(inputs[0], factor, rows, means)
     if kind == "Neg":
         return _terms(inputs[0], -factor, rows, means)
-    if kind in ("Add", "AddV2", "AddN", "Sub") and not any(each.shape.rank for each in inputs):
-        factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in inputs[2:])]
-        found = [_terms(each, by, rows, means) for each, by in zip(inputs, factors, strict=False)]
+    added = summands(operation)
+    if added and not any(each.shape.rank for each in added):
+        factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in added[2:])]
+        found = [_terms(each, by, rows, means) for each, by in zip(added, factors, strict=False)]
         return None if None in found else [term for terms in found for term in terms or ()]
     if kind not in ("Mul", "RealDiv", "DivNoNan"):
         return None

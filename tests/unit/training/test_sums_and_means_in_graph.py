@@ -32,6 +32,8 @@ def size(values):
         (lambda x: -0.1 * tf.reduce_mean(x) + tf.reduce_mean(x * x), "mean"),
         (lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.constant([1.0, 2.0]) ** 2), "mean"),
         (lambda x: tf.reduce_sum(x) / size(x), "mean"),
+        (lambda x: tf.reduce_sum(tf.stack([tf.reduce_mean(x), 0.5 * tf.reduce_mean(x * x)])), "mean"),
+        (lambda x: tf.reduce_sum(tf.stack([tf.reduce_mean(x), tf.reduce_sum(x)])), None),
         (lambda x: tf.math.divide_no_nan(tf.reduce_sum(x), tf.cast(tf.size(x), x.dtype)), "mean"),
         (tf.reduce_sum, "sum"),
         (tf.nn.l2_loss, "sum"),
