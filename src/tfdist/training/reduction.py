@@ -41,8 +41,8 @@ def batch_size(x: Any) -> tf.Tensor:
 
 def rows_of(x: Any) -> int | None:
     """Return the number of examples in a batch, None if its graph does not fix it."""
-    number = tf.get_static_value(batch_size(x))
-    return None if number is None else int(number)
+    first = next(part for part in tf.nest.flatten(x) if part is not None)
+    return first.shape[0] if first.shape.rank else None
 
 
 class OfLoss(NamedTuple):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
+from tfdist.training.data.empty_replicas import batch_of_zeros
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
@@ -22,7 +23,7 @@ from tfdist.training.keras.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.model_checks import check_model, check_targets, has_own, is_alone
+from tfdist.training.model_checks import check_model, check_targets, has_own
 from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
@@ -32,7 +33,6 @@ from tfdist.training.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
-_UNKNOWN_LENGTH = 32  # enough for most convolutions
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
@@ -75,19 +75,6 @@ class Cluster:
 def graph_on_workers(execution: Callable[..., Any], dataset: Any, applied: AppliedSteps | None = None) -> Any:
     """Return the graph of an execution on workers, over data of the kind of this distributed data set."""
     return (GraphsOfBatches if isinstance(dataset, ChiefData) else WorkerGraph)(execution, applied)
-
-
-def _zeros(spec: Any) -> Any:
-    """Return a batch of one example of zeros; None if a part is no plain tensor."""
-    if not all(part is None or isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
-        return None
-
-    def zeros(part: tf.TensorSpec | None) -> tf.Tensor | None:
-        if part is None or not part.shape.rank:
-            return None if part is None else tf.zeros(part.shape, part.dtype)
-        return tf.zeros([1, *(size or _UNKNOWN_LENGTH for size in part.shape[1:])], part.dtype)
-
-    return tf.nest.map_structure(zeros, spec)
 
 
 class Session:
@@ -143,7 +130,8 @@ class Session:
                     build_model(model, batch)
                 except Exception:
                     # Without a strategy, Keras calls nothing in a graph, such as a metric of scikit-learn.
-                    zeros = _zeros(batch) if model.run_eagerly and is_alone(self.strategy) else None
+                    runs_here = model.run_eagerly and self._cluster.coordinator is None
+                    zeros = batch_of_zeros(batch) if runs_here else None
                     if zeros is not None:
                         with contextlib.suppress(Exception):  # it may be one about the zeros
                             build_model_eagerly(keras_of(model), model, unpacked(zeros))

@@ -112,8 +112,10 @@ def has_rows(values: tf.Tensor, rows: int | None) -> bool:
     if not values.shape.rank:
         return False
     first = values.shape[0]
-    if rows is None or first is None:
-        return first is rows
+    if first is None:
+        return True
+    if rows is None:
+        return False
     is_multiple = first == rows or (rows > 1 and first % rows == 0)
     return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
 

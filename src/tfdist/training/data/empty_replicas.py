@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+_UNKNOWN_LENGTH = 32  # enough for most convolutions
+
 
 def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
     """Return, in a graph, what this replica computes from its examples, or zeros if it has none."""
@@ -76,3 +78,16 @@ def _shape_elsewhere(part: tf.Tensor) -> tf.Tensor:
     if part.shape[1:].is_fully_defined() or context.num_replicas_in_sync == 1:
         return shape
     return tf.reduce_max(context.all_gather(shape[tf.newaxis], axis=0), axis=0)
+
+
+def batch_of_zeros(spec: Any) -> Any:
+    """Return a batch of one example of zeros; None if a part is no plain tensor."""
+    if not all(part is None or isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
+        return None
+
+    def zeros(part: tf.TensorSpec | None) -> tf.Tensor | None:
+        if part is None or not part.shape.rank:
+            return None if part is None else tf.zeros(part.shape, part.dtype)
+        return tf.zeros([1, *(size or _UNKNOWN_LENGTH for size in part.shape[1:])], part.dtype)
+
+    return tf.nest.map_structure(zeros, spec)

@@ -29,7 +29,7 @@ from tfdist._utils.keras_private import (
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
-from tfdist.training.data.empty_replicas import with_an_example
+from tfdist.training.data.empty_replicas import batch_of_zeros, with_an_example
 from tfdist.training.gradients_as_in_one_process import (
     has_synchronized_layers,
     replicas_called_together,
@@ -188,19 +188,31 @@ class SharedCustomStep(MetricStep):
         flags: list[list[bool]] = []
 
         def traced(batch: Any, seed: GraphSeed) -> None:
-            before = self._metrics.placeholders()
+            is_traced = not tf.executing_eagerly()
+            before = self._metrics.placeholders() if is_traced else self._metrics.starts()
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._uses = []
             self._logs = self._described(self._called(batch, replica), replica)
+            if not is_traced:  # nothing shows what it reads
+                self._changes_gradients = True
+                flags.append(self._metrics.are_of_keras())
+                return
             self._changes_gradients |= replica.changes_gradients or any(map(is_read, replica.gradients))
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
+        def run(batch: Any) -> None:
+            self._strategy.run(traced, args=(batch, GraphSeed(self._strategy)))
+
         with self._tracing(), traced_by_chief(self._strategy):
-            tf.function(
-                lambda batch: self._strategy.run(traced, args=(batch, GraphSeed(self._strategy))),
-                autograph=False,
-            ).get_concrete_function(spec)
+            try:
+                tf.function(run, autograph=False).get_concrete_function(spec)
+            except Exception:
+                zeros = batch_of_zeros(spec) if self._model.run_eagerly else None
+                if zeros is None:
+                    raise
+                flags.clear()
+                run(zeros)  # which may read values, as a step that prints them does
         if self._metrics.needs_check:
             self._metrics.check([all(column) for column in zip(*flags, strict=True)])
         is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)

@@ -225,6 +225,18 @@ class MetricState:
             for variable in self.variables
         ]
 
+    def starts(self) -> list[tuple[Any, tf.Tensor]]:
+        """Return each variable with zeros, where no graph is built."""
+        return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in self.variables]
+
+    def are_of_keras(self) -> list[bool]:
+        """Return for each variable whether its metrics are classes of Keras, which only add to it."""
+        root = keras_of(self._model).__name__
+        return [
+            all(type(owner).__module__.partition(".")[0] == root for owner in owned.owners)
+            for owned in self._owned
+        ]
+
     # -- of a batch, in replica context --
 
     def before_batch(self, totals: Sequence[tf.Tensor]) -> list[tuple[Any, tf.Tensor]]:

@@ -1,7 +1,5 @@
 """Steps of a user's own that reduce losses and change gradients by themselves train on two devices as in one process."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -37,7 +35,7 @@ def test_all_of_this_holds_on_several_devices():
 class Own(keras.Model):
     """A model that trains by a loss of its own, on gradients that it may change."""
 
-    def __init__(self, loss_of, change=lambda gradients: gradients, **options):
+    def __init__(self, loss_of, change=lambda gradients, _: gradients, **options):
         super().__init__(**options)
         self.loss_of, self.change = loss_of, change
         self.table = keras.layers.Embedding(5, 2)
@@ -53,7 +51,7 @@ class Own(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.loss_of(self, y, self(x, training=True))
         variables = self.trainable_variables
-        gradients = self.change(tape.gradient(loss, variables))
+        gradients = self.change(tape.gradient(loss, variables), variables)
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self.seen.update_state(loss)
         return {"seen": self.seen.result()}
@@ -96,13 +94,17 @@ LOSSES = {
 }
 
 
-def clipped(gradients):
+def clipped(gradients, variables):
     return tf.clip_by_global_norm(gradients, 0.05)[0]
 
 
-def in_train(strategy, optimizer, *arguments, run_eagerly=False, data=None):
+def dense(gradients):
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def in_train(strategy, optimizer, *arguments, run_eagerly=False):
     """Return what Keras's own fit logs and learns in one process, and what tfdist's does under the strategy."""
-    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4) if data is None else data
+    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4)
 
     def made():
         keras.utils.set_random_seed(1)
@@ -128,11 +130,57 @@ def check(kerass, ours):
         assert mine == pytest.approx(its, rel=1e-7, abs=1e-11)  # as exact as an epsilon of 1e-7 allows
 
 
+class AllLosses(keras.Model):
+    """A model that trains a layer by each of the losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_of = {name: keras.layers.Dense(2, "tanh", kernel_regularizer="l2") for name in LOSSES}
+        self.seen = {name: keras.metrics.Mean(name=name.replace(" ", "_")) for name in LOSSES}
+        self.built = True
+
+    def numbers(self, data):
+        x, y = data
+        for name, loss_of in LOSSES.items():
+            layer = self.layers_of[name]
+            yield name, layer.trainable_variables, loss_of(layer, y, layer(x))
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            found = list(self.numbers(data))
+        variables = [variable for _, owned, _ in found for variable in owned]
+        gradients = [gradient for _, owned, loss in found for gradient in tape.gradient(loss, owned)]
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return self.counted(found)
+
+    def test_step(self, data):
+        return self.counted(list(self.numbers(data)))
+
+    def counted(self, found):
+        for name, _, loss in found:
+            self.seen[name].update_state(loss)
+        return {each.name: each.result() for each in self.seen.values()}
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_loss_counts_as_in_one_process(strategy, loss, caplog):
-    with caplog.at_level(logging.WARNING):
-        check(*in_train(strategy, lambda: keras.optimizers.SGD(0.1), loss))
+@pytest.mark.parametrize("has_one_size", [False, True], ids=["batches of any size", "of one size"])
+def test_a_loss_counts_as_in_one_process(strategy, has_one_size, caplog):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=has_one_size)
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = AllLosses()
+        for layer in model.layers_of.values():
+            layer.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    kerass = made()
+    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
+    check((expected, kerass.get_weights()), (found, ours.get_weights()))
     assert "as far as its graph shows" not in caplog.text
 
 
@@ -178,24 +226,19 @@ def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize("loss", ["sum", "masked"])
-def test_a_loss_of_batches_of_one_size_counts_as_in_one_process(strategy, loss):
-    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4, drop_remainder=True)
-    check(*in_train(strategy, lambda: keras.optimizers.SGD(0.1), LOSSES[loss], data=data))
-
-
-@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eagerly"])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "run_eagerly"),
     [
-        clipped,
-        lambda gradients: [
-            None if each is None else tf.convert_to_tensor(each) * 0.5 + 0.01 for each in gradients
-        ],
-        lambda gradients: [each / tf.norm(tf.convert_to_tensor(each)) for each in clipped(gradients)],
+        (clipped, False),
+        (clipped, True),
+        (
+            lambda gradients, variables: [
+                g + 0.1 * v for g, v in zip(dense(gradients), variables, strict=False)
+            ],
+            False,
+        ),
     ],
-    ids=["clipped", "moved", "normalized"],
+    ids=["clipped", "clipped eagerly", "decayed"],
 )
 def test_a_step_changes_the_gradients_of_the_whole_batch(strategy, change, run_eagerly):
     optimizer = lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.04)  # noqa: E731
@@ -233,3 +276,31 @@ def test_a_root_of_a_mean_is_named(strategy, caplog):
     )
     assert caplog.text.count("train_step of model own") == 1
     assert "no mean and no sum" in caplog.text
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device runs the step as it is")
+def test_run_eagerly_runs_what_no_graph_can(strategy):
+    def loss_of(_, y, p):
+        loss = tf.reduce_mean(squares(y, p))
+        assert float(loss) >= 0
+        return loss
+
+    check(*in_train(strategy, lambda: keras.optimizers.SGD(0.1), loss_of, run_eagerly=True))
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="test_fit.py has one device")
+def test_run_eagerly_runs_metrics_that_no_graph_can(strategy):
+    def largest(y_true, y_pred):
+        return np.max(np.abs(y_true.numpy() - y_pred.numpy()), axis=-1)
+
+    def logged(fitted):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[largest], run_eagerly=True)
+        return fitted(model, X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False).history
+
+    expected = logged(keras.Model.fit)
+    with strategy.scope():
+        found = logged(fit)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-6), name
