@@ -102,6 +102,7 @@ def samples_of_tensorflow():
     dataset = tf.data.Dataset.range(3).map(lambda x: x + 1)
     return {
         "tf.__internal__.distribute": tf.__internal__.distribute,
+        "pywrap_tfe": tf_private.pywrap_tfe,
         "control_flow_v2_func_graphs": tf_private.control_flow_v2_func_graphs,
         "script_ops": tf_private.script_ops,
         "script_ops._py_funcs": tf_private.script_ops._py_funcs,
