@@ -63,7 +63,10 @@ def compiled_loss(
 
 
 def added_losses(model: Any) -> list[tf.Tensor]:
-    """Return the losses that the layers of a model have added, each as it counts in the whole."""
+    """Return the losses that the layers of a model have added, each as it counts in the whole.
+
+    Keras adds up one that has a row for each example.
+    """
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
 
 
@@ -166,6 +169,12 @@ def made_by_compile(model: Any) -> Any:
 def batch_counter(model: Any, phase: str) -> Any:
     """Return the variable that counts the batches of a phase, train or test. Seen in 2.12."""
     return model._train_counter if phase == "train" else model._test_counter
+
+
+def count_of_compiled_losses(model: Any) -> int:
+    """Return how many losses a model is compiled with that it computes for a batch."""
+    trackers = [] if model._compile_loss is None else model._compile_loss.metrics
+    return 0 if model._compile_loss is None else max(1, len(trackers))
 
 
 # -- metrics --

@@ -129,6 +129,8 @@ class Session:
                 try:
                     build_model(model, batch)
                 except Exception:
+                    if model.built and all(has_own(model, step) for step in steps):
+                        return  # they call it in their own way, and build what else they need
                     # Without a strategy, Keras calls nothing in a graph, such as a metric of scikit-learn.
                     runs_here = model.run_eagerly and self._cluster.coordinator is None
                     zeros = batch_of_zeros(batch) if runs_here else None

@@ -121,6 +121,31 @@ def test_run_eagerly_runs_what_no_graph_can(strategy):
         assert found.history[name] == pytest.approx(values, rel=1e-5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 builds its metrics in a step")
+def test_a_built_model_may_have_a_step_for_other_data_than_its_call(strategy):
+    class Pairs(keras.Model):
+        def train_step(self, data):
+            pairs, _ = data  # (examples, 2, features)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(pairs[:, 0]) - self(pairs[:, 1])))
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            self._loss_tracker.update_state(loss)
+            return {"loss": self._loss_tracker.result()}
+
+    def trained(fitted):
+        keras.utils.set_random_seed(1)
+        number = keras.Input((3,))
+        model = Pairs(number, keras.layers.Dense(2)(number))
+        model.compile("sgd")
+        x = np.random.default_rng(1).normal(size=(8, 2, 3))
+        return fitted(model, x, np.zeros(8), batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"]
+
+    expected = trained(keras.Model.fit)
+    with strategy.scope():
+        assert trained(fit) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no optional inputs")
 @pytest.mark.parametrize("kind", ["arrays", "generator"])
 @pytest.mark.parametrize("has_other", [True, False])

@@ -18,8 +18,10 @@ from tfdist.training.terms_in_graph import of_whole, terms_of
 
 def part_of_loss(divisor: Divisor, replica: ReplicaTrace) -> tf.Tensor:
     """Return a replica's part of a loss of Keras."""
+    if divisor.loss.shape.rank:  # the step reduces it
+        return divisor.loss
     loss = _part_of_loss(divisor, replica)
-    if not loss.shape.rank and divisor.kind != "number":
+    if divisor.kind != "number" or terms_of(loss, rows_of(replica.data), replica.means) is None:
         replica.means[id(loss)] = loss
     return loss
 

@@ -329,7 +329,8 @@ class SharedCustomStep(MetricStep):
             expected = f"a dict from {self._name}"
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
         if self._replicas > 1:
-            self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
+            known = [each for each in divisors if each.kind != "number" or id(each.loss) in replica.means]
+            self._has_named_loss |= check_numbers(known, warns=not self._has_named_loss)
         return found
 
     def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:

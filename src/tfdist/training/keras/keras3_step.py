@@ -18,6 +18,7 @@ from tfdist._utils.keras_private import (
     added_losses,
     call_model,
     compiled_loss,
+    count_of_compiled_losses,
     loss_trackers,
 )
 from tfdist._utils.tf_private import traced_by_chief
@@ -38,8 +39,10 @@ from tfdist.training.gradients_as_in_one_process import (
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
+    Added,
     Divisor,
     LossPart,
+    added_by_reduction,
     check_numbers,
     check_rank,
     check_sum,
@@ -168,9 +171,9 @@ class Keras3Step(MetricStep):
             with self._scope(self._randomness.snapshot(), before) as scope:
                 self._forward(batch, training=training)
                 self._adds[training] = are_sums(scope, before)
-                self._metrics.warn_of_batches(scope, before)
+                self._metrics.warn_of_batches(scope, before, is_weighed=self._batch_means.are_noted)
 
-        with losses_of_one_process(self._keras), self._randomness.drawing(), traced_by_chief(self._strategy):
+        with self._tracing(), traced_by_chief(self._strategy):
             for training in unchecked:
                 run = functools.partial(forward, training=training)
                 tf.function(
@@ -407,6 +410,7 @@ class Keras3Step(MetricStep):
             loss = compiled_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
+        self._batch_means.rows = rows_of(x)
         self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
@@ -428,20 +432,24 @@ class Keras3Step(MetricStep):
         places = [0] * outputs
         if self._has_losses_of_examples:
             return _Losses([LossPart(loss, None)], places)
-        if has_own(self._model, "compute_loss"):
+        # The `__call__` of a loss may be its own.
+        has_own_losses = len(divisors) < count_of_compiled_losses(self._model)
+        if has_own_losses or has_own(self._model, "compute_loss"):
             parts = parts_by_reduction(loss, divisors, rows, size) if replicas > 1 else None
             if parts is None and replicas > 1 and not tf.executing_eagerly() and not self._has_named_loss:
                 self._has_named_loss = True
                 name_inexact()
             return _Losses(parts or [LossPart(loss, size)], places)
-        added = added_losses(self._model)
+        added = added_by_reduction(added_losses(self._model), rows)
         if replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
             return _Losses(*parts_by_divisor(loss, divisors, added, size, of_loss))
         weight, is_of_examples = weight_of(divisors, size, replicas=replicas)
-        if is_of_examples or not added or replicas == 1:
+        means, sums = [] if is_of_examples else added.means, [] if weight is None else added.sums
+        others = Added(means, sums).parts(size)
+        if replicas == 1 or not others:
             return _Losses([LossPart(loss, weight)], places)
-        total = tf.add_n(added)
-        return _Losses([LossPart(loss - total, weight), LossPart(total, size)], places)
+        rest = loss - tf.add_n([tf.cast(part.loss, loss.dtype) for part in others])
+        return _Losses([LossPart(rest, weight), *others], places)
 
     def _check_logs(self, logs: Any) -> None:
         """Warn once of what an overridden compute_metrics adds to the logs, which know the metrics only."""

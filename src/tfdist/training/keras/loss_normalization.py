@@ -108,8 +108,29 @@ def have_several_divisors(divisors: list[Divisor]) -> bool:
     return len(divisors) > 1 and kinds != {"sum"} and not kinds <= OF_EXAMPLES
 
 
+class Added(NamedTuple):
+    """The losses that layers have added: means over the examples, and sums over them."""
+
+    means: list[tf.Tensor]
+    sums: list[tf.Tensor]
+
+    def parts(self, size: tf.Tensor) -> list[LossPart]:
+        """Return the parts of a loss that they are."""
+        means = [LossPart(tf.add_n(self.means), size)] if self.means else []
+        return [*means, *([LossPart(tf.add_n(self.sums), None)] if self.sums else [])]
+
+
+def added_by_reduction(losses: list[tf.Tensor], rows: int | None) -> Added:
+    """Return losses that layers have added; what is neither a mean nor a sum counts as a mean."""
+    are_sums = [reduction_of(loss, rows) == "sum" for loss in losses]
+    return Added(
+        [loss for loss, is_sum in zip(losses, are_sums, strict=True) if not is_sum],
+        [loss for loss, is_sum in zip(losses, are_sums, strict=True) if is_sum],
+    )
+
+
 def parts_by_divisor(
-    loss: tf.Tensor, divisors: list[Divisor], added: list[tf.Tensor], size: tf.Tensor, tape: tf.GradientTape
+    loss: tf.Tensor, divisors: list[Divisor], added: Added, size: tf.Tensor, tape: tf.GradientTape
 ) -> tuple[list[LossPart], list[int]]:
     """Return the parts of a model's loss, and the place among them of the loss of each output.
 
@@ -117,7 +138,7 @@ def parts_by_divisor(
         loss: The sum of the losses of the outputs, each times its weight, and of what is added.
         divisors: The losses of the outputs, with their divisors.
         added: Other losses, which are added to it.
-        size: The number of examples, which is the divisor of the losses that are added.
+        size: The number of examples, which is the divisor of means.
         tape: It has watched the losses of the outputs, and recorded how the sum was computed.
     """
     factors = tape.gradient(loss, [divisor.loss for divisor in divisors], unconnected_gradients="zero")
@@ -130,9 +151,10 @@ def parts_by_divisor(
         terms.setdefault(key, []).append(tf.cast(divisor.loss * tf.stop_gradient(factor), loss.dtype))
         weights[key] = size if is_of_examples else divisor.value
         places.append(list(terms).index(key))
-    if added:
-        terms.setdefault("count", []).extend(tf.cast(value, loss.dtype) for value in added)
-        weights["count"] = size
+    for key, values, weight in (("count", added.means, size), ("sum", added.sums, None)):
+        if values:
+            terms.setdefault(key, []).extend(tf.cast(value, loss.dtype) for value in values)
+            weights[key] = weight
     return [LossPart(tf.add_n(terms[key]), weights[key]) for key in terms], places
 
 
@@ -272,7 +294,7 @@ def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
     if sample_weight is not None:
         return "weighted number"
     kinds = {"mean": "count", "same": "count", "sum": "sum"}
-    return kinds.get(reduction_of(number) or "", "sum" if reduction == "sum" else "number")
+    return kinds.get(reduction_of(number, _HERE.rows) or "", "sum" if reduction == "sum" else "number")
 
 
 def check_rank(loss: tf.Tensor, model: Any, *, of_examples: bool) -> None:

@@ -6,7 +6,7 @@ each replica, passed on from step to step, and merged when results are read.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,11 +81,19 @@ class MetricState:
         ]
         return self._rules != before
 
-    def warn_of_batches(self, scope: Any, before: Sequence[tuple[Any, tf.Tensor]]) -> None:
-        """Log a warning, in the graph of a batch, of each metric that counts a batch on each replica."""
+    def warn_of_batches(
+        self,
+        scope: Any,
+        before: Sequence[tuple[Any, tf.Tensor]],
+        is_weighed: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
+        """Log a warning, in the graph of a batch, of each metric that counts a batch on each replica.
+
+        `is_weighed` tells of which variables a replica's share of the batch weighs what is counted.
+        """
         for owned, (variable, old) in zip(self._owned, before, strict=True):
             name = owned.owners[0].name
-            is_known = owned.is_kerass or self._replicas == 1 or name in self._warned
+            is_known = owned.is_kerass or is_weighed(variable) or self._replicas == 1 or name in self._warned
             if not is_known and adds_one(scope.get_current_value(variable), old):
                 self._warned.add(name)
                 _log.warning(_COUNTS_BATCHES, name, variable.name, self._replicas)

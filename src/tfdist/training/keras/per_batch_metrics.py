@@ -20,7 +20,13 @@ _log = logging.getLogger("tfdist")
 
 
 class BatchMeans:
-    """The metrics of a model that average one number for each batch, as a trace of its step shows."""
+    """The metrics of a model that average one number for each batch, as a trace of its step shows.
+
+    Attributes:
+        rows: The number of examples of a replica, None in a graph that does not fix it.
+    """
+
+    rows: int | None = None
 
     def __init__(self, keras: ModuleType, without: Collection[Any]) -> None:
         """Make it for a model's metrics without some, such as those of its losses."""
@@ -38,10 +44,14 @@ class BatchMeans:
     ) -> Any:
         if id(metric) not in self._without and sample_weight is None and not self._keras.ops.ndim(values):
             self._variables |= {id(metric.total), id(metric.count)}
-            if reduction_of(values) not in ("mean", "same") and metric.name not in self._warned:
+            if reduction_of(values, self.rows) not in ("mean", "same") and metric.name not in self._warned:
                 self._warned.add(metric.name)
                 _log.warning(_INEXACT, metric.name)
         return original(values, sample_weight=sample_weight)
+
+    def are_noted(self, variable: Any) -> bool:
+        """Return whether a variable belongs to such a metric."""
+        return id(variable) in self._variables
 
     def weighted(self, variables: Sequence[Any], counts: Sequence[tf.Tensor], size: Any) -> list[tf.Tensor]:
         """Return what a replica adds to each variable; to those of these metrics, for each example."""

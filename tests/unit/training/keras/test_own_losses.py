@@ -70,10 +70,20 @@ def mask(y):
     return tf.cast(y[:, 0] > -9.0, tf.float64)
 
 
+def of_keras_with_mask(y, p):
+    p._keras_mask = mask(y) > 0
+    found = keras.losses.MeanSquaredError(reduction=None)(y, p)
+    del p._keras_mask
+    return found
+
+
 LOSSES = {
     "of each example": lambda _, y, p: keras.losses.get("mse")(y, p),
     "of each example of Keras": lambda _, y, p: keras.losses.MeanSquaredError(reduction=None)(y, p),
     "of each value": lambda _, y, p: tf.square(y - p),
+    "masked, of each example of Keras": lambda _, y, p: (
+        tf.reduce_sum(of_keras_with_mask(y, p) * mask(y)) / tf.reduce_sum(mask(y))
+    ),
     "sum": lambda _, y, p: tf.reduce_sum(squares(y, p)),
     "by a constant": lambda _, y, p: tf.reduce_sum(squares(y, p)) / 4.0,
     "compute_average_loss": lambda _, y, p: tf.nn.compute_average_loss(squares(y, p), global_batch_size=4),
@@ -195,8 +205,31 @@ class Overriding(keras.Model):
 
 IN_FIT = [
     *(("compute_loss", name) for name in ("sum", "mean and sum and penalty", "masked, with an epsilon")),
-    *(("function", name) for name in ("by a constant", "masked", "masked, as it is")),
+    *(("function", name) for name in ("by a constant", "masked, as it is")),
+    *(("loss", name) for name in ("sum", "masked")),
+    *(("layer", reduction) for reduction in ("sum_over_batch_size", "sum")),
 ]
+
+
+class OwnCall(keras.losses.Loss):
+    """A loss that does not let Keras reduce it."""
+
+    def __init__(self, loss_of):
+        super().__init__()
+        self.loss_of = loss_of
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return self.loss_of(self, y_true, y_pred)
+
+
+class Adding(keras.layers.Layer):
+    """A layer that adds a loss for each example, a sum over the examples, and a mean."""
+
+    def call(self, inputs):
+        self.add_loss(tf.square(inputs)[:, 0])
+        self.add_loss(tf.reduce_mean(tf.abs(inputs)))
+        self.add_loss(0.1 * tf.reduce_sum(tf.square(inputs)))
+        return inputs
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
@@ -207,13 +240,16 @@ def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
     def made():
         keras.utils.set_random_seed(1)
         number = keras.Input((4,))
-        model = Overriding(number, keras.layers.Dense(2, "tanh", kernel_regularizer="l2")(number))
-        if kind == "compute_loss":
-            model.loss_of = lambda y, p: LOSSES[name](model, y, p)
-            model.compile(keras.optimizers.SGD(0.1))
+        hidden = keras.layers.Dense(2, "tanh", kernel_regularizer="l2")(number)
+        if kind == "layer":
+            hidden = Adding()(hidden)
+        model = (Overriding if kind == "compute_loss" else keras.Model)(number, keras.layers.Dense(2)(hidden))
+        if kind == "layer":
+            model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError(reduction=name))
             return model
-        model = keras.Model(model.inputs, model.outputs)
-        model.compile(keras.optimizers.SGD(0.1), lambda y, p: LOSSES[name](model, y, p))
+        model.loss_of = lambda y, p: LOSSES[name](model, y, p)
+        losses = {"compute_loss": None, "function": model.loss_of, "loss": OwnCall(LOSSES[name])}
+        model.compile(keras.optimizers.SGD(0.1), losses[kind])
         return model
 
     kerass = made()
