@@ -22,6 +22,7 @@ from tfdist._utils.write_files import storage_errors
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
+from tfdist.engines.read_logs import until_end
 from tfdist.engines.records import state_folder
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.process_tree import children_of
@@ -119,8 +120,7 @@ class BackgroundEngine:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the files in the run's folder of this machine."""
-        is_over = (lambda: self.state(submission)[0].is_final) if follow else None
-        return lines_of(submission, tasks, is_over, task_log_path)
+        return lines_of(submission, tasks, until_end(self.state, submission, follow), task_log_path)
 
     def cancel(self, submission: Submission) -> None:
         """Send SIGTERM to the launcher, which passes it on to all tasks; the second time, kill them."""

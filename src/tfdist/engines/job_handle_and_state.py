@@ -22,8 +22,8 @@ class State(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the job has ended."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+        """Return whether the job has ended, or the engine has forgotten it."""
+        return self not in (State.PENDING, State.RUNNING)
 
 
 class Handle(NamedTuple):

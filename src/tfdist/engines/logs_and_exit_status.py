@@ -1,20 +1,19 @@
 """Find what tasks have printed, and how the job has ended, in files of the run's folder.
 
-For engines whose tasks write to a folder that the user's machine sees too; the others read in `rounds`.
+For engines whose tasks write to a folder that the user's machine sees too.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from glob import escape
 from pathlib import Path
 
 from tfdist.engines.job_handle_and_state import State, Submission
-from tfdist.errors import StorageError, TfdistError
+from tfdist.engines.read_logs import Line, read_logs
+from tfdist.errors import StorageError
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.reports import Progress, read_reports
 
 _SECONDS_BETWEEN_READS = 0.5
-_SECONDS_BETWEEN_STATES = 5.0  # a scheduler must not be asked often
 
 
 def log_path(run_dir: Path, rank: int | str) -> Path:
@@ -60,7 +59,7 @@ def lines_of(
     tasks: Sequence[str],
     is_over: Callable[[], bool] | None,
     path_of: Callable[[Path, str], Path] | None = None,
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Line]:
     """Yield the name of a task and a line that it has printed, for each line.
 
     Where the job is an array, the names begin with the index of one of its jobs: `3/worker:0`.
@@ -75,43 +74,12 @@ def lines_of(
         StorageError: A file cannot be read; the lines of all others came before.
     """
     positions: dict[Path, int] = {}
-    errors: dict[str, TfdistError] = {}
-    asked_at, ended = float("-inf"), is_over is None
-    while True:
-        if is_over and not ended and time.monotonic() - asked_at > _SECONDS_BETWEEN_STATES:
-            ended, asked_at = is_over(), time.monotonic()
+
+    def logs(ended: bool) -> Iterator[tuple[str, Iterator[Line]]]:
         for name, path in _files(submission, tasks, path_of):
-            try:
-                lines, positions[path] = _read(path, positions.get(path, 0), ended)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                errors.setdefault(name, StorageError(str(path), f"cannot be read: {error.strerror}"))
-                continue
-            yield from ((name, line) for line in lines)
-        if ended:
-            raise_first(errors)
-            return
-        time.sleep(_SECONDS_BETWEEN_READS)
+            yield name, _new_lines(name, path, positions, ended)
 
-
-def raise_first(errors: Mapping[str, TfdistError]) -> None:
-    """Raise the error of the first of the tasks whose lines cannot be read, if there are any."""
-    for task, error in errors.items():
-        others = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
-        raise type(error)(f"logs of {task}{others}", str(error))
-
-
-def rounds(
-    state: Callable[[Submission], tuple[State, str]], submission: Submission, follow: bool, pause: float
-) -> Iterator[bool]:
-    """Yield for each time that logs are read whether it is the last: the job has ended, or none follows."""
-    is_last = False
-    while not is_last:
-        is_last = not follow or state(submission)[0].is_final  # before the last lines are read
-        yield is_last
-        if not is_last:
-            time.sleep(pause)
+    return read_logs(logs, is_over, _SECONDS_BETWEEN_READS)
 
 
 def _files(
@@ -128,11 +96,17 @@ def _files(
             yield prefix + name, path
 
 
-def _read(path: Path, position: int, ended: bool) -> tuple[list[str], int]:
-    """Return the lines after a position, and the position after them; a line without an end only if told."""
-    with path.open("rb") as file:
-        file.seek(position)
-        data = file.read()
+def _new_lines(name: str, path: Path, positions: dict[Path, int], ended: bool) -> Iterator[Line]:
+    """Yield the lines of a file after those read before; a line without an end only if told."""
+    try:
+        with path.open("rb") as file:
+            file.seek(positions.get(path, 0))
+            data = file.read()
+    except FileNotFoundError:  # the task has not printed yet
+        return
+    except OSError as error:
+        raise StorageError(str(path), f"cannot be read: {error.strerror}") from None
     if not ended:
         data = data[: data.rfind(b"\n") + 1]
-    return data.decode(errors="backslashreplace").splitlines(), position + len(data)
+    positions[path] = positions.get(path, 0) + len(data)
+    yield from ((name, line) for line in data.decode(errors="backslashreplace").splitlines())

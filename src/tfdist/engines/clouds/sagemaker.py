@@ -25,8 +25,8 @@ from tfdist.engines.clouds.cloud_requests import (
 from tfdist.engines.clouds.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import rounds
-from tfdist.errors import ConfigError, shown
+from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
+from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
@@ -94,13 +94,23 @@ class SageMaker:
         client = self._client("logs", submission.handle.place)
         tokens: dict[str, str] = {}
         task_of: dict[str, str] = {}  # by the name of the stream
-        for _ in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
+        errors: dict[str, TfdistError] = {}
+
+        def logs(_: bool) -> Iterator[tuple[str, Iterator[Line]]]:
             for stream in _streams(client, submission.handle.number):
-                for line in _new_lines(client, stream, tokens):
-                    if match := re.fullmatch(r"tfdist: this container is ([a-z]+:[0-9]+)", line):
-                        task_of[stream] = match[1]
-                    if (task := task_of.get(stream)) in tasks:
-                        yield str(task), line
+                if task_of.get(stream) in (None, *tasks):
+                    yield stream, lines(stream)
+
+        def lines(stream: str) -> Iterator[Line]:
+            for line in _new_lines(client, stream, tokens):
+                if match := re.fullmatch(r"tfdist: this container is ([a-z]+:[0-9]+)", line):
+                    task_of[stream] = match[1]
+                if (task := task_of.get(stream)) in tasks:
+                    yield str(task), line
+
+        is_over = until_end(self.state, submission, follow)
+        yield from lines_until_end(logs, is_over, _SECONDS_BETWEEN_READS, errors)
+        raise_first({task_of.get(stream, stream): error for stream, error in errors.items()})
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the last lines of all containers: only the first line of each names its task."""
@@ -122,7 +132,8 @@ class SageMaker:
             client.stop_training_job(TrainingJobName=submission.handle.number)
 
     def _client(self, service: str, region: str) -> Any:
-        return load_client("boto3", self.name).client(service, region_name=region or None)
+        with _one_line_errors():
+            return load_client("boto3", self.name).client(service, region_name=region or None)
 
 
 def _request(job: Job, section: SageMakerSection, name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tfdist.engines.clouds.cloud_requests import (
 from tfdist.engines.clouds.container_entrypoint import config_variables
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import rounds
+from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
@@ -95,23 +95,24 @@ class Vertex:
         client = self._log_client(submission.handle.place.rpartition(".")[0])
         seen: set[str] = set()
         newest: datetime | None = None
-        for is_last in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
+
+        def logs(is_last: bool) -> Iterator[tuple[str, list[Line]]]:
+            nonlocal newest
             if is_last and newest:
                 time.sleep(_SECONDS_BETWEEN_READS)  # for the last lines of a job that has just ended
             since = f' timestamp>="{(newest - _MOST_DELAY).isoformat()}"' if newest else ""
             with _one_line_errors():
-                entries = list(
-                    client.list_entries(
-                        filter_=wanted + since, order_by="timestamp asc", page_size=_ENTRIES_OF_A_PAGE
-                    )
-                )
-            for entry in entries:
-                if entry.insert_id in seen:
-                    continue
-                seen.add(entry.insert_id)
-                newest = max(newest or entry.timestamp, entry.timestamp)
-                for line in _text(entry.payload).splitlines():
-                    yield chosen[entry.resource.labels["task_name"]], line
+                for entry in client.list_entries(
+                    filter_=wanted + since, order_by="timestamp asc", page_size=_ENTRIES_OF_A_PAGE
+                ):
+                    if entry.insert_id in seen:
+                        continue
+                    task = chosen[entry.resource.labels["task_name"]]
+                    yield task, [(task, line) for line in _text(entry.payload).splitlines()]
+                    seen.add(entry.insert_id)
+                    newest = max(newest or entry.timestamp, entry.timestamp)
+
+        return read_logs(logs, until_end(self.state, submission, follow), _SECONDS_BETWEEN_READS)
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the last lines of a task."""

@@ -11,8 +11,7 @@ import re
 import secrets
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist._utils.write_files import storage_errors
@@ -29,6 +28,7 @@ from tfdist.engines.compose.compose_file import (
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import progress_path
+from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError
 
 _SECONDS = 60.0  # for an answer of the engine
@@ -78,20 +78,29 @@ class Compose:
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what the containers have printed, in all their starts."""
         names = {service_name(Task.parse(task)): task for task in tasks}
-        newest = dict.fromkeys(tasks, "")
-        since = ""
-        while True:
-            is_over = not follow or self.state(submission)[0] not in (State.PENDING, State.RUNNING)
-            before = max(newest.values())
-            for at, service, line in _lines(submission.handle, list(names), since):
+        newest, since = dict.fromkeys(tasks, ""), dict.fromkeys(tasks, "")
+
+        def read(services: Sequence[str]) -> Iterator[Line]:
+            chosen, before = [names[service] for service in services], max(newest.values())
+            begin = min(since[task] for task in chosen)
+            for at, service, line in _lines(submission.handle, services, begin):
                 task = names[service]
                 if at > newest[task]:
                     newest[task] = at
                     yield task, line
-            if is_over:
-                return
-            since = before  # a line may come later than one of another task that is newer
-            time.sleep(_SECONDS_BETWEEN_READS)
+            # A line may come later than one of another task that is newer.
+            since.update(dict.fromkeys(chosen, before))
+
+        def logs(_: bool) -> Iterator[tuple[str, Iterable[Line]]]:
+            try:
+                lines = list(read(list(names)))  # in the order of their times
+            except TfdistError:  # one of them cannot be read
+                yield from ((task, read([service])) for service, task in names.items())
+            else:
+                yield tasks[0], lines
+                yield from ((task, ()) for task in tasks[1:])
+
+        return read_logs(logs, until_end(self.state, submission, follow), _SECONDS_BETWEEN_READS)
 
     def cancel(self, submission: Submission) -> None:
         """Stop the containers; the tasks get SIGTERM, and stop_grace_period to save their work."""
@@ -120,7 +129,7 @@ def _restarts_of(container: Mapping[str, Any]) -> int:
     return int(container["HostConfig"]["RestartPolicy"]["MaximumRetryCount"])
 
 
-def _lines(handle: Handle, services: list[str], since: str) -> list[tuple[str, str, str]]:
+def _lines(handle: Handle, services: Sequence[str], since: str) -> list[tuple[str, str, str]]:
     """Return the time, the service and the text of each line that containers have printed, in that order.
 
     Not by `docker compose logs --follow`: it does not end with containers that were started again.

@@ -9,12 +9,9 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -24,14 +21,13 @@ from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
-from tfdist.engines.logs_and_exit_status import raise_first, rounds
 from tfdist.engines.options_into_section import with_options
+from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
 _SECONDS_BETWEEN_LOOKS = 2.0
-_MOST_FAILURES = 5  # of kubectl in a row, while logs are followed
 _LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
@@ -41,8 +37,7 @@ _STATES = {
     "Succeeded": State.SUCCEEDED,
     "Failed": State.FAILED,
 }
-Answer = TypeVar("Answer")
-_Lines = queue.Queue[tuple[str, str | TfdistError] | None]
+_Lines = queue.Queue[Line | None]
 
 
 class KubectlEngine(abc.ABC):
@@ -98,18 +93,14 @@ class KubectlEngine(abc.ABC):
         lines: _Lines = queue.Queue()
         errors: dict[str, TfdistError] = {}
         threads = [
-            threading.Thread(target=self._read, args=(submission, task, follow, lines), daemon=True)
+            threading.Thread(target=self._read, args=(submission, task, follow, lines, errors), daemon=True)
             for task in tasks
         ]
         for thread in threads:
             thread.start()
         for _ in threads:
             while (found := lines.get()) is not None:
-                task, line = found
-                if isinstance(line, TfdistError):
-                    errors.setdefault(task, line)
-                else:
-                    yield task, line
+                yield found
         raise_first(errors)
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
@@ -145,32 +136,31 @@ class KubectlEngine(abc.ABC):
                 raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
         return Application(job, _section(job, options), _name(job.name) + ending)
 
-    def _read(self, submission: Submission, task: str, follow: bool, lines: "_Lines") -> None:
+    def _read(
+        self,
+        submission: Submission,
+        task: str,
+        follow: bool,
+        lines: "_Lines",
+        errors: dict[str, TfdistError],
+    ) -> None:
         """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
-        attempts = _MOST_FAILURES if follow else 1
+        seen: set[str] = set()
+
+        def logs(_: bool) -> Iterator[tuple[str, Iterator[Line]]]:
+            for pod in _pods(submission, task):
+                if pod not in seen:
+                    seen.add(pod)
+                    yield f"{task} ({pod})", ((task, line) for line in _log(submission, pod, follow=follow))
+
+        is_over = until_end(self.state, submission, follow)
         try:
-            seen: set[str] = set()
-            for _ in rounds(
-                partial(_retried, attempts, self.state), submission, follow, _SECONDS_BETWEEN_LOOKS
-            ):
-                for pod in _retried(attempts, _pods, submission, task):
-                    if pod not in seen:
-                        seen.add(pod)
-                        for line in _log(submission, pod, follow=follow):
-                            lines.put((task, line))
+            for line in lines_until_end(logs, is_over, _SECONDS_BETWEEN_LOOKS, errors):
+                lines.put(line)
         except TfdistError as error:
-            lines.put((task, error))
+            errors[task] = error
         finally:
             lines.put(None)
-
-
-def _retried(attempts: int, ask: Callable[..., Answer], *arguments: Any) -> Answer:
-    """Return what the cluster answers; its error only if as many attempts in a row have failed."""
-    for _ in range(attempts - 1):
-        with contextlib.suppress(TfdistError):
-            return ask(*arguments)
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return ask(*arguments)
 
 
 def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
@@ -249,8 +239,8 @@ def _pods(submission: Submission, task: str) -> list[str]:
     return [pod["name"] for pod in sorted(pods, key=lambda pod: str(pod.get("creationTimestamp")))]
 
 
-def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str | TfdistError]:
-    """Yield the lines of a pod, and what kubectl says if it cannot read them, then an error."""
+def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
+    """Yield the lines of a pod, and what kubectl says if it cannot read them, which is an error then."""
     command = ["kubectl", "logs", *_within(submission), f"--follow={str(follow).lower()}", pod]
     with subprocess.Popen(
         command,
@@ -264,7 +254,7 @@ def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str | Tf
             for line in process.stdout or ():
                 yield line.rstrip("\n")
             if status := process.wait():
-                yield ConfigError("kubectl logs", f"exited with {status} for {pod}")
+                raise ConfigError("kubectl logs", f"exited with {status}")
         finally:
             process.terminate()
 

@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote
 
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import rounds
 from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.engines.ray.launch import check_resources, needs_ray
+from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import RaySection
 
@@ -140,18 +140,16 @@ class Ray:
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
         position = 0
-        for is_last in rounds(self.state, submission, follow, _SECONDS_BETWEEN_READS):
+
+        def logs(is_last: bool) -> Iterator[tuple[str, Iterator[Line]]]:
+            nonlocal position
             with _client(_address(submission)) as client:
                 text = client.get_job_logs(submission.handle.number)
             whole = len(text) if is_last else text.rfind("\n") + 1
-            for line in text[position:whole].splitlines():
-                task, colon, rest = line.partition(": ")
-                if colon and task in submission.tasks:
-                    if task in tasks:
-                        yield task, rest
-                elif len(tasks) == len(submission.tasks):
-                    yield "job", line  # messages of the launch and of Ray
+            yield "the job", _lines_of_tasks(submission, tasks, text[position:whole])
             position = max(position, whole)
+
+        return read_logs(logs, until_end(self.state, submission, follow), _SECONDS_BETWEEN_READS)
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the lines of a task; Ray's job server has no request for the last ones alone."""
@@ -161,6 +159,16 @@ class Ray:
         """End a job; its tasks get SIGTERM, and time to save their work."""
         with _client(_address(submission)) as client:
             client.stop_job(submission.handle.number)
+
+
+def _lines_of_tasks(submission: Submission, tasks: Sequence[str], text: str) -> Iterator[Line]:
+    for line in text.splitlines():
+        task, colon, rest = line.partition(": ")
+        if colon and task in submission.tasks:
+            if task in tasks:
+                yield task, rest
+        elif len(tasks) == len(submission.tasks):
+            yield "job", line  # messages of the launch and of Ray
 
 
 def _body(job: Job) -> str:

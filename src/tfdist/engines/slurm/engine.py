@@ -12,6 +12,7 @@ from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
+from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
 from tfdist.errors import ConfigError, TfdistError
 
@@ -60,7 +61,7 @@ class Slurm:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the files in the run's folder."""
-        return lines_of(submission, tasks, (lambda: self.state(submission)[0].is_final) if follow else None)
+        return lines_of(submission, tasks, until_end(self.state, submission, follow))
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
