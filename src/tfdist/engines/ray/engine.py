@@ -38,13 +38,19 @@ _STATES = {
 _CONFIG_FORM = """\
 CONFIG = {config}
 
-with tempfile.TemporaryDirectory() as folder:
-    config = Path(folder, {file!r})
-    config.write_text(CONFIG)
-    launch(config, changes={changes!r})
+try:
+    with temporary_folder("tfdist-") as folder:
+        config = Path(folder, {file!r})
+        config.write_text(CONFIG)
+        launch(config, changes={changes!r})
+except TfdistError as error:
+    sys.exit(f"tfdist: {{error}}")
 """
 _COMMAND_FORM = """\
-launch({command!r}, roles={roles!r}, alone={alone!r})
+try:
+    launch({command!r}, roles={roles!r}, alone={alone!r})
+except TfdistError as error:
+    sys.exit(f"tfdist: {{error}}")
 """
 _NEW_NUMBER = 'time.strftime("{name}-%Y%m%d-%H%M%S-") + secrets.token_hex(2)'
 _FORM = """\
@@ -53,31 +59,24 @@ _FORM = """\
 import os
 import secrets
 import sys
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray merges lines of several tasks
 
 import tfdist.ray
+from tfdist._utils.write_files import temporary_folder
 from tfdist.errors import TfdistError
 
 number = os.environ.get({variable!r}) or {number}
-
-
-def launch(what, **arguments):
-    try:
-        tfdist.ray.launch(
-            what,
-            run_dir=Path({folder!r}, number),
-            resources={resources!r},
-            placement={placement!r},
-            max_failures={max_failures!r},
-            **arguments,
-        )
-    except TfdistError as error:
-        sys.exit(f"tfdist: {{error}}")
-
+launch = partial(
+    tfdist.ray.launch,
+    run_dir=Path({folder!r}, number),
+    resources={resources!r},
+    placement={placement!r},
+    max_failures={max_failures!r},
+)
 
 {body}"""
 

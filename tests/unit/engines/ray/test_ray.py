@@ -111,6 +111,15 @@ def test_an_error_of_the_launch_is_one_line(monkeypatch):
         launched(Ray().render(job(), {}), monkeypatch, result=TfdistError("worker:0", "lost"))
 
 
+def test_an_unusable_folder_for_temporary_files_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text("a: 1\n")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    script = Ray().render(job(*TRAIN, config=tmp_path / "c.yaml"), {})
+    with pytest.raises(SystemExit, match=r"^tfdist: temporary folder: cannot be made: No such .*set TMPDIR"):
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
