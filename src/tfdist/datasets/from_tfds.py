@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from tfdist._utils.object_store import why_unreachable
 from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
-from tfdist.errors import DataError, Unavailable, did_you_mean
+from tfdist.errors import DataError, Unavailable, did_you_mean, shown
 
 _log = logging.getLogger("tfdist")
 
@@ -105,6 +105,11 @@ def _builder(name: str, data_dir: Path) -> Any:
         if len(remedy) > 200:
             remedy = "Known: mnist, cifar10, … (tensorflow.org/datasets/catalog); write a path with a slash"
         raise DataError("data", f"tensorflow-datasets has no '{name}'", remedy=remedy) from None
+    except Exception as error:  # a malformed name, another version or config, or a package that is missing
+        text = str(error).rpartition('}": ')[2].strip()  # without the arguments
+        reason = text.partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+        remedy = "Write a name such as mnist, mnist:3.0.1 or cifar10, or a path with a slash"
+        raise DataError("data.name", f"{shown(name)} cannot be loaded: {reason}", remedy=remedy) from error
 
 
 def _is_prepared(builder: Any) -> bool:

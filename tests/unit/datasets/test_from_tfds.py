@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
+from tfdist.datasets.from_tfds import fetch_tfds
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import DataError
 
@@ -95,6 +97,34 @@ def test_an_unknown_name(tmp_path, nowhere):
     assert (
         str(caught.value) == "data: tensorflow-datasets has no 'fashion_mnis'. Did you mean 'fashion_mnist'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (" ", "Parsing builder name string   failed"),
+        ("é", "Parsing builder name string é failed"),
+        ("mnist:", "Parsing builder name string mnist: failed"),
+        ("mnist:9.9.9", "Dataset mnist cannot be loaded at version 9.9.9, only: 3.0.1"),
+        ("mnist/x", "BuilderConfig x not found with version 3.0.1"),
+    ],
+)
+def test_a_name_that_tensorflow_datasets_refuses_is_one_line(tmp_path, name, reason):
+    with pytest.raises(DataError) as caught:
+        fetch_tfds(name, tmp_path)
+    remedy = "Write a name such as mnist, mnist:3.0.1 or cifar10, or a path with a slash"
+    assert str(caught.value) == f"data.name: {name!r} cannot be loaded: {reason}. {remedy}"
+
+
+def test_a_package_that_a_data_set_needs_is_named_in_one_line(tmp_path, monkeypatch):
+    def builder(name, data_dir):
+        raise ModuleNotFoundError("No module named 'huggingface_hub'")
+
+    monkeypatch.setattr(tfds, "builder", builder)
+    with pytest.raises(
+        DataError, match=r"^data\.name: 'huggingface:x' cannot be loaded: No module named 'hug.*'\. W"
+    ):
+        fetch_tfds("huggingface:x", tmp_path)
 
 
 MAKE = """
