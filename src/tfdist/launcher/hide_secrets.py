@@ -18,8 +18,11 @@ _PARAMETER = re.compile(
     rf"(?P<name>[?&](?:(?:[\w.-]*[._-])?(?:{_ENDS}|signature)|sig)=)[^&#\s]+", re.IGNORECASE
 )
 # In a header or a mapping, with all that follows: `Authorization: Bearer …`, `{api_key: …}`, `{"token":"…"}`.
+# Without a space only after names such as headers have, `X-Api-Key:…`: a job may be `secret:2`.
+_HEADER = r"(?=[\w.]*-|authorization:|apikey:)"
 _ENTRY = re.compile(
-    rf"(?P<name>(?<![\w.-])(?:[\w.-]*[._-])?{_ENDS}(?:\s*:\s+|[\"']\s*:\s*)|\bBearer\s+)\S.*",
+    rf"(?P<name>(?<![\w.-])(?:(?:[\w.-]*[._-])?{_ENDS}(?:\s*:\s+|[\"']\s*:\s*)"
+    rf"|{_HEADER}(?:[\w.-]*[._-])?{_ENDS}:)|\bBearer\s+)\S.*",
     re.IGNORECASE | re.DOTALL,
 )
 

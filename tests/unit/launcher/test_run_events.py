@@ -168,6 +168,11 @@ def test_a_value_is_hidden_whose_name_or_form_says_that_it_is_a_secret(words, sh
     [
         ("Authorization: Bearer a, b", "Authorization: ***"),
         ("--header=X-Api-Key: a", "--header=X-Api-Key: ***"),
+        ("--header=X-Api-Key:a b", "--header=X-Api-Key:***"),
+        ("X-Api-Key:value", "X-Api-Key:***"),
+        ("Authorization:Basic a", "Authorization:***"),
+        ("apikey:a", "apikey:***"),
+        ("X-Auth-Token:a", "X-Auth-Token:***"),
         ("a Bearer b c", "a Bearer ***"),
         ("--set=model={name: m:f, options: {api_key: a}}", "--set=model={name: m:f, options: {api_key: ***"),
         ('{"lr":1,"token":"a"}', '{"lr":1,"token":***'),
