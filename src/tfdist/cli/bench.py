@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tfdist._utils.plotting import check_plotting
+from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path, write_json_output
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
@@ -77,15 +77,14 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
     from tfdist.benchmark.report import as_values, draw, show_scaling
     from tfdist.benchmark.scaling import measure_scaling
 
-    if plot:
-        check_plotting(Path(plot))
+    file = file_to_draw(plot) if plot else None
     prepare_data(bench.settings)
     results = measure_scaling(bench, counts)
     show_scaling(results)
     if json:
         write_json_output(Path(json), as_values(results))
-    if plot:
-        draw(results, Path(plot))
+    if file:
+        draw(results, file)
 
 
 def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:

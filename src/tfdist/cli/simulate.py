@@ -8,10 +8,9 @@
 """
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tfdist._utils.plotting import check_plotting
+from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, shown
@@ -57,8 +56,7 @@ def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool)
     from tfdist.simulation.forecast import advise as advice
     from tfdist.simulation.forecast import draw, forecast
 
-    if plot:
-        check_plotting(Path(plot))
+    file = file_to_draw(plot) if plot else None
     forecasts: dict[str, list[Forecast]] = {}
     for strategy in STRATEGIES:
         print(f"{strategy}{', as the file says' if strategy == setup.strategy else ''}\n{_HEAD}", flush=True)
@@ -68,9 +66,9 @@ def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool)
             forecasts[strategy].append(result)
             print(_row(result), flush=True)
         print()
-    if plot:
-        draw(forecasts, Path(plot))
-        print(f"drawn in {plot}")
+    if file:
+        draw(forecasts, file)
+        print(f"drawn in {file}")
     if advise:
         most = counts[-1]
         print(f"With {most} workers of {setup.strategy}, by itself each would bring:", flush=True)

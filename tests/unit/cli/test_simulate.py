@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from commands import tfdist
+from tfdist._utils.plotting import file_to_draw
+from tfdist.errors import TfdistError
 
 CONFIG = Path(__file__).parents[3] / "examples" / "simulate" / "inception.yaml"
 
@@ -15,8 +17,8 @@ def simulate(*flags):
 
 
 def test_each_strategy_has_a_table_and_advice_is_given(tmp_path):
-    plot = tmp_path / "scaling.png"
-    flags = [f"--plot={plot}"] if importlib.util.find_spec("matplotlib") else []
+    plot = tmp_path / "new" / "scaling.png"
+    flags = [f"--plot={plot.with_suffix('')}"] if importlib.util.find_spec("matplotlib") else []
     run = simulate("--config", CONFIG, "--workers=1,20", "--advise", *flags)
     assert run.returncode == 0, run.stderr
     tables = run.stdout.split("\n\n")
@@ -29,6 +31,7 @@ def test_each_strategy_has_a_table_and_advice_is_given(tmp_path):
     assert "With 20 workers of parameter_server_sync, by itself each would bring:" in run.stdout
     assert "an 8-bit exchange (int8)" in run.stdout
     if flags:
+        assert f"drawn in {plot}" in run.stdout
         assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -63,6 +66,25 @@ def test_a_plot_has_a_form_that_matplotlib_draws():
     assert run.returncode == 2
     assert run.stdout == ""
     assert "--plot: expected a name in " in run.stderr
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not installed")
+def test_a_plot_is_a_png_in_a_folder_that_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert file_to_draw("made/folder/x") == Path("made/folder/x.png")
+    assert file_to_draw("a.b/x.SVG") == Path("a.b/x.SVG")
+    assert (tmp_path / "made" / "folder").is_dir()
+    (tmp_path / "file").touch()
+    for text, message in {
+        ".": r"--plot: expected a file, received the folder \.",
+        "made/": "--plot: expected a file, received the folder made/",
+        "new/": "--plot: expected a file, received the folder new/",
+        "file/x.png": "file: cannot be written: ",
+        "gs://bucket/x.png": "--plot: expected a path of this machine",
+    }.items():
+        with pytest.raises(TfdistError, match=message) as caught:
+            file_to_draw(text)
+        assert caught.value.exit_code == 2
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("matplotlib")), reason="matplotlib is installed")
