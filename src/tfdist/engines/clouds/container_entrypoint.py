@@ -7,7 +7,10 @@ It writes the config, which comes in environment variables, to a file, and passe
 
 - It passes the cluster on as SM_RESOURCE_CONFIG, and the folders as SM_MODEL_DIR and so on. Images with
   SageMaker's own toolkit set these variables, others do not.
-- It starts the command again after exit status 138, and after a signal that nobody has sent to it.
+- It starts the command again after exit status 138, and after a signal that nobody has sent to it. The chief
+  counts how often, and a new checkpoint renews that; it alone sees the checkpoints. Whenever another task is
+  lost, the chief ends too, or continues without it. So another task counts only losses soon after a start,
+  which may come before the chief knows of it.
 - It writes why the task has failed to the file that the service shows.
 """
 
@@ -15,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
+from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import failure_file
 
 RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again
@@ -65,8 +71,13 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     with temporary_folder("tfdist-") as folder:
         path = _write_config(Path(folder), environ)
         words = [str(path) if word == CONFIG else word for word in command]
-        print(f"tfdist: this container is {ClusterConfig.from_environment(environ=environ).task}", flush=True)
-        status = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
+        cluster = ClusterConfig.from_environment(environ=environ)
+        print(f"tfdist: this container is {cluster.task}", flush=True)
+        saved = None
+        if cluster.is_chief:
+            progress = environ.setdefault(PROGRESS_FILE, str(Path(folder, "progress.json")))
+            saved = Path(progress).with_name(SAVED_STEP)
+        status = _Task(words, environ, saved).run(int(environ.get(RESTARTS, 0)))
     if status and failure is not None and not failure.exists():
         failure.parent.mkdir(parents=True, exist_ok=True)
         failure.write_text(f"{' '.join(command)} exited with {status}"[:1024])
@@ -76,8 +87,9 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
 class _Task:
     """A command that is started again when it is lost, and gets the signals of this process."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], saved_step: Path | None) -> None:
         self._words, self._environ = words, environ
+        self._saved_step = saved_step  # the file of the chief's last checkpoint; None for others
         self._told: int | None = None  # the signal that this process has received
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -85,13 +97,31 @@ class _Task:
         """Run the command, and again after it was lost; return its last exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        for start in range(1, restarts + 2):
+        start, left, backoff, saved_before = 1, restarts, Backoff(), ""
+        while True:
+            began = time.monotonic()
             status = self._run_once()
+            seconds = time.monotonic() - began
+            saved = self._saved()
+            if saved != saved_before or (self._saved_step is None and seconds >= SHORT_LIFETIME):
+                left, saved_before = restarts, saved
             is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
-            if not is_lost or self._told is not None or start > restarts:
-                break
-            print(f"tfdist: the command ended with {status}: start {start + 1}", flush=True)
-        return status
+            if not is_lost or self._told is not None or not left:
+                return status
+            start, left, pause = start + 1, left - 1, backoff.pause_after(seconds)
+            print(f"tfdist: the command ended with {status}: start {start} in {pause:g} s", flush=True)
+            if self._is_told_within(pause):
+                return status
+
+    def _is_told_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._told is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self._told is not None
+
+    def _saved(self) -> str:
+        """Return the step of the last checkpoint, if this is the chief and it has saved one."""
+        return self._saved_step.read_text() if self._saved_step and self._saved_step.exists() else ""
 
     def _run_once(self) -> int:
         try:

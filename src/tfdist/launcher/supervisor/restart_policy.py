@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 NEVER = float("inf")
-_SHORT_LIFETIME = 60.0
+SHORT_LIFETIME = 60.0  # seconds
 _LONGEST_PAUSE = 60.0
 _MOST_DOUBLINGS = 6  # 64 s, which is more than the longest pause
 _ALL_TASKS = ""  # used in place of a task's name
@@ -24,7 +24,7 @@ class Backoff:
 
     def pause_after(self, seconds: float) -> float:
         """Return the seconds to wait before the next start, after a lifetime of this many seconds."""
-        self._in_a_row = self._in_a_row + 1 if seconds < _SHORT_LIFETIME else 0
+        self._in_a_row = self._in_a_row + 1 if seconds < SHORT_LIFETIME else 0
         if self._in_a_row <= 1:
             return 0.0
         return min(2.0 ** min(self._in_a_row - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)

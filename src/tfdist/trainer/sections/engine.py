@@ -295,7 +295,13 @@ class SageMakerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     retries: Annotated[
         int, doc("How often SageMaker starts the job again after its own errors.", ge=0, le=30)
     ] = 3
-    restarts: Annotated[int, doc("How often each task is started again after it ended with 138.", ge=0)] = 10
+    restarts: Annotated[
+        int,
+        doc(
+            "How often lost tasks are started again without a new checkpoint in between.",
+            ge=0,
+        ),
+    ] = 10
     channels: Annotated[
         dict[str, str], doc("Data from S3 by name: {train: s3://bucket/data} is at /opt/ml/input/data/train.")
     ] = {}

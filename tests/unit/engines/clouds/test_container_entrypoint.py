@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from tfdist.engines.clouds.container_entrypoint import config_variables
+from tfdist.engines.clouds import container_entrypoint
+from tfdist.engines.clouds.container_entrypoint import config_variables, main
 from tfdist.engines.job_description import Job
+from tfdist.launcher.supervisor.restart_policy import Backoff
 
 HOSTS = {
     "current_host": "algo-2",
@@ -85,6 +87,51 @@ def test_a_lost_command_is_started_again_while_restarts_are_left(opt_ml, ending,
     assert failure.exists() == (status != 0)
     if status:
         assert failure.read_text().endswith(f"exited with {status}")
+
+
+# Each start of the command lasts for no time, and saves a checkpoint as often as it is told to.
+SAVING = """
+import os, pathlib, sys
+from tfdist.launcher.chief_reports import write_saved_step
+count = pathlib.Path(sys.argv[1])
+starts = int(count.read_text() if count.exists() else 0) + 1
+count.write_text(str(starts))
+if starts < 5:
+    write_saved_step(10 * starts)
+sys.exit(138)
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "starts"),
+    [({"type": "chief", "index": 0}, 6), ({"type": "worker", "index": 0}, 3)],
+)
+def test_a_new_checkpoint_renews_the_restarts_of_the_chief(tmp_path, monkeypatch, capfd, task, starts):
+    monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    variables = {"TFDIST_RESTARTS": "2", "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+    command = [sys.executable, "-c", SAVING, str(tmp_path / "count")]
+    assert main(command, {**os.environ, **variables}) == 138
+    # The chief has saved in four of them: two more restarts follow the last checkpoint.
+    assert (tmp_path / "count").read_text() == str(starts)
+    assert f"tfdist: the command ended with 138: start {starts} in 0 s" in capfd.readouterr().out
+
+
+def test_a_task_that_has_run_for_long_has_all_restarts_again(tmp_path, monkeypatch):
+    lives = iter([100.0, 100.0, 100.0, 1.0, 1.0, 1.0])
+    now = [0.0]
+
+    def run_once(self):
+        now[0] += next(lives)
+        return 138
+
+    monkeypatch.setattr(container_entrypoint._Task, "_run_once", run_once)
+    monkeypatch.setattr(container_entrypoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert container_entrypoint._Task(["x"], {}, None).run(2) == 138
+    assert list(lives) == [1.0]  # two restarts after the last long life
 
 
 def test_a_reason_that_the_command_has_written_is_kept(opt_ml):
