@@ -37,6 +37,7 @@ _STATES = {
     "Succeeded": State.SUCCEEDED,
     "Failed": State.FAILED,
 }
+_STAMPED = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\S+) ?(?P<text>.*)")
 _Lines = queue.Queue[Line | None]
 
 
@@ -108,7 +109,7 @@ class KubectlEngine(abc.ABC):
         pods = _pods(submission, task)
         if not pods:
             return []
-        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1]).splitlines()
+        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", [*pods][-1]).splitlines()
 
     def cancel(self, submission: Submission) -> None:
         """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.
@@ -145,13 +146,19 @@ class KubectlEngine(abc.ABC):
         errors: dict[str, TfdistError],
     ) -> None:
         """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
-        seen: set[str] = set()
+        newest: dict[str, str] = {}  # the time of each pod's last line
+        complete: set[str] = set()
 
         def logs(_: bool) -> Iterator[tuple[str, Iterator[Line]]]:
-            for pod in _pods(submission, task):
-                if pod not in seen:
-                    seen.add(pod)
-                    yield f"{task} ({pod})", ((task, line) for line in _log(submission, pod, follow=follow))
+            for pod, has_ended in _pods(submission, task).items():
+                if pod not in complete:
+                    yield f"{task} ({pod})", lines_of(pod, has_ended)
+
+        def lines_of(pod: str, has_ended: bool) -> Iterator[Line]:
+            for line in _log(submission, pod, newest, follow=follow):
+                yield task, line
+            if has_ended:  # otherwise the connection was lost, and continues after the last line
+                complete.add(pod)
 
         is_over = until_end(self.state, submission, follow)
         try:
@@ -225,25 +232,31 @@ def _ready(status: Object) -> Iterator[int]:
         yield one.get("active") or 0
 
 
-def _pods(submission: Submission, task: str) -> list[str]:
-    """Return the names of the pods of a task that have started, in the order in which they were made."""
+def _pods(submission: Submission, task: str) -> dict[str, bool]:
+    """Return the names of a task's pods that have started, the oldest first, and whether each has ended."""
     role, _, index = task.partition(":")
     labels = f"{INSTANCE}={submission.handle.number},{ROLE}={role}"
     answer = _kubectl("get", "pods", *_within(submission), f"--selector={labels}", "--output=json")
     pods = [
-        pod["metadata"]
+        pod
         for pod in json.loads(answer)["items"]
         if pod["status"].get("phase") != "Pending"
         and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
     ]
-    return [pod["name"] for pod in sorted(pods, key=lambda pod: str(pod.get("creationTimestamp")))]
+    pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    return {pod["metadata"]["name"]: pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods}
 
 
-def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
-    """Yield the lines of a pod, and what kubectl says if it cannot read them, which is an error then."""
-    command = ["kubectl", "logs", *_within(submission), f"--follow={str(follow).lower()}", pod]
+def _log(submission: Submission, pod: str, newest: dict[str, str], *, follow: bool) -> Iterator[str]:
+    """Yield the lines of a pod, and what kubectl says if it cannot read them, which is an error then.
+
+    If they are followed, those after `newest`, the times of the last lines by pod.
+    """
+    before = newest.get(pod, "")
+    since = [f"--since-time={before}"] if before else []
+    options = ["--follow", "--timestamps", *since] if follow else []
     with subprocess.Popen(
-        command,
+        ["kubectl", "logs", *_within(submission), *options, pod],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -252,7 +265,13 @@ def _log(submission: Submission, pod: str, *, follow: bool) -> Iterator[str]:
     ) as process:
         try:
             for line in process.stdout or ():
-                yield line.rstrip("\n")
+                match = _STAMPED.fullmatch(line.rstrip("\n")) if follow else None
+                if match is None:
+                    yield line.rstrip("\n")
+                # Of some nodes, the fraction of a second has no zeros at its end.
+                elif match["at"].rstrip("Z") > before.rstrip("Z"):
+                    newest[pod] = match["at"]
+                    yield match["text"]
             if status := process.wait():
                 raise ConfigError("kubectl logs", f"exited with {status}")
         finally:

@@ -10,7 +10,7 @@ import yaml
 
 from tfdist.engines import read_logs
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.job_handle_and_state import Handle, Submission
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes import kubectl as kubectl_module
 from tfdist.engines.protocol import find_engine
 from tfdist.errors import ConfigError
@@ -311,7 +311,7 @@ def test_an_error_of_kubectl_ends_the_logs(kubectl, monkeypatch, follow):
 
 
 def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_path):
-    pods = {"chief:0": ["gone"], "worker:0": LOST, "worker:1": ["good"]}
+    pods = {"chief:0": {"gone": False}, "worker:0": LOST, "worker:1": {"good": False}}
 
     def pods_of(submission, task):
         if isinstance(pods[task], Exception):
@@ -332,6 +332,32 @@ def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_pat
         r"logs of (worker:0|chief:0 \(gone\)) and 1 more: kubectl (get: connection refused|logs: exited with 7)",
         str(caught.value),
     )
+
+
+KUBECTL = """#!/bin/sh
+echo "$*" >> calls
+case "$*" in
+    *since*) printf '2026-01-01T00:00:01.5Z b\\n2026-01-01T00:00:01.51Z c\\n2026-01-01T00:00:01.51Z \\n' ;;
+    *) printf '2026-01-01T00:00:01Z a\\n2026-01-01T00:00:01.5Z b\\n'; exit 1 ;;
+esac
+"""
+
+
+def test_a_connection_of_followed_logs_that_is_lost_continues_after_the_last_line(monkeypatch, tmp_path):
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    has_ended, states = iter([False, True, True]), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
+    monkeypatch.setattr(kubectl_module, "_pods", lambda *_: {"pod": next(has_ended)})
+    monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
+    assert logs(follow=True) == [("chief:0", text) for text in ("a", "b", "c", "")]
+    assert [line.split("--timestamps ")[1] for line in (tmp_path / "calls").read_text().splitlines()] == [
+        "pod",
+        "--since-time=2026-01-01T00:00:01.5Z pod",
+    ]
 
 
 def test_followed_logs_outlast_errors_of_kubectl(kubectl):
