@@ -37,7 +37,14 @@ def run_client(
         raise ConfigError(where, f"{name}is not found", remedy=remedy)
     try:
         return subprocess.run(
-            words, env=environ, input=text, capture_output=True, text=True, timeout=timeout, check=False
+            words,
+            env=environ,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",  # tasks may print any bytes
+            timeout=timeout,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise TfdistError(where, f"{name}has not answered in {timeout:g} s") from None

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.engines import read_logs
+from tfdist.engines.client_command import run_client
 from tfdist.engines.clouds import sagemaker as sagemaker_module
 from tfdist.engines.clouds import vertex as vertex_module
 from tfdist.engines.clouds.sagemaker import SageMaker
@@ -18,6 +19,8 @@ from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.ray import engine as ray_module
 from tfdist.engines.ray.engine import Ray
+from tfdist.engines.ssh.launch import check_hosts
+from tfdist.engines.ssh.plan import Plan
 from tfdist.errors import ConfigError, StorageError, TfdistError
 
 TASKS = ("chief:0", "worker:0", "worker:1")
@@ -225,3 +228,36 @@ def test_a_job_server_of_ray_that_restarts_ends_no_followed_log(monkeypatch):
     monkeypatch.setattr(ray_module, "_client", lambda _: contextlib.nullcontext(client))
     job = ending(engine, monkeypatch, State.RUNNING, State.RUNNING, State.SUCCEEDED)
     assert list(engine.logs(job, TASKS, True)) == [("chief:0", "a"), ("worker:0", "b"), ("job", "message")]
+
+
+def test_a_filter_of_cloud_logging_that_names_many_tasks_is_short(monkeypatch):
+    tasks = ("chief:0", *(f"worker:{i}" for i in range(999)))
+    filters = []
+
+    def list_entries(*, filter_, **_):
+        filters.append(filter_)
+        for pool in ("service", "workerpool1-998", None):
+            resource = SimpleNamespace(labels={"task_name": pool} if pool else {})
+            yield SimpleNamespace(insert_id=pool, timestamp=0, payload=f"of {pool}", resource=resource)
+
+    engine = Vertex()
+    monkeypatch.setattr(engine, "_log_client", lambda _: SimpleNamespace(list_entries=list_entries))
+    job = Submission(Handle(engine.name, "p.r", "7"), "x", Path("/runs/x"), tasks, "tfdist submit")
+    assert list(engine.logs(job, tasks, False)) == [("worker:998", "of workerpool1-998")]
+    assert list(engine.logs(job, tasks[-1:], False)) == [("worker:998", "of workerpool1-998")]
+    assert [len(text) < 200 for text in filters] == [True, True]  # Cloud Logging takes 20,000 characters
+    assert 'resource.labels.task_name=("workerpool1-998")' in filters[1]
+
+
+def test_what_a_client_prints_may_be_any_bytes():
+    done = run_client(["sh", "-c", r"printf 'a\377b\n'; printf '\377' >&2"], "sh", "")
+    assert (done.stdout, done.stderr) == ("a\\xffb\n", "\\xff")
+
+
+def test_a_host_may_greet_in_any_encoding(tmp_path):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nprintf 'Gr\\374sse\\n' >&2; exit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    words = {"python": "python3", "folder": "/", "runs": "/", "command": ["true"], "restarts": 0}
+    plan = Plan(tasks={"worker:0": "a"}, addresses={"a": "a"}, ssh=[str(tmp_path / "ssh")], **words)
+    [problem] = check_hosts(plan).problems
+    assert str(problem).startswith("a: cannot be reached: Gr\\xfcsse. ")

@@ -105,9 +105,9 @@ class Vertex:
                 for entry in client.list_entries(
                     filter_=wanted + since, order_by="timestamp asc", page_size=_ENTRIES_OF_A_PAGE
                 ):
-                    if entry.insert_id in seen:
+                    task = chosen.get(entry.resource.labels.get("task_name", ""))
+                    if task is None or entry.insert_id in seen:  # one of the service itself, or a known one
                         continue
-                    task = chosen[entry.resource.labels["task_name"]]
                     yield task, [(task, line) for line in _text(entry.payload).splitlines()]
                     seen.add(entry.insert_id)
                     newest = max(newest or entry.timestamp, entry.timestamp)
@@ -179,11 +179,11 @@ def _entries_of(submission: Submission, tasks: Sequence[str]) -> tuple[dict[str,
     """Return the tasks by what Cloud Logging calls them, and the filter of their entries."""
     pools = _pool_of(Counter(Task.parse(task).type for task in submission.tasks))
     chosen = {pools[Task.parse(task)]: task for task in tasks}
+    of_job = f'resource.type="ml_job" resource.labels.job_id="{submission.handle.number}"'
+    if len(chosen) == len(pools):  # a filter has 20,000 characters at most: the names of 900 tasks
+        return chosen, of_job
     names = " OR ".join(f'"{name}"' for name in chosen)
-    number = submission.handle.number
-    return chosen, (
-        f'resource.type="ml_job" resource.labels.job_id="{number}" resource.labels.task_name=({names})'
-    )
+    return chosen, f"{of_job} resource.labels.task_name=({names})"
 
 
 def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dict[str, Any]]:

@@ -64,6 +64,7 @@ def _ask(plan: Plan, host: str) -> FoundHost | ConfigError:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="backslashreplace",  # a host may greet in another encoding
             timeout=_SECONDS_TO_CHECK,
             check=False,
         )
