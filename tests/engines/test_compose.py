@@ -1,13 +1,16 @@
 """`tfdist submit compose` and the commands that take its handle, on a real Docker with a real Compose."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
 from docker_site import find_compose
 from submitted import state, wait_for
 
 from commands import tfdist_in
+from tfdist.launcher.supervisor.process_tree import children_of
 
 pytestmark = pytest.mark.engines
 SECONDS = 900
@@ -63,14 +66,11 @@ def train(tfdist, docker, config, tmp_path):
 
 
 def exit_codes(docker, handle):
-    """Return the exit status and the number of restarts of each service."""
+    """Return the exit status of each service."""
     project = handle.rpartition("/")[2]
     numbers = docker.run("docker", "compose", "--project-name", project, "ps", "--all", "--quiet").split()
     containers = json.loads(docker.run("docker", "inspect", *numbers))
-    return {
-        container["Config"]["Hostname"]: (container["State"]["ExitCode"], container["RestartCount"])
-        for container in containers
-    }
+    return {container["Config"]["Hostname"]: container["State"]["ExitCode"] for container in containers}
 
 
 def until_logs(wanted, tfdist, handle, task):
@@ -100,8 +100,16 @@ def test_a_job_that_fails_is_started_again_while_restarts_are_left(tfdist, docke
     handle = submit(tfdist, docker, "--option=restarts=1", words=("138",))
     followed = tfdist("logs", handle, "--follow", "--task", "worker:0")
     assert followed.count("I am worker:0") == 2  # each line of both starts once
-    assert re.search(r"  failed \((chief|ps|worker)-[01] exited with 138\)  ", tfdist("status", handle))
-    assert set(exit_codes(docker, handle).values()) == {(138, 1)}
+    assert "tfdist: the command ended with 138, and no restart is left" in followed
+    assert re.search(r"  failed \((chief|ps|worker)-[01] exited with 1\)  ", tfdist("status", handle))
+    assert set(exit_codes(docker, handle).values()) == {1}
+
+
+def test_a_job_that_has_failed_is_not_started_again(tfdist, docker):
+    handle = submit(tfdist, docker, words=("3",))
+    followed = tfdist("logs", handle, "--follow", "--task", "worker:0")
+    assert followed.count("I am worker:0") == 1
+    assert re.search(r"  failed \((chief|ps|worker)-[01] exited with 3\)  ", tfdist("status", handle))
 
 
 def test_a_job_that_runs_is_cancelled(tfdist, docker):
@@ -129,7 +137,7 @@ def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(
     followed = tfdist("logs", handle, "--follow", "--task", "chief:0")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
     assert "read the cluster from TF_CONFIG: 1 chief + 2 worker + 1 ps; this is chief:0" in followed
-    assert set(exit_codes(docker, handle).values()) == {(0, 0)}
+    assert set(exit_codes(docker, handle).values()) == {0}
     run = tmp_path / "runs" / handle.rpartition("/")[2]
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["starts"]) == (10, 1)
@@ -137,8 +145,11 @@ def test_a_config_trains_to_the_export_with_the_loss_of_this_machine(
     assert (run / "export" / "10" / "saved_model.pb").exists()
 
 
-def _container_of(handle, service):
-    return f"{handle.rpartition('/')[2]}-{service}-1"
+def kill(docker, handle, service):
+    """Kill the command of a task, as a crash does."""
+    [entrypoint] = children_of(docker.inspect(f"{handle.rpartition('/')[2]}-{service}-1")["State"]["Pid"])
+    [command] = children_of(entrypoint)
+    os.kill(command, signal.SIGKILL)
 
 
 @pytest.mark.again
@@ -146,13 +157,13 @@ def test_a_worker_of_its_own_pace_that_is_killed_comes_back(tfdist, docker, trai
     text = config.replace("parameter_server_sync", "parameter_server").replace("steps: 10", "steps: 1000")
     handle = train(text)
     until_logs("worker:1 serves at", tfdist, handle, "worker:1")
-    docker.kill(_container_of(handle, "worker-1"))
+    kill(docker, handle, "worker-1")
     followed = tfdist("logs", handle, "--follow", "--task", "worker:1")
     assert followed.count("worker:1 serves at") == 2
     assert "the chief has ended, so worker:1 ends too" in followed
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
-    codes = exit_codes(docker, handle)
-    assert codes == {**dict.fromkeys(codes, (0, 0)), "worker-1": (0, 1)}
+    assert "tfdist: the command ended with 137: start 2 in 0 s" in followed
+    assert set(exit_codes(docker, handle).values()) == {0}
 
 
 @pytest.mark.again
@@ -160,13 +171,14 @@ def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, config, t
     handle = train(config.replace("steps: 10", "steps: 200") + "checkpoint: {every: 20}\n")
     run = tmp_path / "runs" / handle.rpartition("/")[2]
     wait_for((run / "checkpoints" / "20").exists, lambda: tfdist("logs", handle), seconds=SECONDS)
-    docker.kill(_container_of(handle, "chief-0"))
+    kill(docker, handle, "chief-0")
     followed = tfdist("logs", handle, "--follow")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
-    codes = exit_codes(docker, handle)
-    assert {code for code, _ in codes.values()} == {0}
-    assert codes["chief-0"] == (0, 1)
-    assert all(restarts >= 1 for _, restarts in codes.values()), codes
+    assert set(exit_codes(docker, handle).values()) == {0}
+    assert "chief:0: tfdist: the command ended with 137: start 2 in 0 s" in followed
+    for task in ("ps:0", "worker:0", "worker:1"):
+        assert f"{task}: tfdist: the command ended with 138: start 2 in 0 s" in followed
+    assert (run / "logs" / "saved_step").read_text() == "200\n"  # which all tasks see
     report = json.loads((run / "report.json").read_text())
     assert report["steps"] == 200
     assert report["starts"] >= 2
@@ -187,7 +199,7 @@ def test_every_other_strategy_trains(tfdist, docker, train, config, tmp_path, st
     handle = train(text)
     followed = tfdist("logs", handle, "--follow")
     assert state(tfdist, handle) == "succeeded", followed[-3000:]
-    assert set(exit_codes(docker, handle).values()) == {(0, 0)}
+    assert set(exit_codes(docker, handle).values()) == {0}
     run = tmp_path / "runs" / handle.rpartition("/")[2]
     assert (run / "export" / "10" / "saved_model.pb").exists()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.read_logs import Line, read_logs
 from tfdist.errors import StorageError
+from tfdist.launcher.chief_reports import SAVED_STEP
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.reports import Progress, read_reports
 
@@ -29,6 +30,11 @@ def exit_status_path(run_dir: Path) -> Path:
 def progress_path(run_dir: Path) -> Path:
     """Return the file with the chief's last report of progress."""
     return run_dir / "logs" / "progress.json"
+
+
+def saved_step_path(run_dir: Path) -> Path:
+    """Return the file with the step of the chief's last checkpoint, beside its report."""
+    return progress_path(run_dir).with_name(SAVED_STEP)
 
 
 def last_progress(submission: Submission) -> str | None:

@@ -62,7 +62,7 @@ def task_command(job: Job, name: str, changes: Sequence[str] = ()) -> list[str]:
             words[at] = str(job.folder / name)
     if job.config is not None:
         words += [f"--set={change}" for change in changes]
-    return ["python", "-m", "tfdist.engines.clouds.container_entrypoint", *words]
+    return ["python", "-m", "tfdist.engines.container_entrypoint", *words]
 
 
 def new_name(job: Job) -> str:

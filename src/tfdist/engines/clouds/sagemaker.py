@@ -22,7 +22,7 @@ from tfdist.engines.clouds.cloud_requests import (
     section_with,
     task_command,
 )
-from tfdist.engines.clouds.container_entrypoint import RESTARTS, config_variables
+from tfdist.engines.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end

@@ -25,7 +25,7 @@ from tfdist.engines.clouds.cloud_requests import (
     section_with,
     task_command,
 )
-from tfdist.engines.clouds.container_entrypoint import config_variables
+from tfdist.engines.container_entrypoint import config_variables
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, read_logs, until_end

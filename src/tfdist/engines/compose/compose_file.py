@@ -17,8 +17,9 @@ import yaml
 from tfdist._utils.user_paths import expanded_path
 from tfdist._utils.write_files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines.container_entrypoint import RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job
-from tfdist.engines.logs_and_exit_status import progress_path
+from tfdist.engines.logs_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
@@ -28,6 +29,7 @@ _PORT = 2222
 _PROJECT = "\0project"  # stands for the name of the project, which Compose knows
 _CONFIG = "/etc/tfdist/config.yaml"
 _SECRET = "/run/secrets/secret"  # noqa: S105
+_ENTRYPOINT = ("python", "-m", "tfdist.engines.container_entrypoint")
 _OWN_KEYS = {
     "command": "Leave it out",
     "configs": "Leave it out",
@@ -150,9 +152,9 @@ def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
     words = job.words(python="python", run_dir=str(folder_of_runs(job) / _PROJECT), config=_CONFIG)
     task: dict[str, Any] = {
         "image": section.image,
-        "command": [_escaped(word) for word in words],
+        "command": [_escaped(word) for word in (*_ENTRYPOINT, *words)],
         "init": True,
-        "restart": f"on-failure:{section.restarts}" if section.restarts else "no",
+        "restart": "no",
         "stop_grace_period": f"{section.stop_grace_period}s",
         "networks": ["tasks"],
     }
@@ -173,6 +175,8 @@ def _environment(job: Job) -> dict[str, Any]:
         "HOME": "/tmp",  # noqa: S108  # the user has no folder in the container
         "PYTHONUNBUFFERED": "1",
         "TFDIST_CACHE_DIR": _escaped(_mount_of_cache(job).target),
+        RESTARTS: job.section.compose.restarts,
+        SAVED_STEP_FILE: _escaped(str(saved_step_path(folder_of_runs(job) / _PROJECT))),
         "TFDIST_SECRET_FILE": _SECRET,
         **job.thread_variables,
     }
@@ -188,14 +192,9 @@ def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[s
         keys = dict(of_roles.get(task.type, {}))
         if count := job.section.compose.gpus.get(task.type):
             keys["deploy"] = _gpus([str(next(gpus)) for _ in range(count)])
-        environment = {}
-        if task == job.tasks[job.chief_rank]:
-            progress = progress_path(folder_of_runs(job) / _PROJECT)
-            environment["TFDIST_PROGRESS_FILE"] = _escaped(str(progress))
         yield _SERVICE.format(name=service_name(task))
         if not job.is_single:
             yield f"      TF_CONFIG: {_quoted(_escaped(cluster.tf_config_json(*task)))}\n"
-        yield _dumped(environment, 6) if environment else ""
         yield _dumped(keys, 4) if keys else ""
 
 

@@ -1,7 +1,7 @@
 """Run a cluster as the containers of a Compose project on one machine: a service for each task.
 
-The tasks have a network of their own, on which a task's service is its host name. Docker starts a container
-again that has not ended with 0, so a task that ends with 138 continues.
+The tasks have a network of their own, on which a task's service is its host name. In its container, a task
+that is lost is started again.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -117,16 +118,17 @@ def _state_of(containers: Sequence[Mapping[str, Any]]) -> tuple[State, str]:
     failed = [container for container in containers if container["State"]["ExitCode"]]
     if not failed:
         return State.SUCCEEDED, "exited with 0"
-    # Whatever the engine does not start again, though it may, was stopped by a user.
-    if any(container["RestartCount"] < _restarts_of(container) for container in failed):
+    if not (ended := [container for container in failed if not _was_stopped(container)]):
         return State.CANCELLED, "stopped"
-    first = min(failed, key=lambda container: container["State"]["FinishedAt"])
+    first = min(ended, key=lambda container: container["State"]["FinishedAt"])
     service = first["Config"]["Labels"]["com.docker.compose.service"]
     return State.FAILED, f"{service} exited with {first['State']['ExitCode']}"
 
 
-def _restarts_of(container: Mapping[str, Any]) -> int:
-    return int(container["HostConfig"]["RestartPolicy"]["MaximumRetryCount"])
+def _was_stopped(container: Mapping[str, Any]) -> bool:
+    """Return whether a user has stopped it: a task that is lost for good ends with 1."""
+    code = container["State"]["ExitCode"]
+    return 128 < code <= 128 + max(signal.valid_signals()) and not container["State"].get("OOMKilled")
 
 
 def _lines(handle: Handle, services: Sequence[str], since: str) -> list[tuple[str, str, str]]:

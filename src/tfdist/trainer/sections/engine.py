@@ -138,7 +138,7 @@ class ComposeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool, doc("Whether the tasks reach nothing but each other; with false they can download.")
     ] = True
     restarts: Annotated[
-        int, doc("How often a container is started again that has not ended with 0.", ge=0)
+        int, doc("How often a lost task starts again without a new checkpoint in between.", ge=0)
     ] = 3
     stop_grace_period: Annotated[
         int, doc("Seconds that a task has to save its work when it is told to end.", ge=1)

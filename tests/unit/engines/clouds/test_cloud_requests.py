@@ -103,7 +103,7 @@ def test_a_job_of_vertex_ai_has_a_folder_and_the_secret_is_a_file_in_it(config):
     found, container = variables(request)
     assert found["TFDIST_SECRET_FILE"] == f"/gcs/bucket/runs/{name}/secret"
     assert "TFDIST_SECRET" not in found
-    assert container["command"] == ["python", "-m", "tfdist.engines.clouds.container_entrypoint"]
+    assert container["command"] == ["python", "-m", "tfdist.engines.container_entrypoint"]
     assert container["args"] == [
         "python", "-m", "tfdist.train", "--config", "{config}", "--set=train.steps=9",
     ]  # fmt: skip

@@ -65,7 +65,8 @@ def test_there_is_a_service_for_each_task_and_the_others_are_its_names(rendered)
         },
         "task": {"type": "worker", "index": 1},
     }
-    assert services["worker-1"]["restart"] == "on-failure:3"
+    assert services["worker-1"]["restart"] == "no"
+    assert services["worker-1"]["environment"]["TFDIST_RESTARTS"] == 3
     assert services["worker-1"]["init"] is True
     assert services["worker-1"]["stop_grace_period"] == "60s"
 
@@ -108,13 +109,10 @@ def test_the_threads_of_the_config_are_those_of_each_task(rendered):
     assert "OMP_NUM_THREADS" not in rendered()["services"]["ps-0"]["environment"]
 
 
-def test_the_chief_alone_writes_its_progress_into_the_run(rendered):
+def test_the_chiefs_checkpoints_in_the_run_renew_the_restarts_of_all(rendered):
     services = rendered()["services"]
-    progress = {
-        name: service["environment"].get("TFDIST_PROGRESS_FILE") for name, service in services.items()
-    }
-    path = "/shared/my runs/${COMPOSE_PROJECT_NAME}/logs/progress.json"
-    assert progress == {**dict.fromkeys(services), "chief-0": path}
+    saved = {service["environment"]["TFDIST_SAVED_STEP_FILE"] for service in services.values()}
+    assert saved == {"/shared/my runs/${COMPOSE_PROJECT_NAME}/logs/saved_step"}
 
 
 def test_the_secret_is_in_no_file_and_on_no_command_line(rendered, monkeypatch):
@@ -128,7 +126,7 @@ def test_the_secret_is_in_no_file_and_on_no_command_line(rendered, monkeypatch):
 def test_folders_have_the_same_path_in_the_containers(rendered, tmp_path):
     service = rendered(PYTHON, "--run_dir", RUN_DIR)["services"]["ps-0"]
     assert sources(service) == {path: path for path in ("/shared/my runs", "/caches/tfdist", str(tmp_path))}
-    assert service["command"] == ["python", "--run_dir", "/shared/my runs/${COMPOSE_PROJECT_NAME}"]
+    assert service["command"][3:] == ["python", "--run_dir", "/shared/my runs/${COMPOSE_PROJECT_NAME}"]
     assert service["user"] == f"{os.getuid()}:{os.getgid()}"
     assert service["working_dir"] == str(tmp_path)
     assert all(volume["bind"] == {"create_host_path": False} for volume in service["volumes"])
@@ -157,7 +155,7 @@ def test_named_volumes_take_the_place_of_folders(rendered, monkeypatch):
     service = file["services"]["ps-0"]
     assert sources(service) == {"runs": "/runs", "cache": "/cache", "tfds": "/data"}
     assert file["volumes"] == {name: {"name": name} for name in ("cache", "runs", "tfds")}
-    assert service["command"] == ["/runs/${COMPOSE_PROJECT_NAME}"]
+    assert service["command"][3:] == ["/runs/${COMPOSE_PROJECT_NAME}"]
     assert service["environment"]["TFDS_DATA_DIR"] == "/data"
     assert "user" not in service
     assert "working_dir" not in service
@@ -169,7 +167,12 @@ def test_compose_replaces_nothing_in_words_and_in_the_config(rendered, tmp_path)
         config.write_bytes(text.encode())
         file = rendered("echo", "$HOME", "a: b", "it's", CONFIG, config=config)
         assert file["configs"]["config"]["content"].replace("$$", "$").rstrip("\n") == text.rstrip("\n")
-        assert file["services"]["ps-0"]["command"] == [
+        assert file["services"]["ps-0"]["command"][:3] == [
+            "python",
+            "-m",
+            "tfdist.engines.container_entrypoint",
+        ]
+        assert file["services"]["ps-0"]["command"][3:] == [
             "echo",
             "$$HOME",
             "a: b",
@@ -182,7 +185,7 @@ def test_options_are_keys_of_the_section_or_of_a_service(rendered):
     options = {"image": "b:2", "restarts": "0", "worker:cpus": "1.5", "mem_limit": "8g"}
     services = rendered(options=options, image="a", service={"cap_drop": ["ALL"], "ps:cpus": 1})["services"]
     assert {service["image"] for service in services.values()} == {"b:2"}
-    assert {service["restart"] for service in services.values()} == {"no"}
+    assert {service["environment"]["TFDIST_RESTARTS"] for service in services.values()} == {0}
     assert [services[name].get("cpus") for name in ("chief-0", "ps-0", "worker-0")] == [None, 1, 1.5]
     assert services["chief-0"]["mem_limit"] == "8g"
     assert services["chief-0"]["cap_drop"] == ["ALL"]
@@ -214,11 +217,14 @@ def test_a_mistake_in_an_option_is_one_line(rendered, options, message):
     assert str(caught.value).startswith(message)
 
 
-def container(status, code=0, restarts=0, finished="1", most=3):
+def container(status, code=0, finished="1", is_out_of_memory=False):
     return {
-        "State": {"Status": status, "ExitCode": code, "FinishedAt": finished},
-        "RestartCount": restarts,
-        "HostConfig": {"RestartPolicy": {"MaximumRetryCount": most}},
+        "State": {
+            "Status": status,
+            "ExitCode": code,
+            "FinishedAt": finished,
+            "OOMKilled": is_out_of_memory,
+        },
         "Config": {"Labels": {"com.docker.compose.service": f"worker-{finished}"}},
     }
 
@@ -227,12 +233,12 @@ def container(status, code=0, restarts=0, finished="1", most=3):
     ("containers", "state"),
     [
         ([container("created"), container("created")], (State.PENDING, "created")),
-        ([container("running"), container("exited", 3, 3)], (State.RUNNING, "1 of 2 containers run")),
-        ([container("restarting", 138, 1), container("exited")], (State.RUNNING, "1 of 2 containers run")),
+        ([container("running"), container("exited", 3)], (State.RUNNING, "1 of 2 containers run")),
         ([container("exited"), container("exited")], (State.SUCCEEDED, "exited with 0")),
-        ([container("exited", 138, 3, "2"), container("exited", 3, 3, "1")], (State.FAILED, "worker-1 exited with 3")),
-        ([container("exited", 138, 1), container("exited")], (State.CANCELLED, "stopped")),
-        ([container("exited", 138, most=0)], (State.FAILED, "worker-1 exited with 138")),
+        ([container("exited", 138, "1"), container("exited", 3, "2")], (State.FAILED, "worker-2 exited with 3")),
+        ([container("exited", 255), container("exited", 137)], (State.FAILED, "worker-1 exited with 255")),
+        ([container("exited", 137, "1", True)], (State.FAILED, "worker-1 exited with 137")),
+        ([container("exited", 138), container("exited", 137), container("exited")], (State.CANCELLED, "stopped")),
     ],
 )  # fmt: skip
 def test_the_state_of_a_job_is_that_of_its_containers(containers, state):

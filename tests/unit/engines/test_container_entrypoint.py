@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tfdist.engines.clouds import container_entrypoint
-from tfdist.engines.clouds.container_entrypoint import config_variables, main
+from tfdist.engines import container_entrypoint
+from tfdist.engines.container_entrypoint import config_variables, main
 from tfdist.engines.job_description import Job
 from tfdist.launcher.supervisor.restart_policy import Backoff
 
@@ -27,7 +27,7 @@ HOSTS = {
 
 
 def start(*words, **variables):
-    command = [sys.executable, "-m", "tfdist.engines.clouds.container_entrypoint", *words]
+    command = [sys.executable, "-m", "tfdist.engines.container_entrypoint", *words]
     environ = {**os.environ, **variables}
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -54,7 +54,7 @@ def test_the_config_is_a_file_for_the_command(tmp_path):
     job = Job("x", command=(), counts={"worker": 1}, folder=tmp_path, made_by="", config=path)
     status, output, errors = run(sys.executable, "-c", code, "{config}", **config_variables(job))
     assert (status, errors) == (0, "")
-    _, name, text = output.split("\n", 2)
+    name, text = output.split("\n", 1)
     assert name.endswith("/cifar.yaml")
     assert text == path.read_text()
 
@@ -70,8 +70,8 @@ def test_on_sagemaker_the_command_gets_what_the_toolkit_would_set(opt_ml):
 @pytest.mark.parametrize(
     ("ending", "status", "starts"),
     [
-        ("sys.exit(138)", 138, 3),
-        ("os.kill(os.getpid(), 9)", 137, 3),
+        ("sys.exit(138)", 1, 3),
+        ("os.kill(os.getpid(), 9)", 1, 3),
         ("sys.exit(-1)", 255, 1),  # no signal
         ("sys.exit(2)", 2, 1),
         ("sys.exit(0)", 0, 1),
@@ -112,10 +112,45 @@ def test_a_new_checkpoint_renews_the_restarts_of_the_chief(tmp_path, monkeypatch
     cluster = {"chief": ["a:1"], "worker": ["b:1"]}
     variables = {"TFDIST_RESTARTS": "2", "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
     command = [sys.executable, "-c", SAVING, str(tmp_path / "count")]
-    assert main(command, {**os.environ, **variables}) == 138
+    assert main(command, {**os.environ, **variables}) == 1
     # The chief has saved in four of them: two more restarts follow the last checkpoint.
     assert (tmp_path / "count").read_text() == str(starts)
-    assert f"tfdist: the command ended with 138: start {starts} in 0 s" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert f"tfdist: the command ended with 138: start {starts} in 0 s\n" in printed
+    assert printed.endswith("tfdist: the command ended with 138, and no restart is left\n")
+
+
+def test_a_new_checkpoint_renews_the_restarts_of_all_who_see_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    task = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
+    variables = {
+        "TFDIST_RESTARTS": "2",
+        "TFDIST_SAVED_STEP_FILE": str(tmp_path / "saved_step"),
+        "TFDIST_PROGRESS_FILE": str(tmp_path / "progress.json"),  # this worker saves in place of its chief
+        "TF_CONFIG": json.dumps(task),
+    }
+    command = [sys.executable, "-c", SAVING, str(tmp_path / "count")]
+    assert main(command, {**os.environ, **variables}) == 1
+    assert (tmp_path / "count").read_text() == "6"
+
+
+@pytest.mark.parametrize(("task", "has_file"), [("chief", True), ("worker", False)])
+def test_the_chief_alone_writes_its_progress_into_the_run(tmp_path, monkeypatch, capfd, task, has_file):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    tf_config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": task, "index": 0}}
+    saved = tmp_path / "new" / "logs" / "saved_step"
+    variables = {"TFDIST_SAVED_STEP_FILE": str(saved), "TF_CONFIG": json.dumps(tf_config)}
+    code = "import os; print(os.environ.get('TFDIST_PROGRESS_FILE'))"
+    assert main([sys.executable, "-c", code], {**os.environ, **variables}) == 0
+    assert capfd.readouterr().out == (f"{saved.with_name('progress.json')}\n" if has_file else "None\n")
+    assert saved.parent.is_dir() == has_file
+
+
+def test_without_a_number_of_restarts_the_status_is_that_of_the_command(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert "TFDIST_RESTARTS" not in os.environ
+    assert main([sys.executable, "-c", "raise SystemExit(138)"], os.environ) == 138
 
 
 def test_a_task_that_has_run_for_long_has_all_restarts_again(tmp_path, monkeypatch):
@@ -130,7 +165,7 @@ def test_a_task_that_has_run_for_long_has_all_restarts_again(tmp_path, monkeypat
     monkeypatch.setattr(container_entrypoint.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert container_entrypoint._Task(["x"], {}, None).run(2) == 138
+    assert container_entrypoint._Task(["x"], {"TFDIST_RESTARTS": "2"}).run(2) == 1
     assert list(lives) == [1.0]  # two restarts after the last long life
 
 
@@ -156,7 +191,7 @@ def test_a_command_that_was_told_to_end_is_not_started_again(tmp_path):
 
 
 def test_a_mistake_is_one_line():
-    assert run() == (2, "", "tfdist: tfdist.engines.clouds.container_entrypoint: needs a command\n")
+    assert run() == (2, "", "tfdist: tfdist.engines.container_entrypoint: needs a command\n")
     status, _, errors = run("no_such_command")
     assert status == 2
     assert errors == "tfdist: 'no_such_command': No such file or directory. Install it in the image\n"

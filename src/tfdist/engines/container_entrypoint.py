@@ -1,16 +1,18 @@
-"""Run a command as one task, in a container of Vertex AI or SageMaker.
+"""Run a command as one task, in a container of Vertex AI, SageMaker or Compose.
 
-    python -m tfdist.engines.clouds.container_entrypoint python -m tfdist.train --config {config}
+    python -m tfdist.engines.container_entrypoint python -m tfdist.train --config {config}
 
-It writes the config, which comes in environment variables, to a file, and passes its name for the word
-{config}. On SageMaker it also does what no part of the service does:
+With TFDIST_RESTARTS, it starts the command again after exit status 138, and after a signal that nobody has
+sent to it: so often without a new checkpoint in between. Tasks that do not see the chief's files know no
+checkpoints. But whenever one of them is lost, the chief ends too, or continues without it. So they count only
+losses soon after a start, which may come before the chief knows of them.
+
+In clouds the config comes in environment variables. It is written to a file, whose name is passed for the
+word {config}. On SageMaker this also does what no part of the service does:
 
 - It passes the cluster on as SM_RESOURCE_CONFIG, and the folders as SM_MODEL_DIR and so on. Images with
   SageMaker's own toolkit set these variables, others do not.
-- It starts the command again after exit status 138, and after a signal that nobody has sent to it. The chief
-  counts how often, and a new checkpoint renews that; it alone sees the checkpoints. Whenever another task is
-  lost, the chief ends too, or continues without it. So another task counts only losses soon after a start,
-  which may come before the chief knows of it.
+- It prints the name of the task, by which the lines of the container are found.
 - It writes why the task has failed to the file that the service shows.
 """
 
@@ -23,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.write_files import temporary_folder
+from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, TfdistError, shown
@@ -31,7 +33,8 @@ from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import failure_file
 
-RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again
+RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again without a new checkpoint
+SAVED_STEP_FILE = "TFDIST_SAVED_STEP_FILE"  # the file of the chief's last checkpoint, where all tasks see it
 NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
 _CONFIG = "TFDIST_CONFIG_"
 _PIECE = 512  # bytes of a variable, SageMaker's limit
@@ -64,7 +67,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command until it has ended for good; return its exit status."""
     environ = {**_sagemaker_variables(environ), **environ}
     if not command:
-        raise ConfigError("tfdist.engines.clouds.container_entrypoint", "needs a command")
+        raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
     failure = failure_file(environ)
     if failure is not None:
         failure.unlink(missing_ok=True)
@@ -72,12 +75,14 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
         path = _write_config(Path(folder), environ)
         words = [str(path) if word == CONFIG else word for word in command]
         cluster = ClusterConfig.from_environment(environ=environ)
-        print(f"tfdist: this container is {cluster.task}", flush=True)
-        saved = None
+        if "SM_RESOURCE_CONFIG" in environ:
+            print(f"tfdist: this container is {cluster.task}", flush=True)
         if cluster.is_chief:
-            progress = environ.setdefault(PROGRESS_FILE, str(Path(folder, "progress.json")))
-            saved = Path(progress).with_name(SAVED_STEP)
-        status = _Task(words, environ, saved).run(int(environ.get(RESTARTS, 0)))
+            saved = Path(environ.setdefault(SAVED_STEP_FILE, str(Path(folder, SAVED_STEP))))
+            environ.setdefault(PROGRESS_FILE, str(saved.with_name("progress.json")))
+            with storage_errors(saved.parent):
+                saved.parent.mkdir(parents=True, exist_ok=True)
+        status = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
     if status and failure is not None and not failure.exists():
         failure.parent.mkdir(parents=True, exist_ok=True)
         failure.write_text(f"{' '.join(command)} exited with {status}"[:1024])
@@ -87,27 +92,30 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
 class _Task:
     """A command that is started again when it is lost, and gets the signals of this process."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], saved_step: Path | None) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self._words, self._environ = words, environ
-        self._saved_step = saved_step  # the file of the chief's last checkpoint; None for others
+        path = environ.get(SAVED_STEP_FILE)
+        self._saved_step = Path(path) if path else None
         self._told: int | None = None  # the signal that this process has received
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, restarts: int) -> int:
-        """Run the command, and again after it was lost; return its last exit status."""
+        """Run the command, and again after it was lost; return its last status, or 1 after all restarts."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        start, left, backoff, saved_before = 1, restarts, Backoff(), ""
+        start, left, backoff, saved_before = 1, restarts, Backoff(), self._saved()
         while True:
             began = time.monotonic()
             status = self._run_once()
-            seconds = time.monotonic() - began
-            saved = self._saved()
+            seconds, saved = time.monotonic() - began, self._saved()
             if saved != saved_before or (self._saved_step is None and seconds >= SHORT_LIFETIME):
                 left, saved_before = restarts, saved
             is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
-            if not is_lost or self._told is not None or not left:
+            if not is_lost or self._told is not None or RESTARTS not in self._environ:
                 return status
+            if not left:
+                print(f"tfdist: the command ended with {status}, and no restart is left", flush=True)
+                return 1  # whoever starts containers again after 138 would not know an end
             start, left, pause = start + 1, left - 1, backoff.pause_after(seconds)
             print(f"tfdist: the command ended with {status}: start {start} in {pause:g} s", flush=True)
             if self._is_told_within(pause):
@@ -120,7 +128,7 @@ class _Task:
         return self._told is not None
 
     def _saved(self) -> str:
-        """Return the step of the last checkpoint, if this is the chief and it has saved one."""
+        """Return the step of the last checkpoint; nothing if there is none, or this task does not see it."""
         return self._saved_step.read_text() if self._saved_step and self._saved_step.exists() else ""
 
     def _run_once(self) -> int:
