@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.errors import ConfigError, TfdistError
 
-_SECONDS = 60.0  # for an answer of the engine
+SECONDS = 60.0  # for an answer of the engine
 
 
 def run_client(
@@ -16,7 +16,7 @@ def run_client(
     *,
     text: str | None = None,
     environ: Mapping[str, str] | None = None,
-    timeout: float = _SECONDS,
+    timeout: float = SECONDS,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, whatever its exit status is.
 

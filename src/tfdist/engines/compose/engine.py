@@ -17,7 +17,7 @@ from typing import Any
 
 from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.config import Task
-from tfdist.engines.client_command import run_client
+from tfdist.engines.client_command import SECONDS, run_client
 from tfdist.engines.compose.compose_file import (
     compose_file,
     folder_of_runs,
@@ -32,7 +32,6 @@ from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError
 
-_SECONDS = 60.0  # for an answer of the engine
 _SECONDS_TO_PULL = 3600.0
 _OLDEST = (2, 24)  # the first Compose with configs in the file itself, and their mode
 _SECONDS_BETWEEN_READS = 2.0
@@ -177,7 +176,7 @@ def _environ(handle: Handle) -> dict[str, str]:
 
 
 def _run(
-    words: list[str], environ: Mapping[str, str], text: str | None = None, timeout: float = _SECONDS
+    words: list[str], environ: Mapping[str, str], text: str | None = None, timeout: float = SECONDS
 ) -> str:
     """Run a command of Docker's; return its output.
 

@@ -14,7 +14,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, TfdistError, shown
 
 _STATES = {
     "PENDING": State.PENDING,
@@ -40,8 +40,10 @@ class Slurm:
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the script to sbatch."""
         answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
-        number, _, cluster = answer.strip().partition(";")
-        return job.submission(Handle(self.name, cluster or self._cluster_here, number))
+        match = re.search(r"^(\d+)(?:;(\S+))?$", answer, re.MULTILINE)  # a site's own sbatch may say more
+        if match is None:
+            raise ConfigError("sbatch --parsable", expected="the number of the job", received=shown(answer))
+        return job.submission(Handle(self.name, match[2] or self._cluster_here, match[1]))
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
@@ -52,6 +54,8 @@ class Slurm:
             forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
             return state_of_exit_status(submission) or forgotten
         words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
+        if not words:
+            return State.UNKNOWN, f"scontrol show job: {shown(answer)}"
         states = [_STATES.get(word, State.FAILED) for word, _ in words]
         # An array has several: what is not yet over comes first.
         order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
