@@ -82,10 +82,10 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
             environ.setdefault(PROGRESS_FILE, str(saved.with_name("progress.json")))
             with storage_errors(saved.parent):
                 saved.parent.mkdir(parents=True, exist_ok=True)
-        status = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
+        status, end = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
     if status and failure is not None and not failure.exists():
         failure.parent.mkdir(parents=True, exist_ok=True)
-        failure.write_text(f"{' '.join(command)} exited with {status}"[:1024])
+        failure.write_text(f"{' '.join(command)} {end}"[:1024])
     return status
 
 
@@ -99,27 +99,31 @@ class _Task:
         self._told: int | None = None  # the signal that this process has received
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, restarts: int) -> int:
-        """Run the command, and again after it was lost; return its last status, or 1 after all restarts."""
+    def run(self, restarts: int) -> tuple[int, str]:
+        """Run the command, and again after it was lost; return its last status, or 1 after all restarts.
+
+        The second value says the same in words.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        start, left, backoff, saved_before = 1, restarts, Backoff(), self._saved()
+        start, left, backoff, saved_before = 1, restarts, Backoff(), self._saved("")
         while True:
             began = time.monotonic()
             status = self._run_once()
-            seconds, saved = time.monotonic() - began, self._saved()
+            seconds, saved = time.monotonic() - began, self._saved(saved_before)
             if saved != saved_before or (self._saved_step is None and seconds >= SHORT_LIFETIME):
                 left, saved_before = restarts, saved
             is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
             if not is_lost or self._told is not None or RESTARTS not in self._environ:
-                return status
+                return status, f"exited with {status}"
             if not left:
-                print(f"tfdist: the command ended with {status}, and no restart is left", flush=True)
-                return 1  # whoever starts containers again after 138 would not know an end
+                end = f"ended with {status}, and no restart is left"
+                print(f"tfdist: the command {end}", flush=True)
+                return 1, end  # whoever starts containers again after 138 would not know an end
             start, left, pause = start + 1, left - 1, backoff.pause_after(seconds)
             print(f"tfdist: the command ended with {status}: start {start} in {pause:g} s", flush=True)
             if self._is_told_within(pause):
-                return status
+                return status, f"exited with {status}"
 
     def _is_told_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -127,9 +131,12 @@ class _Task:
             time.sleep(0.1)
         return self._told is not None
 
-    def _saved(self) -> str:
-        """Return the step of the last checkpoint; nothing if there is none, or this task does not see it."""
-        return self._saved_step.read_text() if self._saved_step and self._saved_step.exists() else ""
+    def _saved(self, before: str) -> str:
+        """Return the step of the last checkpoint; what it was before if that cannot be read now."""
+        try:
+            return self._saved_step.read_text() if self._saved_step else before
+        except OSError:  # there is none yet, or its storage does not answer
+            return before
 
     def _run_once(self) -> int:
         try:
