@@ -12,7 +12,8 @@ from tfdist.engines.read_logs import Line, read_logs
 from tfdist.errors import StorageError
 from tfdist.launcher.chief_reports import SAVED_STEP
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.reports import Progress, read_reports
+from tfdist.launcher.reports import read_reports
+from tfdist.launcher.run_events import Progressed
 
 _SECONDS_BETWEEN_READS = 0.5
 
@@ -42,7 +43,7 @@ def last_progress(submission: Submission) -> str | None:
     path = progress_path(submission.run_dir)
     if not path.exists():
         return None
-    reports = [(0.0, report) for report in read_reports(path.read_bytes()) if isinstance(report, Progress)]
+    reports = [(0.0, report) for report in read_reports(path.read_bytes()) if isinstance(report, Progressed)]
     return describe_progress(reports) if reports else None
 
 

@@ -19,9 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
 from tfdist.launcher.progress_text import ProgressLines
-from tfdist.launcher.reports import Joined, Progress, Silence
+from tfdist.launcher.reports import Joined, Silence
+from tfdist.launcher.run_events import Progressed
 
 VARIABLE = "TFDIST_PROGRESS"
 PROGRESS_FILE = "TFDIST_PROGRESS_FILE"  # names the file; an engine sets it for the chief alone
@@ -36,12 +39,13 @@ _lines = ProgressLines()
 
 def report_joined() -> None:
     """Tell the launcher that this process connects to its cluster."""
-    _report(Joined(True)._asdict())
+    _report(asdict(Joined(True)))
 
 
-def send_progress(report: Progress) -> None:
+def send_progress(report: Progressed) -> None:
     """Tell the launcher, engine or Kubeflow how many steps are done: see `record_events.report_progress`."""
-    values = report._asdict()
+    values = asdict(report)
+    del values["time"]
     _report(values)
     _write_to_file(values, is_last=report.step == report.steps)
     if prints_progress():
@@ -65,7 +69,7 @@ def report_silent(task: str, seconds: float) -> bool:
     Returns:
         Whether a launcher was asked. Without one, whoever started the task must end it.
     """
-    return _report(Silence(task, seconds)._asdict())
+    return _report(asdict(Silence(task, seconds)))
 
 
 def _report(values: Mapping[str, Any]) -> bool:
@@ -132,7 +136,7 @@ def _replace(path: Path, text: str) -> None:
         partial.replace(path)
 
 
-def _print(report: Progress) -> None:
+def _print(report: Progressed) -> None:
     # As with the launcher's pipe, an output that is closed or full must not disturb the training.
     with _lock, contextlib.suppress(OSError, ValueError):
         if (line := _lines.after(report)) is not None:

@@ -16,8 +16,7 @@ import msgspec
 
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress, describe_run
-from tfdist.launcher.reports import Progress
-from tfdist.launcher.run_events import AnyEvent, Printed, RunStarted, as_event, stamped
+from tfdist.launcher.run_events import AnyEvent, Printed, Progressed, RunStarted, stamped
 from tfdist.launcher.task_logs import LogTail, NotesForLogs
 from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
@@ -84,19 +83,16 @@ class Screen:
         self._print_lines("launcher", "[launcher] ", text)
 
     def handle(self, event: AnyEvent) -> None:
-        """Show an event."""
+        """Show an event; that of progress later, with `refresh`."""
         self._view.handle(event)
-        if self._options.json:
+        if isinstance(event, Progressed):
+            self._is_new = True
+        elif self._options.json:
             self._out.add(msgspec.json.encode(event).decode() + "\n")
         elif isinstance(event, RunStarted) and (title := describe_run(event, self._place)) != self._title:
             self._title = title  # above the view, where it stays when the view goes
             lines = title.split("\n")
             self.say("\n".join(f"\x1b[1m{line}\x1b[0m" if self._is_coloured else line for line in lines))
-
-    def progress(self, report: Progress) -> None:
-        """Store a report, which is shown later."""
-        self._view.progress(report)
-        self._is_new = True
 
     def refresh(self, *, to_the_end: bool = False) -> bool:
         """Show what has come and is due, without blocking; return whether there is more to show now."""
@@ -161,7 +157,7 @@ class Screen:
             return
         self._is_new, self._shown_at = False, now
         if self._options.json:
-            self._out.add(msgspec.json.encode(as_event(self._view.reports[-1][1])).decode() + "\n")
+            self._out.add(msgspec.json.encode(self._view.reports[-1][1]).decode() + "\n")
         else:
             self.say(describe_progress(self._view.reports))
 

@@ -22,7 +22,7 @@ from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile
-from tfdist.launcher.reports import Joined, Progress, Silence
+from tfdist.launcher.reports import Joined, Silence, read_line
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
@@ -214,25 +214,23 @@ class LaunchMonitor:
                     poll.poll(_POLL_MS)
 
     def _read_reports(self, data: bytes) -> None:
-        progress: Progress | None = None
+        progress: run_events.Progressed | None = None
         for line in data.splitlines():
-            match run_events.read_line(line):
+            match read_line(line):
                 case None:
                     continue
                 case Silence() as report:
                     self._end_silent(report)
-                case Joined():
-                    self._has_joined = True
-                case Progress() as report:
+                case Joined(has_joined):
+                    self._has_joined = has_joined
+                case run_events.Progressed() as report:
                     progress = report
                 case event:  # the chief has recorded it
                     self._show(event)
                     if isinstance(event, run_events.CheckpointSaved) and self._checkpoints.is_new(event.step):
                         self._send("renew")
         if progress is not None:
-            self._screen.progress(progress)
-            if self._metrics is not None:
-                self._metrics.progress(progress)
+            self._show(run_events.stamped(progress))
 
     def _check_supervisor(self) -> None:
         """Continue the supervisor if somebody has stopped it, and kill it if it does not end in time."""

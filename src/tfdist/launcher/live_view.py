@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tfdist.launcher import run_events
 from tfdist.launcher.progress_text import average_speed, draw_progress
-from tfdist.launcher.reports import Progress
 
 _RATE_WINDOW_SECONDS = 30.0
 _DIM, _YELLOW, _RED, _PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
@@ -76,7 +75,7 @@ class LiveView:
         self._measured_at = 0  # the step of the last speeds of the tasks
         self._evaluated = ""  # the accuracy of the last evaluation
         self._usage = ProcessUsage()
-        self.reports: deque[tuple[float, Progress]] = deque()
+        self.reports: deque[tuple[float, run_events.Progressed]] = deque()
 
     def handle(self, event: run_events.AnyEvent) -> None:
         """Update the state by an event of the launcher or the chief."""
@@ -100,6 +99,8 @@ class LiveView:
                 self._is_apart, self._measured_at = strategy == "parameter_server", step
             case run_events.PhaseBegun(phase=phase):
                 self._begin_phase(phase)
+            case run_events.Progressed():
+                self._note_progress(event)
             case run_events.TaskSpeed():
                 self._note_speed(event)
             case run_events.Evaluated(results=results):
@@ -109,19 +110,6 @@ class LiveView:
                 names = [name for name in logs if name.startswith("val_") and "acc" in name]
                 value = logs[names[0]] if len(names) == 1 else None
                 self._evaluated = "" if value is None else f"validation accuracy {value:.4f}"
-
-    def progress(self, report: Progress) -> None:
-        """Update the progress by a report."""
-        now = time.monotonic()
-        if self.reports and report.step < self.reports[-1][1].step:
-            self.reports.clear()  # training was restarted from a checkpoint
-        if not self.reports or report.step > self.reports[-1][1].step:
-            self.reports.append((now, report))
-        while len(self.reports) > 2 and now - self.reports[0][0] > _RATE_WINDOW_SECONDS:
-            self.reports.popleft()
-        self.reports[-1] = (self.reports[-1][0], report)
-        if self._phase not in _ACTIVE:  # a script of the user's own reports no phases
-            self._begin_phase("training")
 
     def measure(self) -> None:
         """Measure the processes of the tasks."""
@@ -150,6 +138,18 @@ class LiveView:
         row = self._rows[name]
         row.state, row.is_bad = state, is_bad
         row.milliseconds = row.share = None
+
+    def _note_progress(self, report: run_events.Progressed) -> None:
+        now = time.monotonic()
+        if self.reports and report.step < self.reports[-1][1].step:
+            self.reports.clear()  # training was restarted from a checkpoint
+        if not self.reports or report.step > self.reports[-1][1].step:
+            self.reports.append((now, report))
+        while len(self.reports) > 2 and now - self.reports[0][0] > _RATE_WINDOW_SECONDS:
+            self.reports.popleft()
+        self.reports[-1] = (self.reports[-1][0], report)
+        if self._phase not in _ACTIVE:  # a script of the user's own reports no phases
+            self._begin_phase("training")
 
     def _note_speed(self, speed: run_events.TaskSpeed) -> None:
         done, self._measured_at = max(0, speed.step - self._measured_at), speed.step

@@ -12,7 +12,7 @@ from tfdist.launcher.chief_reports import prints_progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import ProgressLines, describe_run
 from tfdist.launcher.record_events import listening
-from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted, as_report
+from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted
 from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
 _CLEAR = "\r\x1b[2K"
@@ -63,9 +63,7 @@ class _Bar:
 
     def handle(self, event: AnyEvent) -> None:
         """Draw the bar again if the event changes it."""
-        if isinstance(event, Progressed):
-            self._view.progress(as_report(event))
-        elif isinstance(event, Evaluated):
+        if isinstance(event, Progressed | Evaluated):
             self._view.handle(event)
         elif isinstance(event, RunStarted):
             self.clear()
@@ -106,5 +104,5 @@ class _ProgressLog:
             _log.info("%s", describe_run(event, self._place).replace("\n", "; "))
         if not isinstance(event, Progressed) or prints_progress():
             return
-        if (line := self._lines.after(as_report(event))) is not None:
+        if (line := self._lines.after(event)) is not None:
             _log.info("%s", line)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist._utils.readable_text import duration
-from tfdist.launcher.reports import Progress
-from tfdist.launcher.run_events import RunStarted
+from tfdist.launcher.run_events import Progressed, RunStarted
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
 _SECONDS_BETWEEN_LINES, _SECONDS_BEFORE_LAST_LINE = 10.0, 1.0
@@ -33,10 +32,11 @@ class _Part(NamedTuple):
     text: str
 
 
-def describe_progress(reports: Sequence[tuple[float, Progress]]) -> str:
+def describe_progress(reports: Sequence[tuple[float, Progressed]]) -> str:
     """Return the progress as text.
 
-    >>> describe_progress([(0.0, Progress(100, 1000)), (10.0, Progress(200, 1000, 5321.7, 0.12345, 0.987))])
+    >>> reports = [(0.0, Progressed(100, 1000)), (10.0, Progressed(200, 1000, 5321.7, 0.12345, 0.987))]
+    >>> describe_progress(reports)
     'step 200 of 1,000 (20 %), 5,322 examples/s, loss 0.1235, accuracy 0.9870, 1 min 20 s left'
     """
     return "".join(part.text for part in _parts(reports, ""))
@@ -56,10 +56,10 @@ class ProgressLines:
     """Lines about the progress for a log: one in ten seconds, and one for the last step of a training."""
 
     def __init__(self) -> None:
-        self._reports: deque[tuple[float, Progress]] = deque(maxlen=20)
+        self._reports: deque[tuple[float, Progressed]] = deque(maxlen=20)
         self._described_at = time.monotonic()
 
-    def after(self, report: Progress) -> str | None:
+    def after(self, report: Progressed) -> str | None:
         """Return the line that is due after a report, if any."""
         now, is_last = time.monotonic(), report.step == report.steps
         if self._reports and report.step < self._reports[-1][1].step:  # of another training
@@ -72,14 +72,14 @@ class ProgressLines:
 
 
 def draw_progress(
-    reports: Sequence[tuple[float, Progress]], columns: int, encoding: str, evaluated: str = ""
+    reports: Sequence[tuple[float, Progressed]], columns: int, encoding: str, evaluated: str = ""
 ) -> str:
     """Return a bar and the progress as text, in at most so many columns.
 
     Where there is less room, the bar is shorter first; then whole parts of the text are left out: first
     the results of the last evaluation and the per cent, which the bar shows; last the loss and the time left.
 
-    >>> draw_progress([(0.0, Progress(3, 4))], 30, "ascii")
+    >>> draw_progress([(0.0, Progressed(3, 4))], 30, "ascii")
     '########--- step 3 of 4 (75 %)'
     """
     last, parts = reports[-1][1], _parts(reports, evaluated)
@@ -92,7 +92,7 @@ def draw_progress(
     return f"{bar}{text}"[:columns]
 
 
-def _parts(reports: Sequence[tuple[float, Progress]], evaluated: str) -> list[_Part]:
+def _parts(reports: Sequence[tuple[float, Progressed]], evaluated: str) -> list[_Part]:
     """Return the parts of the text, in the order in which they are read."""
     (began, first), (now, last) = reports[0], reports[-1]
     parts = [_Part(0, f"step {last.step:,}{f' of {last.steps:,}' if last.steps else ''}")]
@@ -113,7 +113,7 @@ def _parts(reports: Sequence[tuple[float, Progress]], evaluated: str) -> list[_P
     return parts
 
 
-def average_speed(reports: Sequence[tuple[float, Progress]]) -> float | None:
+def average_speed(reports: Sequence[tuple[float, Progressed]]) -> float | None:
     """Return the examples per second over all reports but the first, each for the time since the last one."""
     if not reports:
         return None

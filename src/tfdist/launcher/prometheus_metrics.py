@@ -7,7 +7,6 @@ from typing import Any
 from tfdist.cluster.addresses_and_free_ports import is_free
 from tfdist.errors import ConfigError
 from tfdist.launcher import run_events
-from tfdist.launcher.reports import Progress
 
 
 @contextlib.contextmanager
@@ -96,7 +95,7 @@ class PrometheusMetrics:
                 if steps:
                     self._steps.set(steps)
             case run_events.Progressed():
-                self.progress(run_events.as_report(event), event.time)
+                self._note_progress(event)
             case run_events.TaskSpeed(milliseconds=milliseconds):
                 for task, taken in milliseconds.items():
                     self._step_seconds.labels(task).set(taken / 1000)
@@ -108,16 +107,12 @@ class PrometheusMetrics:
             case run_events.Warned():
                 self._warnings.inc()
 
-    def progress(self, report: Progress, time: float | None = None) -> None:
-        """Update the metrics by a report of progress, at a time in seconds since 1970, or else now."""
-        self._step.set(report.step)
-        if time is None:
-            self._progressed_at.set_to_current_time()
-        else:
-            self._progressed_at.set(time)
-        if report.steps is not None:
-            self._steps.set(report.steps)
-        if report.examples_per_second is not None:
-            self._speed.set(report.examples_per_second)
-        if report.loss is not None:
-            self._loss.set(report.loss)
+    def _note_progress(self, event: run_events.Progressed) -> None:
+        self._step.set(event.step)
+        self._progressed_at.set(event.time)
+        if event.steps is not None:
+            self._steps.set(event.steps)
+        if event.examples_per_second is not None:
+            self._speed.set(event.examples_per_second)
+        if event.loss is not None:
+            self._loss.set(event.loss)

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tfdist.launcher import chief_reports
-from tfdist.launcher.reports import Progress
-from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, as_event, stamped
+from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, stamped
 
 VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its events
 # Of one kind that may come often: a run of a month has some ten thousand of them, and one of a minute has 60.
@@ -112,20 +111,19 @@ def listening(listener: Callable[[AnyEvent], object]) -> Iterator[None]:
 
 
 def record(event: AnyEvent) -> None:
-    """Add an event of the chief to its file, if it has one, and tell the launcher, if there is one."""
+    """Add an event of the chief to its file, if it has one, and tell whoever watches the run.
+
+    Progress goes to the launcher, the engine or Kubeflow; other events to the launcher alone.
+    """
     stamped(event)
     for listener in _listeners:
         listener(event)
     if (file := _file or _file_of_script) is not None:
         file.add(event)
-    if not isinstance(event, Progressed):  # the launcher gets a report of it twice a second
+    if isinstance(event, Progressed):
+        chief_reports.send_progress(event)
+    else:
         chief_reports.report_event(msgspec.json.encode(event))
-
-
-def record_progress(report: Progress) -> None:
-    """Report progress to the launcher, engine or Kubeflow, and record it."""
-    chief_reports.send_progress(report)
-    record(as_event(report))
 
 
 def report_progress(
@@ -146,4 +144,4 @@ def report_progress(
     if _file_of_script is None and (named := os.environ.get(VARIABLE)):
         with contextlib.suppress(OSError):  # a run directory that is gone; the launcher says so
             _file_of_script = EventFile(Path(named))
-    record_progress(Progress(step, steps, examples_per_second, loss, accuracy))
+    record(Progressed(step, steps, examples_per_second, loss, accuracy))

@@ -6,13 +6,12 @@ A number that is NaN or infinite is null there, since JSON has none. docs/events
 import re
 import time
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 
-from tfdist.launcher.reports import Progress, Report, read_reports
-
 FILE = "events.jsonl"
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 def _tag(name: str) -> str:
@@ -127,12 +126,12 @@ class PhaseBegun(_Event):
 
 
 class Progressed(_Event):
-    """The training has reached a step."""
+    """The training has reached a step; a report of progress to the launcher has the same values."""
 
-    step: int
-    steps: int | None
-    examples_per_second: float | None
-    loss: float | None
+    step: _Count
+    steps: _Count | None = None
+    examples_per_second: float | None = None
+    loss: float | None = None
     accuracy: float | None = None
 
 
@@ -231,17 +230,6 @@ def stamped(event: _AnEvent) -> _AnEvent:
     return event
 
 
-def as_event(report: Progress) -> Progressed:
-    """Return a report of progress as an event."""
-    return stamped(Progressed(**report._asdict()))
-
-
-def as_report(event: Progressed) -> Progress:
-    """Return an event as a report of progress."""
-    speed, loss, accuracy = event.examples_per_second, event.loss, event.accuracy
-    return Progress(event.step, event.steps, speed, loss, accuracy)
-
-
 def read_event(line: bytes) -> AnyEvent | None:
     """Return the event of a line; None if the line is none that this version knows."""
     try:
@@ -249,11 +237,6 @@ def read_event(line: bytes) -> AnyEvent | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return event
-
-
-def read_line(line: bytes) -> AnyEvent | Report | None:
-    """Return the event or the report in a line of the chief's; None if it is neither."""
-    return read_event(line) or next(read_reports(line), None)
 
 
 def read_events(path: Path) -> list[AnyEvent]:

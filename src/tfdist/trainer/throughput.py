@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.record_events import record_progress
-from tfdist.launcher.reports import Progress
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import Progressed
 from tfdist.training.replica_stats import milliseconds_of_tasks
 
 _SECONDS_BETWEEN_REPORTS = 0.5
@@ -52,7 +52,7 @@ class Throughput:
             self._window.append(self._reported)
             while len(self._window) > 1 and self._reported[0] - self._window[1][0] > _WINDOW_SECONDS:
                 self._window.popleft()
-            record_progress(Progress(step, total, speed, self.loss, self.accuracy))
+            record(Progressed(step, total, speed, self.loss, self.accuracy))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.launcher.record_events import record, record_progress
-from tfdist.launcher.reports import Progress
-from tfdist.launcher.run_events import EpochEnded, PhaseBegun, RunStarted
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
 from tfdist.strategies.current import made_with
 from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import keras_of
@@ -102,7 +101,7 @@ class FitReports:
         names = ("loss", _accuracy(logs))
         loss, accuracy = (as_scalars({"": logs[name]}).get("") if name in logs else None for name in names)
         speed = self._speed.examples_per_second(times)
-        record_progress(Progress(step, steps, speed, loss, accuracy))
+        record(Progressed(step, steps, speed, loss, accuracy))
         if times is not None and (is_due or step == steps):  # many epochs may end in half a second
             self._reported_at = time.monotonic()
             record_task_speed(self._cluster, step, self._speed.since_last_asked(times))

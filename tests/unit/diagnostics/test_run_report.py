@@ -470,9 +470,10 @@ def test_a_damaged_file_is_named(tmp_path):
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 WHOLE = st.integers(-(2**62), 2**62)
+COUNTS = st.integers(0, 2**63 - 1)
 METRICS = st.text(max_size=3).filter(lambda name: name.lower() not in ("nan", "inf"))  # which would be ids
 EVENTS = st.one_of(
-    st.builds(Progressed, time=NUMBERS, step=WHOLE, steps=st.none() | WHOLE, examples_per_second=st.none() | NUMBERS, loss=st.none() | NUMBERS),
+    st.builds(Progressed, time=NUMBERS, step=COUNTS, steps=st.none() | COUNTS, examples_per_second=st.none() | NUMBERS, loss=st.none() | NUMBERS),
     st.builds(PhaseBegun, time=NUMBERS, phase=st.text(max_size=5)),
     st.builds(EpochEnded, time=NUMBERS, epoch=WHOLE, epochs=WHOLE, logs=st.dictionaries(METRICS, st.none() | NUMBERS, max_size=2)),
     st.builds(RunEnded, time=NUMBERS, seconds=NUMBERS, problem=st.text(max_size=5)),

@@ -7,6 +7,7 @@ import os
 import sys
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from tfdist.launcher import chief_reports, progress_text
 from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_silent
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.record_events import report_progress
-from tfdist.launcher.reports import Joined, Progress, Silence, read_reports
+from tfdist.launcher.reports import Joined, Silence, read_reports
+from tfdist.launcher.run_events import Progressed
 
 COUNTS = st.integers(0, 2**63 - 1)
 
@@ -36,7 +38,7 @@ def test_a_report_arrives(pipe):
     report_progress(1, 10)
     report_progress(2, 10, examples_per_second=12.5, loss=math.inf)
     data = os.read(pipe[0], 4096)
-    assert list(read_reports(data)) == [Progress(1, 10), Progress(2, 10, 12.5, math.inf)]
+    assert list(read_reports(data)) == [Progressed(1, 10), Progressed(2, 10, 12.5, math.inf)]
     assert json.loads(data.splitlines()[0]) == {
         "step": 1,
         "steps": 10,
@@ -52,9 +54,9 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(chief_reports, "_written_at", float("-inf"))
     report_progress(1, 10, loss=0.5)
     report_progress(2, 10)  # at once after the first: left out
-    assert list(read_reports(path.read_bytes())) == [Progress(1, 10, None, 0.5)]
+    assert list(read_reports(path.read_bytes())) == [Progressed(1, 10, None, 0.5)]
     report_progress(10, 10)  # but never the last one
-    assert list(read_reports(path.read_bytes())) == [Progress(10, 10)]
+    assert list(read_reports(path.read_bytes())) == [Progressed(10, 10)]
     monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
     report_progress(10, 10)  # is no error of the training
     assert [file.name for file in tmp_path.iterdir()] == ["progress.json"]
@@ -89,7 +91,7 @@ def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
 @pytest.mark.parametrize("before", ["", "I1128 12:00:00 tfdist: ", "\r 5/80 - 1s 2ms/step - loss: 0.5000"])
 @given(COUNTS.filter(bool), COUNTS.filter(bool) | st.none(), *[st.floats(1e-9, 1e9) | st.none()] * 3)
 def test_what_is_printed_is_found_again(before, step, steps, speed, loss, accuracy):
-    line = progress_text.describe_progress([(0.0, Progress(step, steps, speed, loss, accuracy))])
+    line = progress_text.describe_progress([(0.0, Progressed(step, steps, speed, loss, accuracy))])
     assert progress_text.find_progress(before + line) == line
     assert progress_text.find_progress("tfdist: step 20 of 80: test loss 0.5") is None
 
@@ -106,8 +108,9 @@ def test_the_launcher_is_told_that_a_task_has_joined(pipe):
     st.tuples(*[st.floats(allow_nan=False) | st.none()] * 3),
 )
 def test_every_report_is_read_as_it_was_written(step, steps, figures):
-    report = Progress(step, steps, *figures)
-    assert list(read_reports(json.dumps(report._asdict()).encode() + b"\n")) == [report]
+    report = Progressed(step, steps, *figures)
+    line = json.dumps(msgspec.structs.asdict(report)).encode() + b"\n"
+    assert list(read_reports(line)) == [report]
 
 
 @given(
@@ -142,7 +145,7 @@ def test_a_silence_is_a_task_and_seconds(values):
 
 def test_a_broken_report_hides_no_other():
     data = b'{"step": 1}\nnonsense\n{"silent": "ps:0", "seconds": 2.5}\n{"step": 3}\n'
-    assert list(read_reports(data)) == [Progress(1), Silence("ps:0", 2.5), Progress(3)]
+    assert list(read_reports(data)) == [Progressed(1), Silence("ps:0", 2.5), Progressed(3)]
 
 
 def test_a_full_pipe_makes_nobody_wait(pipe):

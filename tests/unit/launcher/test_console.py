@@ -25,10 +25,10 @@ from tfdist.errors import LOST
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     LaunchEnded,
     LaunchStarted,
+    Progressed,
     TaskExited,
     TaskStarted,
     read_events,
@@ -49,7 +49,7 @@ REPORTING = """
 import time
 from tfdist.launcher import report_progress
 for step in range(1, 301):
-    report_progress(step, 300, examples_per_second=1234.5, loss=1 / step)
+    report_progress(step, 300, examples_per_second=1234.25, loss=1 / step)
     time.sleep(0.01)
 """
 
@@ -201,12 +201,12 @@ def testdurations_are_in_units_that_people_read(seconds, said):
 @pytest.mark.parametrize(
     ("reports", "said"),
     [
-        ([(0, Progress(5))], "step 5"),
-        ([(0, Progress(5, 0))], "step 5"),
-        ([(0, Progress(1, 10, 0.25, float("nan")))], "step 1 of 10 (10 %), 0.25 examples/s, loss nan"),
-        ([(0, Progress(1_000, 4_000)), (9, Progress(4_000, 4_000))], "step 4,000 of 4,000 (100 %)"),
+        ([(0, Progressed(5))], "step 5"),
+        ([(0, Progressed(5, 0))], "step 5"),
+        ([(0, Progressed(1, 10, 0.25, float("nan")))], "step 1 of 10 (10 %), 0.25 examples/s, loss nan"),
+        ([(0, Progressed(1_000, 4_000)), (9, Progressed(4_000, 4_000))], "step 4,000 of 4,000 (100 %)"),
         (
-            [(5, Progress(100, 1_000)), (15, Progress(200, 1_000))],
+            [(5, Progressed(100, 1_000)), (15, Progressed(200, 1_000))],
             "step 200 of 1,000 (20 %), 1 min 20 s left",
         ),
     ],
@@ -220,7 +220,7 @@ def test_json_is_an_object_a_line():
     screen = Screen(stream, [], lead="worker:0", options=ScreenOptions(json=True))
     screen.handle(LaunchStarted(tasks={"worker:0": "127.0.0.1:1"}, command=["x"], shares="1 task"))
     screen.say("first\nsecond")
-    screen.progress(Progress(3, 10, 5.0, 0.25))
+    screen.handle(Progressed(3, 10, 5.0, 0.25))
     screen.refresh(to_the_end=True)
     shown = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(each["event"], each.get("line")) for each in shown] == [
@@ -283,7 +283,7 @@ def test_the_time_left_starts_again_with_a_run_that_went_back():
     stream = io.StringIO()
     screen = Screen(stream, [])
     for step in (500, 100):
-        screen.progress(Progress(step, 1_000))
+        screen.handle(Progressed(step, 1_000))
     screen.refresh(to_the_end=True)
     assert stream.getvalue() == "[launcher] step 100 of 1,000 (10 %)\n"
 
@@ -298,7 +298,7 @@ def test_a_terminal_that_was_closed_ends_no_view(monkeypatch):
         assert b"\x1b[J" in os.read(master, 65536)
         os.close(master)
         for step in (1, 2):
-            screen.progress(Progress(step, 10))
+            screen.handle(Progressed(step, 10))
             screen.refresh(to_the_end=True)
         assert not screen.has_unwritten
         screen.close()
@@ -311,7 +311,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch, term):
     master, slave = os.openpty()
     with open(slave, "w", closefd=False) as stream:
         screen = Screen(stream, [], lead="worker:0")
-        screen.progress(Progress(1, 10))
+        screen.handle(Progressed(1, 10))
         screen.refresh(to_the_end=True)
         screen.close()
         assert os.read(master, 65536) == b"[launcher] step 1 of 10 (10 %)\r\n"

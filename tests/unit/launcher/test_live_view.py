@@ -4,18 +4,18 @@ import os
 import re
 import sys
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from run_started import run_started
 from tfdist.launcher import live_view
 from tfdist.launcher.live_view import LiveView, ProcessUsage
-from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
     LaunchStarted,
     PhaseBegun,
+    Progressed,
     TaskExited,
     TaskKilled,
     TaskSpeed,
@@ -59,14 +59,14 @@ def test_tasks_follow_what_the_lead_does():
 
 def test_a_script_without_phases_trains_when_it_reports_steps():
     view = running()
-    view.progress(Progress(1, 10))
+    view.handle(Progressed(1, 10))
     assert states(view) == ["training", "training", "training", "serving"]
 
 
 def test_a_row_has_the_speed_and_the_process_of_its_task():
     view = running()
     view.handle(STARTED)
-    view.progress(Progress(40, 100, 400.0, 0.5))
+    view.handle(Progressed(40, 100, 400.0, 0.5))
     view.handle(
         TaskSpeed(
             step=40,
@@ -87,7 +87,7 @@ def test_a_row_has_the_speed_and_the_process_of_its_task():
     )
 
 
-LARGE = Progress(4_680, 46_800, 21_322.4, 0.0012346, 0.98765)
+LARGE = Progressed(4_680, 46_800, 21_322.4, 0.0012346, 0.98765)
 LEFT = "1 h 3 min left"
 EVERYTHING = (
     "step 4,680 of 46,800 (10 %), 21,322 examples/s, loss 0.001235, accuracy 0.9877, test accuracy 0.9000"
@@ -101,8 +101,8 @@ EVERYTHING = (
         (100, LARGE, f"step 4,680 of 46,800, 21,322 examples/s, loss 0.001235, accuracy 0.9877, {LEFT}"),
         (120, LARGE, f"step 4,680 of 46,800 (10 %), 21,322 examples/s, loss 0.001235, accuracy 0.9877, {LEFT}"),
         (130, LARGE, f"{EVERYTHING}, {LEFT}"),
-        (80, LARGE._replace(loss=0.25, accuracy=None), f"step 4,680 of 46,800, loss 0.25, test accuracy 0.9000, {LEFT}"),
-        (80, LARGE._replace(steps=12_345_678), "step 4,680 of 12,345,678, loss 0.001235, 308 h 31 min left"),
+        (80, replace(LARGE, loss=0.25, accuracy=None), f"step 4,680 of 46,800, loss 0.25, test accuracy 0.9000, {LEFT}"),
+        (80, replace(LARGE, steps=12_345_678), "step 4,680 of 12,345,678, loss 0.001235, 308 h 31 min left"),
         (30, LARGE, "step 4,680 of 46,800"),
     ],
 )  # fmt: skip
@@ -111,9 +111,9 @@ def test_the_bar_gives_way_to_whole_numbers(columns, report, text, monkeypatch):
     monkeypatch.setattr(live_view.time, "monotonic", lambda: now[0])
     view = running()
     view.handle(Evaluated(step=40, results={"accuracy": 0.9}))
-    view.progress(report._replace(step=4_580))
+    view.handle(replace(report, step=4_580))
     now[0] = 9.0
-    view.progress(report)
+    view.handle(report)
     bar, _, shown = view.lines(columns - 1, 24)[-1].partition(" ")
     assert shown == text
     assert 6 <= len(bar) <= 24
@@ -148,7 +148,7 @@ def test_a_lost_task_is_shown_until_it_runs_again():
 )
 def test_the_columns_that_matter_most_fit_the_terminal(columns, restarts, names):
     view = running()
-    view.progress(Progress(400_000, 999_999, 40_000.0, 0.5))
+    view.handle(Progressed(400_000, 999_999, 40_000.0, 0.5))
     for _ in range(restarts):
         view.handle(TasksRestarting(task="ps:0", all_tasks=False, pause=0, restart=1, restarts=3))
     view.measure()
@@ -161,7 +161,7 @@ def test_long_names_and_large_numbers_are_whole():
     view = LiveView("preprocessing:0", coloured=False, encoding="utf-8")
     names = ["preprocessing:0", "preprocessing:1"]
     view.handle(LaunchStarted(tasks=dict.fromkeys(names, "127.0.0.1:1"), command=["x"], shares=""))
-    view.progress(Progress(40, 100, 123_456_789_012.0, 0.5))
+    view.handle(Progressed(40, 100, 123_456_789_012.0, 0.5))
     milliseconds = dict.fromkeys(names, 1_234_567.0)
     view.handle(TaskSpeed(step=40, milliseconds=milliseconds, shares=dict.fromkeys(names, 1.0)))
     _, *lines = (line.split() for line in view.lines(120, 24)[:3])
@@ -173,15 +173,15 @@ def test_long_names_and_large_numbers_are_whole():
 @pytest.mark.parametrize("speed", [float("nan"), float("inf"), 1e300])
 def test_an_absurd_speed_fills_no_line(speed):
     view = running()
-    view.progress(Progress(40, 100, speed, float("inf")))
+    view.handle(Progressed(40, 100, speed, float("inf")))
     last = view.lines(120, 24)[-1]
     assert last.endswith("step 40 of 100 (40 %)" + ", 1e+300 examples/s" * (speed == 1e300) + ", loss inf")
 
 
 def test_mirrored_workers_have_the_step_of_the_run():
     view = running()
-    view.handle(msgspec.structs.replace(STARTED, strategy="parameter_server_sync"))
-    view.progress(Progress(1_234_567, None, 400.0, 0.5))
+    view.handle(replace(STARTED, strategy="parameter_server_sync"))
+    view.handle(Progressed(1_234_567, None, 400.0, 0.5))
     milliseconds = {"worker:0": 10.0, "worker:1": 10.0}
     view.handle(TaskSpeed(step=1_234_000, milliseconds=milliseconds, shares=dict.fromkeys(milliseconds, 0.5)))
     assert [rows(view)[name][1] for name in ("chief:0", "worker:0", "worker:1")] == ["1.23M"] * 3
@@ -190,7 +190,7 @@ def test_mirrored_workers_have_the_step_of_the_run():
 
 def test_the_last_epoch_of_fit_has_an_accuracy():
     view = running()
-    view.progress(Progress(40, 100))
+    view.handle(Progressed(40, 100))
     view.handle(EpochEnded(epoch=0, epochs=1, logs={"acc": 0.5, "val_acc": 0.75}))
     assert view.lines(120, 24)[-1].endswith("step 40 of 100 (40 %), validation accuracy 0.7500")
 

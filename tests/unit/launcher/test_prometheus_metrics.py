@@ -17,7 +17,6 @@ from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.errors import ConfigError
 from tfdist.launcher import metrics_server
 from tfdist.launcher.prometheus_metrics import serving_metrics
-from tfdist.launcher.reports import Progress
 from tfdist.launcher.run_events import (
     CheckpointSaved,
     Evaluated,
@@ -79,7 +78,7 @@ def test_a_scrape_finds_what_has_happened(port):
         }
         assert {name: found[name] for name in expected} == expected
         assert str(found['tfdist_evaluation{metric="loss"}']) == "nan"
-        metrics.progress(Progress(6, 10))
+        metrics.handle(Progressed(6, 10))
         assert scraped(port)["tfdist_step"] == 6
     with pytest.raises(urllib.error.URLError):  # the port is closed again
         scraped(port)

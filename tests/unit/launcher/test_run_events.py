@@ -12,7 +12,7 @@ import pytest
 from tfdist.launcher import chief_reports, record_events, run_events
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.record_events import EventFile, events_to_file, record
-from tfdist.launcher.reports import Progress, read_reports
+from tfdist.launcher.reports import read_line, read_reports
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -106,9 +106,9 @@ def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     os.close(writer)
     data = os.read(reader, 10_000)
     os.close(reader)
-    assert [run_events.read_line(line).phase for line in data.splitlines()] == ["training"]
-    assert run_events.read_line(b'{"step": 3}') == Progress(3)
-    assert run_events.read_line(b"neither") is None
+    assert [read_line(line).phase for line in data.splitlines()] == ["training"]
+    assert read_line(b'{"step": 3}') == Progressed(3)
+    assert read_line(b"neither") is None
     assert len(read_events(tmp_path / "events.jsonl")) == 2
     assert list(read_reports(data)) == []
 

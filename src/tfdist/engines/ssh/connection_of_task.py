@@ -20,8 +20,8 @@ from tfdist.engines.ssh.plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.chief_reports import report_event, send_progress
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.reports import Progress
-from tfdist.launcher.run_events import read_line
+from tfdist.launcher.reports import read_line
+from tfdist.launcher.run_events import Progressed
 
 _SECONDS_BETWEEN_SIGNS = 10.0  # of life, for the other end
 
@@ -64,7 +64,7 @@ def _read_reports(stream: BinaryIO) -> None:
             case None:
                 sys.stdout.write(line.decode(errors="backslashreplace"))
                 sys.stdout.flush()
-            case Progress() as report:  # which goes to the launcher's own file too
+            case Progressed() as report:  # which goes to the launcher's own file too
                 send_progress(report)
             case _:
                 report_event(line.rstrip(b"\n"))

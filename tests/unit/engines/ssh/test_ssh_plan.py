@@ -20,7 +20,8 @@ from tfdist.engines.ssh.engine import Ssh, plan_of
 from tfdist.engines.ssh.launch import FoundHost, check_hosts, cluster_on
 from tfdist.engines.ssh.plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
-from tfdist.launcher.reports import Progress, Silence, read_reports
+from tfdist.launcher.reports import Silence, read_reports
+from tfdist.launcher.run_events import Progressed
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, SshSection
 
@@ -225,7 +226,7 @@ def test_the_reports_of_the_lead_come_back(index, is_heard):
         output, status = task.end()
         reports = list(read_reports(task.process.stderr.read().encode()))
     assert (output, status) == (f"{is_heard}\n", 0)
-    assert reports == ([Progress(3, 10, None, 0.5), Silence("worker:1", 30.0)] if is_heard else [])
+    assert reports == ([Progressed(3, 10, None, 0.5), Silence("worker:1", 30.0)] if is_heard else [])
 
 
 @pytest.mark.parametrize(
