@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tfdist.benchmark.run_scenario import Bench, Scenario
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
-from tfdist.trainer.sections.strategy import CommunicationSection
+from tfdist.strategies.options import CommunicationOptions
 
 _STEPS_PER_EXECUTION = (1, 10, 50)
 _BYTES_PER_PACK = (1 << 20, 4 << 20)
@@ -138,7 +138,7 @@ def _numeric_candidates(bench: Bench, is_on_gpus: bool) -> Iterator[Candidate]:
     yield Candidate("data.batch_size", (f"data.batch_size={2 * config.data.batch_size}",), keeps=False)
 
 
-def _communication_candidate(section: CommunicationSection, **values: str | float) -> Candidate:
+def _communication_candidate(section: CommunicationOptions, **values: str | float) -> Candidate:
     """Return the candidate that sets the whole section, because some of its keys exclude each other."""
     if section.timeout is not None and values["implementation"] != "grpc":  # grpc has no timeout
         values["timeout"] = section.timeout

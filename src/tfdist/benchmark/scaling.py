@@ -145,5 +145,5 @@ def _measures_exchange(bench: Bench) -> bool:
     """Return whether the exchange measures its time: the ring does, TensorFlow's collectives do not."""
     config = bench.settings.config
     on_gpus = is_gpu_used(config.strategy.device, len(own_gpus()))
-    by_ring = config.communication.options.may_use_tcp(on_gpus=on_gpus)
+    by_ring = config.communication.may_use_tcp(on_gpus=on_gpus)
     return bench.strategy == "multi_worker_mirrored" and by_ring

@@ -156,7 +156,7 @@ class _Step:
     def _shares_memory(self) -> bool:
         """Return whether all tasks are on one machine, and may use its memory."""
         hosts = {split_address(self._cluster.address(task))[0] for task in self._cluster.tasks()}
-        return len(hosts) == 1 and self._config.communication.options.is_auto
+        return len(hosts) == 1 and self._config.communication.is_auto
 
     def _held(self, variables: Sequence[VariableSizes]) -> tuple[int, int]:
         return sum(each.value for each in variables), sum(each.slots for each in variables)

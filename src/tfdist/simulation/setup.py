@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tfdist._utils.config_values import doc
 from tfdist._utils.yaml import decode, read_yaml_file
-from tfdist.trainer.sections.values import doc
 
 # Far beyond what there is, and far from what a float64 overflows at.
 _MOST = 10**15

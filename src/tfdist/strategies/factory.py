@@ -34,7 +34,6 @@ from tfdist.strategies.devices_and_threads import (
 from tfdist.strategies.options import (
     OF_PS,
     Communication,
-    CommunicationOptions,
     Device,
     Precision,
     StrategyName,
@@ -98,8 +97,8 @@ def make_strategy(
     """
     check_cluster("make_strategy", cluster)
     cluster = ClusterConfig() if cluster is None else cluster
-    options = StrategyOptions(
-        communication=CommunicationOptions.of(communication),
+    options = StrategyOptions.of(
+        communication=communication,
         device=device,
         min_shard_bytes=min_shard_bytes,
         max_shards=max_shards,
@@ -178,16 +177,9 @@ def _connected(
     return made
 
 
-def check_strategy(
-    cluster: ClusterConfig,
-    strategy: str = "auto",
-    *,
-    communication: Communication | None = None,
-    **options: Any,
-) -> StrategyName:
+def check_strategy(cluster: ClusterConfig, strategy: str = "auto", **options: Any) -> StrategyName:
     """Raise ConfigError if cluster, strategy and options do not fit together; return the strategy's name."""
-    wanted = CommunicationOptions.of(communication)
-    return _checked(cluster, strategy, StrategyOptions(communication=wanted, **options))
+    return _checked(cluster, strategy, StrategyOptions.of(**options))
 
 
 def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) -> StrategyName:

@@ -3,10 +3,12 @@
 This module does not load TensorFlow, so commands start at once.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
+import msgspec
+
+from tfdist._utils.config_values import AboveZero, NotNegative, Positive, doc
+from tfdist._utils.yaml import Document, Source, decode
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, did_you_mean, shown
 
@@ -53,28 +55,34 @@ class Communication(TypedDict, total=False):
     encryption: Encryption
 
 
-@dataclass(frozen=True)
-class CommunicationOptions:
-    """The values of a `Communication`; None for a key that is not set."""
+class CommunicationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Select how tensors travel between mirrored workers, and to parameter servers and back."""
 
-    implementation: Implementation | None = None
-    dtype: WireType | None = None
-    bytes_per_pack: int | None = None
-    timeout: float | None = None
-    encryption: Encryption | None = None
-
-    @classmethod
-    def of(cls, communication: Mapping[str, Any] | None) -> "CommunicationOptions":
-        """Return the options in a mapping; raise ConfigError for something else, and for an unknown key."""
-        if communication is not None and not isinstance(communication, Mapping):
-            expected, received = 'a dict such as {"implementation": "tcp"}', shown(communication)
-            raise ConfigError("communication", expected=expected, received=received)
-        known = [option.name for option in fields(cls)]
-        for key in communication or {}:
-            if key not in known:
-                remedy = did_you_mean(key, known)
-                raise ConfigError("communication", f"unknown key {shown(key)}", remedy=remedy)
-        return cls(**(communication or {}))
+    implementation: Annotated[
+        Implementation | None,
+        doc(
+            "tcp uses tfdist's own connections; TensorFlow's are ring and nccl, and grpc with"
+            " parameter servers. auto selects tcp on CPUs if the tasks share a secret."
+        ),
+    ] = None
+    dtype: Annotated[
+        WireType | None,
+        doc(
+            "The type in which tcp sends 32-bit numbers; all types but float32 round them, which"
+            " changes the result."
+        ),
+    ] = None
+    bytes_per_pack: Annotated[
+        NotNegative | None,
+        doc("Bytes of gradients that TensorFlow sends together; 0 means all."),
+    ] = None
+    timeout: Annotated[
+        AboveZero | None, doc("Seconds after which an exchange fails if a task is missing.")
+    ] = None
+    encryption: Annotated[
+        Encryption | None,
+        doc("tls encrypts what tcp sends, and implies tcp; it needs pip install 'tfdist[tls]' on all tasks."),
+    ] = None
 
     @property
     def needs_tcp(self) -> bool:
@@ -106,45 +114,53 @@ class CommunicationOptions:
         return self.needs_tcp or (self.is_auto and not on_gpus and self.bytes_per_pack is None)
 
 
-@dataclass(frozen=True)
-class StrategyOptions:
+class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options that both `make_strategy` and the section `strategy` of a config have."""
+
+    device: Annotated[
+        Device,
+        doc("The device to compute on. auto uses GPUs if there are any; gpu fails without one."),
+    ] = "auto"
+    logical_devices: Annotated[
+        Positive | None, doc("Split this machine's CPU into so many devices, to try mirrored.")
+    ] = None
+    precision: Annotated[Precision | None, doc("Keras's dtype policy.")] = None
+    min_shard_bytes: Annotated[
+        Positive | None,
+        doc("Split a variable over the ps into shards of at least this size."),
+    ] = None
+    max_shards: Annotated[Positive | None, doc("Split a variable over at most so many ps.")] = None
+    memory_growth: Annotated[bool | None, doc("Allocate GPU memory as it is needed.")] = None
+    start_timeout: Annotated[
+        AboveZero | None,
+        doc("Seconds to wait at the start for the other tasks; 600 by default."),
+    ] = None
+
+
+class StrategyOptions(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of `make_strategy`; None for one that is not set."""
 
-    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
-    device: Device = "auto"
-    min_shard_bytes: int | None = None
-    max_shards: int | None = None
-    logical_devices: int | None = None
-    memory_growth: bool | None = None
-    precision: Precision | None = None
-    intra_op_threads: int | None = None
-    inter_op_threads: int | None = None
-    start_timeout: float | None = None
+    communication: CommunicationOptions = CommunicationOptions()
+    intra_op_threads: NotNegative | None = None
+    inter_op_threads: NotNegative | None = None
+
+    @classmethod
+    def of(cls, **given: Any) -> "StrategyOptions":
+        """Return the options that a caller gives; raise ConfigError for an unknown key or a wrong value."""
+        values = {key: value for key, value in given.items() if value is not None}
+        return decode(Document(values, Source("make_strategy")), cls)
 
     def check(self, name: str) -> None:
-        """Check that each option has an effect under a strategy, and that its value is valid.
-
-        Raises:
-            ConfigError: An option has no effect, or its value is invalid.
-        """
-        for key, value in self._given():
-            rule = _RULES[key]
-            if name not in rule.strategies:
-                remedy = f"Leave it out, or take {' or '.join(rule.strategies)}"
+        """Raise ConfigError for an option that has no effect under a strategy."""
+        for key, strategies in _STRATEGIES_OF_OPTION.items():
+            section, _, option = key.rpartition(".")
+            value = getattr(self.communication if section else self, option)
+            if value is not None and name not in strategies:
+                remedy = f"Leave it out, or take {' or '.join(strategies)}"
                 if key == "memory_growth":
                     remedy = "Pass it to tfdist.serve on the workers"
                 raise ConfigError(key, f"has no effect with {name}", remedy=remedy)
-            rule.check(key, value)
         self._check_implementation(name)
-
-    def _given(self) -> Iterator[tuple[str, Any]]:
-        """Yield each option that the user has given, by its name in a config."""
-        for option in fields(self.communication):
-            if (value := getattr(self.communication, option.name)) is not None:
-                yield f"communication.{option.name}", value
-        for option in fields(self):
-            if option.name in _RULES and (value := getattr(self, option.name)) is not None:
-                yield option.name, value
 
     def _check_implementation(self, name: str) -> None:
         communication = self.communication
@@ -167,51 +183,17 @@ class StrategyOptions:
             )
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """The strategies that have an option, and its valid values.
-
-    Attributes:
-        strategies: The strategies under which the option has an effect.
-        words: The valid words; empty for a number.
-        least: The smallest valid number; None if this rule does not check the value.
-        is_float: Whether the number may have a fraction.
-    """
-
-    strategies: tuple[str, ...] = (*_OF_MIRRORED, *OF_PS)
-    words: tuple[str, ...] = ()
-    least: int | None = 1
-    is_float: bool = False
-
-    def check(self, key: str, value: object) -> None:
-        """Raise ConfigError for an invalid value."""
-        if self.words:
-            if value not in self.words:
-                raise ConfigError(
-                    key, "is unknown: " + shown(value), remedy=did_you_mean(str(value), self.words)
-                )
-        elif self.least is not None:
-            is_number = isinstance(value, int) or (self.is_float and isinstance(value, float))
-            least = 0 if isinstance(value, float) else self.least
-            if isinstance(value, bool) or not is_number or value < least:  # type: ignore[operator]
-                expected = f"a number of at least {self.least}"
-                raise ConfigError(key, expected=expected, received=shown(value))
-
-
-_RULES = {
-    "communication.implementation": _Rule(_OF_CLUSTERS, get_args(Implementation)),
-    "communication.dtype": _Rule(_OF_CLUSTERS, get_args(WireType)),
-    "communication.bytes_per_pack": _Rule(("multi_worker_mirrored",), least=0),
-    "communication.timeout": _Rule(_OF_CLUSTERS, is_float=True),
-    "communication.encryption": _Rule(_OF_CLUSTERS, get_args(Encryption)),
-    "start_timeout": _Rule(_OF_CLUSTERS, is_float=True),
-    "min_shard_bytes": _Rule(OF_PS),
-    "max_shards": _Rule(OF_PS),
-    "logical_devices": _Rule(_OF_MIRRORED),
-    "memory_growth": _Rule(_OF_MIRRORED, least=None),
-    "precision": _Rule(words=get_args(Precision)),
-    "intra_op_threads": _Rule(least=0),
-    "inter_op_threads": _Rule(least=0),
+_STRATEGIES_OF_OPTION = {
+    "communication.implementation": _OF_CLUSTERS,
+    "communication.dtype": _OF_CLUSTERS,
+    "communication.bytes_per_pack": ("multi_worker_mirrored",),
+    "communication.timeout": _OF_CLUSTERS,
+    "communication.encryption": _OF_CLUSTERS,
+    "start_timeout": _OF_CLUSTERS,
+    "min_shard_bytes": OF_PS,
+    "max_shards": OF_PS,
+    "logical_devices": _OF_MIRRORED,
+    "memory_growth": _OF_MIRRORED,
 }
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.config_values import Named, name_and_arguments
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
-from tfdist.trainer.sections.values import Named, name_and_arguments
 from tfdist.training.arguments import callbacks_of
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.stop_together import Stopping

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from tfdist._utils.config_values import Named
 from tfdist._utils.user_paths import exists
 from tfdist._utils.yaml import Document, decode, read_yaml, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import split_address
@@ -17,6 +18,7 @@ from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.profiling.step_range import parse_steps
+from tfdist.strategies.options import CommunicationOptions
 from tfdist.trainer.sections.data_and_model import DataSection, ModelSection
 from tfdist.trainer.sections.engine import EngineSection
 from tfdist.trainer.sections.launch_and_watch import (
@@ -31,9 +33,8 @@ from tfdist.trainer.sections.saving import (
     ExportSection,
     SummariesSection,
 )
-from tfdist.trainer.sections.strategy import CommunicationSection, StrategySection
+from tfdist.trainer.sections.strategy import StrategySection
 from tfdist.trainer.sections.train import TrainSection
-from tfdist.trainer.sections.values import Named
 from tfdist.trainer.shipped_configs import shipped_configs
 
 
@@ -42,7 +43,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     cluster: ClusterSection = ClusterSection()
     strategy: StrategySection = StrategySection()
-    communication: CommunicationSection = CommunicationSection()
+    communication: CommunicationOptions = CommunicationOptions()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()

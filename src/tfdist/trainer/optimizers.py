@@ -5,12 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.config_values import name_and_arguments
 from tfdist._utils.import_by_name import import_object
 from tfdist._utils.keras_private import exclude_as
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.sections.train import TrainSection
-from tfdist.trainer.sections.values import name_and_arguments
 
 _LEARNING_RATE = 1e-3
 _MOMENTUM = {"momentum": {"momentum": 0.9}, "nesterov": {"momentum": 0.9, "nesterov": True}}

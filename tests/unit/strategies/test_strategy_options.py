@@ -50,7 +50,7 @@ def test_an_unknown_strategy_is_refused():
     ],
 )
 def test_auto_takes_tcp_on_cpus_unless_packs_of_tensorflow_are_asked_for(options, on_cpus, on_gpus):
-    communication = CommunicationOptions.of(options)
+    communication = CommunicationOptions(**options)
     assert communication.may_use_tcp(on_gpus=False) == on_cpus
     assert communication.may_use_tcp(on_gpus=True) == on_gpus
 

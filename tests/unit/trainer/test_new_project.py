@@ -80,7 +80,7 @@ def _check_config(folder, project):
     assert strategy_name(config.strategy.name, cluster) == project.strategy
     options = config.strategy_options(cluster)
     options.pop("strategy")
-    StrategyOptions(**options).check(project.strategy)
+    StrategyOptions.of(**options).check(project.strategy)
     counts = {role: cluster.size(role) for role in ("chief", "worker", "ps")}
     chief = 1 if project.ps else 0
     expected = {"chief": chief, "worker": project.workers, "ps": project.ps}

@@ -28,7 +28,7 @@ def check_transport(
         gpus: How many GPUs TensorFlow uses here.
         environ: The environment variables.
     """
-    options = config.communication.options
+    options = config.communication
     try:
         name = strategy_name(config.strategy.name, cluster)
         secret = find_secret(environ)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tfdist._utils.config_values import Positive, doc
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
-from tfdist.trainer.sections.values import Positive, doc
 
 
 class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
