@@ -166,9 +166,8 @@ def _measured(
 
 def _asked(work: Work, steps: int, folder: str) -> dict[str, Any]:
     data = open_data(*_data(work))
-    prepared = data.prepared
     files = {
-        f"{split}_{part}": str(getattr(prepared.split(split), part))
+        f"{split}_{part}": str(getattr(data.split(split), part))
         for split in ("train", "test")
         for part in ("images", "labels")
     }

@@ -63,7 +63,7 @@ def ours(folder: Path, seed: int, until: float) -> Run:
 def theirs(folder: Path, seed: int, until: float) -> Run:
     """Start the two tasks of the guides' script, as a shell script would."""
     split = {
-        f"{name}_{part}": str(getattr(open_data("mnist").prepared.split(name), part))
+        f"{name}_{part}": str(getattr(open_data("mnist").split(name), part))
         for name in ("train", "test")
         for part in ("images", "labels")
     }

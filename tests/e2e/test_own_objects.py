@@ -56,7 +56,7 @@ def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):
     assert [hooks.count(["epoch_end", epoch]) for epoch in range(3)] == [workers, workers, 0]
     # The scores of the exported model are its outputs, from which the loss follows.
     exported = tf.saved_model.load(str(folder / "export" / "latest")).signatures["serving_default"]
-    images, labels = open_data("digits", cache_dir=cache).prepared.split("test").arrays()
+    images, labels = open_data("digits", cache_dir=cache).split("test").arrays()
     keys = tf.range(len(labels), dtype=tf.int64)
     scores = exported(image=tf.constant(np.array(images)), key=keys)["scores"].numpy()
     loss = -np.log(scores[np.arange(len(labels)), labels]).mean()

@@ -42,7 +42,7 @@ def run(digits, tmp_path_factory):
     model.compile(keras.optimizers.Adam(0.01), loss)
     model.fit(digits.train(128), steps_per_epoch=60, shuffle=False, verbose=0)
     folder = tmp_path_factory.mktemp("run")
-    images = digits.prepared.split("test").arrays()[0][:16]
+    images = digits.split("test").arrays()[0][:16]
     metadata = {"classes": list(digits.classes)}
     export(model, folder / "export", step=60, images=images, metadata=metadata, formats=("keras", "tflite"))
     return folder
@@ -52,7 +52,7 @@ def run(digits, tmp_path_factory):
 def inputs(digits, tmp_path_factory):
     """Write the first test images in every form in which they can be asked about."""
     folder = tmp_path_factory.mktemp("inputs")
-    images, labels = (array[:COUNT] for array in digits.prepared.split("test").arrays())
+    images, labels = (array[:COUNT] for array in digits.split("test").arrays())
     for row, (image, label) in enumerate(zip(images, labels, strict=True)):
         png = tf.io.encode_png(image).numpy()
         for place in (folder / "flat", folder / "by_class" / str(label)):

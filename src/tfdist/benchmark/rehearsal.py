@@ -74,7 +74,7 @@ def _strategy(config: Config, cluster: ClusterConfig, run_dir: str | None) -> Pa
 
 
 def _data(data: Data) -> Part:
-    folder = str(data.prepared.folder)
+    folder = str(data.folder)
     return Part(name="data", found=described(data), fingerprint=data.fingerprint, folder=folder)
 
 

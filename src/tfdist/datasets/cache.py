@@ -111,7 +111,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set."""
+    """A prepared data set.
+
+    Attributes:
+        image_shape: Height, width and channels.
+        classes: The classes' names, in the order of the labels.
+        train_examples: The number of training examples.
+        test_examples: The number of test examples.
+        fingerprint: Twelve hexadecimal digits that identify the contents.
+        folder: Where the files are.
+    """
 
     image_shape: tuple[int, int, int]
     classes: tuple[str, ...]

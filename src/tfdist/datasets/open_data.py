@@ -27,37 +27,16 @@ _log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
-class Data:
-    """A prepared image-classification data set; pixels are 0 to 255, labels start at 0."""
+class Data(Prepared):
+    """An image-classification data set, which is prepared; pixels are 0 to 255, labels start at 0.
+
+    Attributes:
+        name: Its name.
+        substitute_for: The name of the data set that was not available, if this one takes its place.
+    """
 
     name: str
     substitute_for: str | None
-    prepared: Prepared
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Return height, width and channels."""
-        return self.prepared.image_shape
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Return the classes' names, in the order of the labels."""
-        return self.prepared.classes
-
-    @property
-    def train_examples(self) -> int:
-        """Return the number of training examples."""
-        return self.prepared.train_examples
-
-    @property
-    def test_examples(self) -> int:
-        """Return the number of test examples."""
-        return self.prepared.test_examples
-
-    @property
-    def fingerprint(self) -> str:
-        """Return twelve hexadecimal digits that identify the contents of the data."""
-        return self.prepared.fingerprint
 
     def train(
         self,
@@ -82,7 +61,7 @@ class Data:
         """
         from tfdist.datasets.pipeline import train_batches
 
-        split = self.prepared.split("train")
+        split = self.split("train")
         return train_batches(split, batch, shard=shard, seed=seed, augment=augment, skip_steps=skip_steps)
 
     def test(self, batch: int, *, shard: tuple[int, int] = (0, 1)) -> Any:
@@ -93,7 +72,7 @@ class Data:
         """
         from tfdist.datasets.pipeline import test_batches
 
-        return test_batches(self.prepared.split("test"), batch, shard=shard)
+        return test_batches(self.split("test"), batch, shard=shard)
 
 
 def open_data(
@@ -163,19 +142,23 @@ class DataRequest:
         if self.name in _DRAWN:
             if self.image_size is not None:
                 raise ConfigError("image_size", f"cannot be chosen for {self.name}", remedy="Leave it out")
-            return Data(self.name, None, _draw(self.name, self.examples, self.seed, self._cache))
+            return self._data(_draw(self.name, self.examples, self.seed, self._cache))
         if self.examples is not None:
             problem = f"can be chosen only for {' and '.join(_DRAWN)}"
             raise ConfigError("examples", problem, remedy="Leave it out")
         try:
             source = self._source or self._fetched_source()
-            return Data(self.name, None, prepare(source.name, source.identity, source.read, self._cache))
+            return self._data(prepare(source.name, source.identity, source.read, self._cache))
         except Unavailable as error:
             drawn = self.if_unavailable
             if drawn == "fail":
                 raise
             _log.warning("%s; training on the drawn '%s' instead, because of if_unavailable", error, drawn)
-            return Data(drawn, self.name, _draw(drawn, None, self.seed, self._cache))
+            prepared = _draw(drawn, None, self.seed, self._cache)
+            return Data(**vars(prepared), name=drawn, substitute_for=self.name)
+
+    def _data(self, prepared: Prepared) -> Data:
+        return Data(**vars(prepared), name=self.name, substitute_for=None)
 
     @property
     def needs_tensorflow(self) -> bool:

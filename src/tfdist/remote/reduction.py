@@ -1,6 +1,8 @@
 """Reduce the values of slices, which may differ in size, to one value."""
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
@@ -42,8 +44,13 @@ def reduced(op: str, values: Iterable[Any], sizes: Sequence[float] | None) -> An
     if op == "mean":
         weights = _weights(values, len(many), sizes)
         return _by_leaf(many, lambda leaves: _mean(leaves, weights))
-    reduce = {"sum": tf.add_n, "min": _over(tf.minimum), "max": _over(tf.maximum), "concat": _joined}[op]
-    return _by_leaf(many, reduce)
+    reduce: dict[str, Callable[[list[tf.Tensor]], tf.Tensor]] = {
+        "sum": tf.add_n,
+        "min": partial(functools.reduce, tf.minimum),
+        "max": partial(functools.reduce, tf.maximum),
+        "concat": partial(tf.concat, axis=0),
+    }
+    return _by_leaf(many, reduce[op])
 
 
 def _weights(values: Iterable[Any], count: int, sizes: Sequence[float] | None) -> list[float]:
@@ -80,17 +87,3 @@ def _mean(leaves: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
     # An empty slice may have the value NaN, which would remain NaN after a multiplication by weight 0.
     counted = [(leaf, weight) for leaf, weight in zip(leaves, weights, strict=True) if weight]
     return tf.add_n([leaf * tf.constant(weight, leaf.dtype) for leaf, weight in counted])
-
-
-def _over(pair: Any) -> Any:
-    def reduce(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
-        result = leaves[0]
-        for leaf in leaves[1:]:
-            result = pair(result, leaf)
-        return result
-
-    return reduce
-
-
-def _joined(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(leaves, axis=0)

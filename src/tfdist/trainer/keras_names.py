@@ -64,11 +64,11 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
         raise ConfigError(
             place, f"does not accept its arguments: {error}", remedy=f"It takes {', '.join(known)}"
         ) from None
-    if not is_of_keras(function):
-        return function(*positional, **arguments)
     try:
         return function(*positional, **arguments)
     except (TypeError, ValueError) as error:
+        if not is_of_keras(function):
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(place, f"Keras does not accept its arguments: {reason}") from error
 

@@ -93,7 +93,7 @@ def find_outputs(config: Config, data: Data) -> Outputs:
     if ":" not in config.model.name:  # tfdist's own
         return "logits"
     tf.keras.utils.set_random_seed(config.train.seed)
-    images, _ = data.prepared.split("test").arrays()
+    images, _ = data.split("test").arrays()
     return outputs_of(build_model(config, data), np.array(images[:_IMAGES_TO_LOOK_AT]), len(data.classes))
 
 
@@ -142,7 +142,7 @@ def train_batches(
     own = range(context.input_pipeline_id * per_pipeline, (context.input_pipeline_id + 1) * per_pipeline)
     parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
     dataset = train_parts(
-        data.prepared.split("train"),
+        data.split("train"),
         parts,
         of=of,
         seed=config.train.seed,

@@ -23,7 +23,7 @@ def offer_to_prepare_data(wanted: Mapping[str, Any]) -> None:
         if path.exists():  # in a folder that both share, or prepared before
             return np.array(b"")
         try:
-            own = Path(open_data(**wanted).prepared.split("train").images)
+            own = Path(open_data(**wanted).split("train").images)
         except TfdistError as error:
             return np.array(str(error).encode())
         return np.array(b"" if path.exists() else f"it prepared {own}".encode())
@@ -39,7 +39,7 @@ def prepare_data_on_workers(cluster: ClusterConfig, data: Data) -> None:
     """
     if not cluster.ps:
         return
-    path = data.prepared.split("train").images
+    path = data.split("train").images
 
     def prepare(task: Task) -> str:
         import tensorflow as tf

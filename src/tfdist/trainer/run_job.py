@@ -254,7 +254,7 @@ def _report(
 def _check_answers(context: RunContext, run: Run, model: Any, outputs: Outputs, accuracy: float) -> None:
     """Classify the test images in this process alone, and compare the accuracy with the cluster's."""
     data, batches = context.data, context.config.evaluation.batches
-    images, labels = data.prepared.split("test").arrays()
+    images, labels = data.split("test").arrays()
     count = len(labels) if batches is None else min(len(labels), batches * _IMAGES_AT_ONCE)
     images, labels = images[:count], labels[:count]
     answers, probabilities = classify(model, images, outputs)

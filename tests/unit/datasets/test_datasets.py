@@ -37,7 +37,7 @@ def taken(dataset, steps):
 
 def rows(data, images):
     """Find out which training examples these are."""
-    known = {image.tobytes(): row for row, image in enumerate(data.prepared.split("train").arrays()[0])}
+    known = {image.tobytes(): row for row, image in enumerate(data.split("train").arrays()[0])}
     assert len(known) == data.train_examples
     return [known[image.tobytes()] for image in np.concatenate(images)]
 
@@ -95,9 +95,7 @@ def test_parts_of_any_sizes_are_the_batch_of_one_process(digits, pipelines):
     for count in pipelines:
         parts = list(itertools.pairwise(edges))[begun : begun + count]
         begun += count
-        dataset = train_parts(
-            digits.prepared.split("train"), parts, of=32, seed=5, augment="shift", skip_steps=2
-        )
+        dataset = train_parts(digits.split("train"), parts, of=32, seed=5, augment="shift", skip_steps=2)
         assert (dataset.element_spec[0].shape[0] is None) == (len({b - a for a, b in parts}) > 1)
         images, labels = taken(dataset, 4 * count)
         for step in range(4):
@@ -120,7 +118,7 @@ def test_a_skipped_step_is_the_step_that_would_have_come(digits, skip):
 def test_what_is_left_out_is_left_out_and_nothing_else(digits, parts):
     whole, whole_labels = taken(digits.train(20, seed=3, augment="crop_flip"), 9)
     dataset = train_parts(
-        digits.prepared.split("train"),
+        digits.split("train"),
         parts,
         of=20,
         seed=3,
@@ -164,9 +162,9 @@ ORDER = [3, 2, 5, 9, 0, 6, 1, 4, 7, 8, 0, 5]
 def test_every_test_example_comes_once(digits, batch, shards):
     parts = [list(digits.test(batch, shard=(index, shards)).as_numpy_iterator()) for index in range(shards)]
     labels = np.concatenate([labels for part in parts for _, labels in part])
-    assert sorted(labels) == sorted(digits.prepared.split("test").arrays()[1])
+    assert sorted(labels) == sorted(digits.split("test").arrays()[1])
     if shards == 1:
-        np.testing.assert_array_equal(labels, digits.prepared.split("test").arrays()[1])
+        np.testing.assert_array_equal(labels, digits.split("test").arrays()[1])
 
 
 def test_crops_flips_and_changes_are_as_the_tutorial_had_them(cache):
@@ -252,24 +250,24 @@ def test_opening_again_draws_nothing_and_loads_no_tensorflow(digits, cache):
         f"print(open_data('digits', examples=({TRAIN}, {TEST}), cache_dir={str(cache)!r}).fingerprint); "
         "sys.exit('tensorflow' in sys.modules)"
     )
-    before = digits.prepared.folder.stat().st_mtime_ns
+    before = digits.folder.stat().st_mtime_ns
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == digits.fingerprint
-    assert digits.prepared.folder.stat().st_mtime_ns == before
+    assert digits.folder.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "no about.json"])
 def test_what_is_damaged_is_prepared_again(tmp_path, damage, caplog):
     whole = open_data("digits", examples=(20, 10), cache_dir=tmp_path)
-    images = whole.prepared.folder / "train.images"
+    images = whole.folder / "train.images"
     if damage == "cut":
         os.truncate(images, 100)
     elif damage == "gone":
         images.unlink()
     else:
-        (whole.prepared.folder / "about.json").unlink()
+        (whole.folder / "about.json").unlink()
     again = open_data("digits", examples=(20, 10), cache_dir=tmp_path)
     assert again == whole
     assert images.stat().st_size == 20 * 28 * 28
@@ -364,7 +362,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_about_is_plain(digits):
-    about = json.loads((digits.prepared.folder / "about.json").read_text())
+    about = json.loads((digits.folder / "about.json").read_text())
     assert about["classes"] == list("0123456789")
     assert about["fingerprint"] == digits.fingerprint
 
@@ -380,5 +378,5 @@ def test_the_graph_holds_no_data(digits):
     # As a parameter-server worker gets it: traced, with the files' paths in it and not their contents.
     traced = tf.function(lambda: tf.data.experimental.to_variant(digits.train(4, augment="crop_flip")))
     graph = traced.get_concrete_function().graph.as_graph_def()
-    assert graph.ByteSize() < (digits.prepared.folder / "train.images").stat().st_size / 2
-    assert str(digits.prepared.folder) in str(graph)
+    assert graph.ByteSize() < (digits.folder / "train.images").stat().st_size / 2
+    assert str(digits.folder) in str(graph)

@@ -20,7 +20,7 @@ def write_png(path, image):
 
 
 def everything(data, split):
-    images, labels = data.prepared.split(split).arrays()
+    images, labels = data.split(split).arrays()
     return np.array(images), list(labels)
 
 

@@ -45,7 +45,7 @@ def refused(folder, tmp_path):
 def check(data):
     assert (data.image_shape, data.train_examples, data.test_examples) == ((6, 5, 1), 7, 3)
     for split, part in (("train", "train"), ("test", "t10k")):
-        images, labels = data.prepared.split(split).arrays()
+        images, labels = data.split(split).arrays()
         np.testing.assert_array_equal(images[..., 0], IMAGES[part])
         assert list(labels) == list(LABELS[part])
 
@@ -80,7 +80,7 @@ def test_a_name_is_a_folder_of_the_current_one(tmp_path, monkeypatch):
 
 def test_images_are_resized(tmp_path):
     data = opened(write_all(tmp_path / "set"), tmp_path, image_size=(12, 10))
-    images, _ = data.prepared.split("train").arrays()
+    images, _ = data.split("train").arrays()
     assert data.image_shape == (12, 10, 1)
     assert abs(float(images.mean()) - IMAGES["train"].mean()) < 5
 

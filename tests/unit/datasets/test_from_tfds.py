@@ -44,7 +44,7 @@ def nowhere(monkeypatch):
 def test_real_mnist(real, tmp_path):
     data = open_data("mnist", cache_dir=tmp_path)
     assert (data.train_examples, data.test_examples, data.image_shape) == (60_000, 10_000, (28, 28, 1))
-    images, labels = data.prepared.split("test").arrays()
+    images, labels = data.split("test").arrays()
     assert np.bincount(labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert 0.130 < images.mean() / 255 < 0.134
     assert open_data("mnist", cache_dir=tmp_path) == data
@@ -159,7 +159,7 @@ def test_any_prepared_name_is_read(tmp_path, nowhere):
     make(tmp_path, "pictures", "train", "validation")
     data = open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache")
     assert (data.train_examples, data.test_examples, data.classes) == (5, 5, ("a", "b"))
-    images, labels = data.prepared.split("train").arrays()
+    images, labels = data.split("train").arrays()
     assert sorted(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == [
         (k, k % 2) for k in range(5)
     ]

@@ -17,17 +17,17 @@ def data(request, tmp_path_factory):
 
 
 def test_all_classes_are_drawn_equally_often_and_differently(data):
-    images, labels = data.prepared.split("train").arrays()
+    images, labels = data.split("train").arrays()
     counts = np.bincount(labels, minlength=10)
     assert counts.sum() == EXAMPLES[0]
     assert np.abs(counts - 600).max() < 5 * np.sqrt(600)
     assert len({image.tobytes() for image in images}) == EXAMPLES[0]
-    tests = {image.tobytes() for image in data.prepared.split("test").arrays()[0]}
+    tests = {image.tobytes() for image in data.split("test").arrays()[0]}
     assert not tests & {image.tobytes() for image in images}
 
 
 def test_nothing_is_drawn_over_the_edge(data):
-    images, _ = data.prepared.split("train").arrays()
+    images, _ = data.split("train").arrays()
     if data.name == "digits":  # dark ground, and little ink on the outermost pixels
         edge = np.concatenate([images[:, 0].ravel(), images[:, -1].ravel(), images[:, :, 0].ravel()])
         assert (edge > 128).mean() < 0.02
@@ -39,7 +39,7 @@ def test_nothing_is_drawn_over_the_edge(data):
 
 def test_the_seed_decides_what_is_drawn(data, tmp_path):
     again, other = (open_data(data.name, examples=(50, 5), seed=seed, cache_dir=tmp_path) for seed in (0, 1))
-    first, second = (each.prepared.split("train").arrays()[0] for each in (again, other))
+    first, second = (each.split("train").arrays()[0] for each in (again, other))
     assert not np.array_equal(first, second)
     assert len({data.fingerprint, again.fingerprint, other.fingerprint}) == 3
 
@@ -48,7 +48,7 @@ def linear_accuracy(data):
     """Compute the test accuracy of regularised least squares, the best of three strengths."""
     (x, y), (x_test, y_test) = (
         (np.asarray(images, np.float32).reshape(len(images), -1) / 255 - 0.5, labels)
-        for images, labels in (data.prepared.split("train").arrays(), data.prepared.split("test").arrays())
+        for images, labels in (data.split("train").arrays(), data.split("test").arrays())
     )
     x, x_test = (np.hstack([each, np.ones((len(each), 1), np.float32)]) for each in (x, x_test))
     found = []

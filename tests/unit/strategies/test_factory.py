@@ -81,7 +81,10 @@ def test_refuses_what_the_cluster_cannot_run(made, name, words):
             {"communication": {"implementation": "ring"}},
             "communication.implementation: has no effect with one_d",
         ),
-        ({"communication": {"dtyp": "int8"}}, "make_strategy: communication.dtyp: unknown key. Did you mean 'dtype'"),
+        (
+            {"communication": {"dtyp": "int8"}},
+            "make_strategy: communication.dtyp: unknown key. Did you mean 'dtype'",
+        ),
         ({"communication": "tcp"}, "make_strategy: communication: expected a mapping, received 'tcp'"),
         ({"communication": {"timeout": "1"}}, "communication.timeout: expected a number, received '1'"),
         ({"communication": {"timeout": 1}}, "communication.timeout: has no effect with one_device"),
