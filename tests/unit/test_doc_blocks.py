@@ -110,10 +110,10 @@ def _check_flags(monkeypatch: pytest.MonkeyPatch, verb: str, words: list[str]) -
 
     def parse(main, *, flags_from=None, takes_command=False, takes_words=False, **_):
         flags.FLAGS.set_gnu_getopt(takes_words)
-        own = [
-            *_run_command._define_flags(main),
-            *(_run_command._define_flags(flags_from) if flags_from else ()),
-        ]
+        own = {
+            **_run_command._define_flags(main),
+            **(_run_command._define_flags(flags_from) if flags_from else {}),
+        }
         _run_command._parsed(sys.argv, own, takes_command=takes_command or takes_words)
 
     monkeypatch.setattr(_run_command, "run", parse)

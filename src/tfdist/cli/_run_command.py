@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -40,16 +40,19 @@ _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 
 class Flag(NamedTuple):
-    """The flag of a parameter: what `--help` says, the least and the greatest value, a name of one letter."""
+    """A flag: its text in `--help`, bounds, a name of one letter, and the remedy where it is missing."""
 
     help: str
     least: float | None = None
     most: float | None = None
     short_name: str | None = None
+    needed: str = ""
 
 
 # The flags that several commands share.
-ConfigFile = Annotated[str | None, Flag("The YAML file that describes the run; see configs/.")]
+_CONFIG_HELP = "The YAML file that describes the run; see configs/."
+ConfigFile = Annotated[str | None, Flag(_CONFIG_HELP)]
+NeededConfig = Annotated[str, Flag(_CONFIG_HELP, needed="Name a file: --config configs/ps2w.yaml")]
 Changes = Annotated[Sequence[str], Flag("Set a value of the file, e.g. train.epochs=3; can be repeated.")]
 LogFormat = Annotated[
     Literal["text", "json"], Flag("What to print: text, or json, an object a line (docs/events.md).")
@@ -77,20 +80,20 @@ def run(
     The exit status is that of `exit_status`. A user's mistake prints one line on standard error.
     """
     flags.FLAGS.set_gnu_getopt(takes_words)
-    own = [*_define_flags(main), *(_define_flags(flags_from) if flags_from else ())]
+    own = {**_define_flags(main), **(_define_flags(flags_from) if flags_from else {})}
     sys.exit(exit_status(lambda: _call(main, own, takes_command or takes_words, loads)))
 
 
-def _define_flags(function: Callable[..., object]) -> list[str]:
-    """Define the flags that the annotations of a function's parameters describe; return their names."""
-    own = []
+def _define_flags(function: Callable[..., object]) -> dict[str, Flag]:
+    """Define the flags that the annotations of a function's parameters describe; return them by name."""
+    own = {}
     for name, parameter in inspect.signature(function).parameters.items():
         kind, flag = parameter.annotation, None
         if get_origin(kind) is Annotated:
             kind, flag = get_args(kind)
         if not isinstance(flag, Flag):
             continue
-        own.append(name)
+        own[name] = flag
         default = None if parameter.default is parameter.empty else parameter.default
         if name in flags.FLAGS:  # absl's own: verbosity
             flags.FLAGS.set_default(name, default)
@@ -109,7 +112,7 @@ def _define_flags(function: Callable[..., object]) -> list[str]:
 
 
 def _call(
-    main: Callable[..., int | None], own: Sequence[str], takes_command: bool, loads: str | None
+    main: Callable[..., int | None], own: Mapping[str, Flag], takes_command: bool, loads: str | None
 ) -> int | None:
     # Not absl's app.run: if it runs before the import of TensorFlow 2.12, Keras 2 believes that it is in
     # graph mode. tfdist needs only the flags and the log handler.
@@ -118,6 +121,8 @@ def _call(
     for name, value in arguments.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{name}", expected="a number", received=str(value))
+        if own[name].needed and not value:
+            raise ConfigError(f"--{name}", "is missing", remedy=own[name].needed)
     if arguments.get("run_dir") == "":  # pathlib would make it the current folder
         raise ConfigError("--run_dir", "is empty", remedy="Is a variable unset?")
     absl_logging.use_absl_handler()
@@ -137,7 +142,7 @@ def _call(
     return main(**arguments)
 
 
-def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list[str]:
+def _parsed(argv: list[str], own: Collection[str], *, takes_command: bool) -> list[str]:
     """Parse the flags; absl's own parser would exit with status 1, even for --help."""
     before_command = argv[: argv.index("--")] if "--" in argv else argv
     if _HELP.intersection(before_command):
@@ -154,7 +159,7 @@ def _parsed(argv: list[str], own: Sequence[str], *, takes_command: bool) -> list
     return rest
 
 
-def _help(own: Sequence[str]) -> str:
+def _help(own: Collection[str]) -> str:
     about = (sys.modules["__main__"].__doc__ or "").strip()
     if not own:
         return about

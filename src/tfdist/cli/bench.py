@@ -16,7 +16,7 @@ from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path, write_json_output
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
-from tfdist.cli._run_command import Flag, run
+from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterSection
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.config import Settings, read_config
@@ -28,10 +28,8 @@ _MOST_WORKERS = 64
 
 
 def main(
-    config: Annotated[str | None, Flag("The YAML file that is measured; see configs/.")],
-    set: Annotated[
-        Sequence[str], Flag("Set a value of the file, e.g. data.name=digits; can be repeated.")
-    ] = (),
+    config: NeededConfig,
+    set: Changes = (),
     workers: Annotated[
         str | None, Flag("How many workers: 1..4, or 1,2,4. Else 1 to as many as the file has.")
     ] = None,
@@ -48,8 +46,6 @@ def main(
     record: Annotated[str | None, Flag("Only train and write the times: for bench's own processes.")] = None,
 ) -> None:
     """Measure a config, or with `record` run as a task of one of its measurements."""
-    if not config:
-        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
     for flag, value in (("--json", json), ("--plot", plot)):
         local_path(value or "", flag)  # an error before the measurements
     check_not_stream(config)

@@ -14,9 +14,8 @@ from dataclasses import asdict
 from typing import Annotated
 
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.cli._run_command import Flag, run
+from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
-from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
@@ -25,15 +24,11 @@ _SPEEDS = (1, 10)  # Gbit/s
 
 
 def main(
-    config: Annotated[str | None, Flag("The YAML file whose tasks are estimated.")],
-    set: Annotated[
-        Sequence[str], Flag("Set a value of the file, e.g. cluster.worker=8; can be repeated.")
-    ] = (),
+    config: NeededConfig,
+    set: Changes = (),
     json: Annotated[bool, Flag("Print JSON, in bytes.")] = False,
 ) -> None:
     """Print the estimate of a config."""
-    if not config:
-        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     settings = read_config(config, set)
     cluster = settings.find_cluster()
     replicas = Replicas.of(settings.config, cluster)

@@ -10,22 +10,20 @@ import json
 import shlex
 from typing import Annotated, Any, Literal
 
-from tfdist.cli._run_command import Flag, run
+from tfdist.cli._run_command import Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, plan_text, read_config
 
 
 def main(
-    config: Annotated[str | None, Flag("The YAML file whose cluster is planned.")],
+    config: NeededConfig,
     task: Annotated[str | None, Flag("Only this task, e.g. worker:1.")] = None,
     format: Annotated[
         Literal["text", "json", "export"], Flag("One of text, json, export; export is for a shell's eval.")
     ] = "text",
 ) -> None:
     """Print the plan of the cluster in a config file, or of one of its tasks."""
-    if not config:
-        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     settings = read_config(config)
     cluster = settings.find_cluster(task=task)
     tasks = (

@@ -21,7 +21,7 @@ from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamp
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cli._results_and_page import page_written, print_results
-from tfdist.cli._run_command import Changes, ConfigFile, Flag, LogFormat, Verbosity, run
+from tfdist.cli._run_command import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost
@@ -49,7 +49,7 @@ _SMOKE = (
 
 
 def main(
-    config: ConfigFile,
+    config: NeededConfig,
     set: Changes = (),
     run_dir: Annotated[
         str | None, Flag("The folder for the run's files. Without it, a new folder in runs/.")
@@ -73,7 +73,7 @@ def main(
 
 
 def _main(
-    config: str | None,
+    config: str,
     set: Sequence[str],
     run_dir: str | None,
     task: str | None,
@@ -81,8 +81,6 @@ def _main(
     smoke: bool,
     screen: ScreenOptions,
 ) -> None:
-    if not config:
-        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/ps2w.yaml")
     changes = [*set, *(_SMOKE if smoke else ())]
     settings = read_config(config, changes)
     cluster = settings.find_cluster(task=task)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.write_files import temporary_folder
 from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._run_command import Flag, run
+from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.strategies.options import strategy_name
@@ -30,10 +30,8 @@ _SECONDS = 1800
 
 
 def main(
-    config: Annotated[str | None, Flag("The YAML file whose cluster is verified.")],
-    set: Annotated[
-        Sequence[str], Flag("Set a value of the file, e.g. data.name=digits; can be repeated.")
-    ] = (),
+    config: NeededConfig,
+    set: Changes = (),
     steps: Annotated[int, Flag("How many steps to compare.", least=1)] = 10,
     numbers: Annotated[
         Literal["float64", "float32"], Flag("The number type of all computation.")
@@ -44,8 +42,6 @@ def main(
     reverse: Annotated[bool, Flag("With --record: take each batch in reverse order.")] = False,
 ) -> int:
     """Verify a config's cluster, or with `record` run as one of its processes."""
-    if not config:
-        raise ConfigError("--config", "is missing", remedy="Name a file: --config configs/mwms2w.yaml")
     check_not_stream(config)
     settings = read_config(config, set)
     cluster = settings.find_cluster()

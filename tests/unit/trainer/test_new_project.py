@@ -34,7 +34,7 @@ def _project(machine=NO_GPU, **given):
 
 def _submitted(words):
     """Return the engine, the job and the options of a command line of `tfdist submit`."""
-    names = _run_command._define_flags(_jobs.requested)
+    names = list(_run_command._define_flags(_jobs.requested))
     FLAGS.set_gnu_getopt(True)
     try:
         rest = FLAGS(["submit", *words])[1:]
