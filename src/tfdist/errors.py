@@ -43,7 +43,7 @@ class TfdistError(Exception):
         self.problem = problem or f"expected {expected}, received {received}"
         self.remedy = remedy
         sentence = f"{where}: {self.problem}"
-        super().__init__(_one_line(f"{sentence}. {remedy}" if remedy else sentence))
+        super().__init__(printable(f"{sentence}. {remedy}" if remedy else sentence))
 
 
 class ConfigError(TfdistError, ValueError):
@@ -120,6 +120,6 @@ def is_near(word: str, known: str) -> bool:
     return difflib.SequenceMatcher(None, word, known).ratio() >= _NEAR
 
 
-def _one_line(text: str) -> str:
-    # The names of files and keys may contain line ends, terminal escapes or lone surrogates.
+def printable(text: str) -> str:
+    """Return a text from elsewhere without line ends, terminal escapes and lone surrogates, as in names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -103,7 +104,7 @@ def claimed_run_folder(name: str) -> Iterator[Path]:
 
 def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Write a file atomically, and wait until it is on the disk; only its owner may read a private one."""
-    opener = _open_private if is_private else None
+    opener = functools.partial(os.open, mode=0o600) if is_private else None
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _loss_if_removed(path.parent, path), _removed_unless_renamed(path) as partial:
@@ -113,10 +114,6 @@ def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:
                 os.fsync(file.fileno())
             partial.replace(path)
         _sync_folder(path.parent)
-
-
-def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 def write_output(path: Path, data: bytes, *, is_private: bool = False) -> None:

@@ -67,7 +67,7 @@ def shut_servers_down_at_exit(devices: Sequence[str]) -> None:
     """Write the mark on these tasks when this process ends."""
     if not _devices:
         # Functions that are registered last run first, while TensorFlow still works.
-        atexit.register(_mark_servers)
+        atexit.register(lambda: _write_mark_on_all(_ENDED_MARK, sorted(_devices)))
     _devices.update(devices)
 
 
@@ -89,10 +89,6 @@ def was_dismissed() -> bool:
 def is_shutdown_told() -> bool:
     """Return whether the chief has written its mark on this server."""
     return bool(tf.io.gfile.exists(_ENDED_MARK))
-
-
-def _mark_servers() -> None:
-    _write_mark_on_all(_ENDED_MARK, sorted(_devices))
 
 
 def _write_mark_on_all(mark: str, devices: Sequence[str]) -> None:

@@ -35,12 +35,13 @@ def describe_environment(environ: Mapping[str, str] = os.environ, root: Path = P
         environ: The environment variables. Of a secret, the result only says that it is set.
         root: The folder that has the system's `proc`, `sys` and `dev`.
     """
+    model = _value(root / "proc/cpuinfo", "model name")
     return {
         "tfdist": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         **_packages(_PACKAGES),
-        "processor": _processor(root / "proc/cpuinfo"),
+        "processor": model or platform.processor() or platform.machine(),
         "cores": f"{len(own_cores())} of {os.cpu_count()}",
         "memory": _memory(root),
         "shared memory": _room(root / "dev/shm"),
@@ -61,16 +62,11 @@ def _packages(names: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def _processor(cpuinfo: Path) -> str:
-    return _value(cpuinfo, "model name") or platform.processor() or platform.machine()
-
-
 def _memory(root: Path) -> str:
     total = _value(root / "proc/meminfo", "MemTotal")
     if not total:
         return "unknown"
-    free = _value(root / "proc/meminfo", "MemAvailable") or "0 kB"
-    text = f"{_gib(1024 * int(total.split()[0]))}, {_gib(1024 * int(free.split()[0]))} available"
+    text = f"{_gib(1024 * int(total.split()[0]))}, {_gib(bytes_available(root) or 0)} available"
     limit = _text(root / "sys/fs/cgroup/memory.max").strip()
     return f"{text}, limited to {_gib(int(limit))}" if limit.isdigit() else text
 

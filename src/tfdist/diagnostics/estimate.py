@@ -120,7 +120,8 @@ class _Step:
             activations=self._activations(),
             messages=fetched + gradients,
         )
-        sent = self._on_wire(is_read=False) / (1 if self._is_in_step else self._workers)
+        sent = sum(self._wire(variable, is_read=False) for variable in self._sizes.variables)
+        sent /= 1 if self._is_in_step else self._workers
         return TaskEstimate(name, memory, 0 if self._is_in_step else self._data(), round(sent))
 
     def _server(self, index: int) -> TaskEstimate:
@@ -177,9 +178,6 @@ class _Step:
 
     def _data(self) -> int:
         return self._sizes.train_data + self._sizes.test_data
-
-    def _on_wire(self, *, is_read: bool) -> float:
-        return sum(self._wire(variable, is_read=is_read) for variable in self._sizes.variables)
 
     def _wire(self, variable: VariableSizes, *, is_read: bool) -> float:
         """Return the bytes of a variable, or of its gradient, on the way between a worker and a server."""

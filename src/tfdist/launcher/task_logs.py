@@ -159,7 +159,8 @@ class NotesForLogs:
         text = self._notes.sub("", text)
         if not self._is_live or "tfdist: " not in text:
             return text
-        return "".join(line for line in text.splitlines(True) if not self._is_repeated(line, task))
-
-    def _is_repeated(self, line: str, task: str) -> bool:
-        return line.startswith("tfdist: ") and self._first.setdefault(line, task) != task
+        return "".join(
+            line
+            for line in text.splitlines(True)
+            if not line.startswith("tfdist: ") or self._first.setdefault(line, task) == task
+        )

@@ -86,7 +86,6 @@ class Change(NamedTuple):
 
     what: str
     gain: float
-    forecast: Forecast
 
 
 def advise(setup: Setup, workers: int) -> list[Change]:
@@ -94,8 +93,7 @@ def advise(setup: Setup, workers: int) -> list[Change]:
     now = forecast(setup, workers).examples_per_second
     changes = []
     for what, changed in _changes(setup):
-        then = forecast(changed, workers)
-        changes.append(Change(what, then.examples_per_second / now - 1, then))
+        changes.append(Change(what, forecast(changed, workers).examples_per_second / now - 1))
     return sorted((change for change in changes if change.gain >= 0.01), key=lambda change: -change.gain)
 
 

@@ -187,7 +187,7 @@ class RingAllReduce(LimitedAllReduce):
         return self._thread.run(lambda: self._sums(arrays))
 
     def _sums(self, arrays: Sequence[Any]) -> list[Any]:
-        fusion = self._fused(arrays)
+        fusion = self._fusion(arrays[0].dtype, tuple(array.shape for array in arrays))
         whole = fusion.fused(arrays)
         with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
             self.ring.add_up(Whole(whole))
@@ -204,9 +204,6 @@ class RingAllReduce(LimitedAllReduce):
         parts = [np.split(array, [count * row_bytes]) for array, count in zip(arrays, counts, strict=True)]
         all_values, all_indices = (np.concatenate(kind) for kind in zip(*parts, strict=True))
         return [all_values.view(values.dtype).reshape(-1, *shape), all_indices.view(indices.dtype)]
-
-    def _fused(self, arrays: Sequence[Any]) -> Fusion:
-        return self._fusion(arrays[0].dtype, tuple(array.shape for array in arrays))
 
 
 def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:

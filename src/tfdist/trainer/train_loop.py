@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,7 +212,9 @@ class Run:
             is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
         if is_last or self.step % save_every == 0 or self._is_leaving:
             values = self._recovery.checked_values(self.step, state)
-            self._save(values, {} if self._is_leaving else results)
+            is_stopped = self._callbacks is not None and self._callbacks.has_stopped
+            kept = {} if self._is_leaving else results
+            self._checkpoint_manager.save(self.step, values, kept, is_stopped=is_stopped)
         return _Part(results, is_last, is_enough)
 
     @property
@@ -230,10 +231,6 @@ class Run:
             self._summaries.flush()
         self._checkpoint_manager.writer.wait()
         elastic.check_membership(self._strategy)
-
-    def _save(self, values: Mapping[str, Any], results: dict[str, float]) -> None:
-        is_stopped = self._callbacks is not None and self._callbacks.has_stopped
-        self._checkpoint_manager.save(self.step, values, results, is_stopped=is_stopped)
 
     def _end_part(
         self, session: Session, callbacks: Callbacks, results: dict[str, float], *, is_last: bool

@@ -21,6 +21,7 @@ from tfdist.coordination.rendezvous.messages import (
     difference,
 )
 from tfdist.coordination.waiting import Awaiting
+from tfdist.errors import printable
 
 _MAX_UNKNOWN_CALLERS = 16  # at a time; a new one replaces the oldest
 _LEAD_TIMEOUT = SILENCE_LIMIT  # after which the lead counts as lost
@@ -139,7 +140,7 @@ class Member:
         known = {str(task): task for task in self._cluster.tasks()}
         # Text from the network, even the lead's, is printed without control characters.
         named_by_lead = {
-            known[name]: _only_printable(why) for name, why in self._call.missing.items() if name in known
+            known[name]: printable(why) for name, why in self._call.missing.items() if name in known
         }
         if self._lead_connection is not None:
             return named_by_lead or {self._lead: "is about to begin"}
@@ -160,7 +161,3 @@ class Member:
         for connection in list(self._deadlines):
             self._disconnect(connection)
         self._selector.close()
-
-
-def _only_printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)

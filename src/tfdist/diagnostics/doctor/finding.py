@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, printable
 
 Group = Literal["This machine", "Cluster", "Run"]
 MACHINE: Group = "This machine"
@@ -34,8 +34,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return the line that users read; what comes from elsewhere obeys no terminal's escapes."""
         text = f"{self.found}. {self.remedy}" if self.remedy else self.found
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        return f"  {self.state:<7}  {self.check:<{_WIDEST_CHECK}}  {text}"
+        return f"  {self.state:<7}  {self.check:<{_WIDEST_CHECK}}  {printable(text)}"
 
 
 class Findings:

@@ -97,15 +97,12 @@ def headline(facts: RunFacts) -> str:
     ]
     instead = started.substitute_for if started else facts.results.substitute_for if facts.results else None
     note = f"{started.data if started else facts.results.data if facts.results else ''} in place of {instead}"
+    how = "open" if facts.problem is None else "failed" if facts.problem else "done"
     return (
-        f'<p class="state {_state_class(facts)}">{escape(state(facts))}</p>'
+        f'<p class="state {how}">{escape(state(facts))}</p>'
         + (f'<p class="note"><strong>Attention:</strong> {escape(note)}</p>' if instead else "")
         + definitions(figures).replace("<dl>", '<dl class="figures">')
     )
-
-
-def _state_class(facts: RunFacts) -> str:
-    return "open" if facts.problem is None else "failed" if facts.problem else "done"
 
 
 def _steps(facts: RunFacts) -> str:
@@ -253,13 +250,10 @@ def warnings(facts: RunFacts) -> str:
         batches = ", ".join(map(str, facts.results.skipped_batches))
         counts[f"batches left out, because their loss was not finite: {batches}"] = 1
     shown = list(counts.items())[:_MOST_WARNINGS]
-    entries = "".join(f"<li>{escape(text)}{_repeated(times)}</li>" for text, times in shown)
+    repeated = {text: f" ({count(times, 'time')})" for text, times in shown if times > 1}
+    entries = "".join(f"<li>{escape(text)}{repeated.get(text, '')}</li>" for text, _ in shown)
     more = f"<p>… and {len(counts) - _MOST_WARNINGS:,} more</p>" if len(counts) > _MOST_WARNINGS else ""
     return f'<ul class="warnings">{entries}</ul>{more}' if counts else ""
-
-
-def _repeated(times: int) -> str:
-    return f" ({count(times, 'time')})" if times > 1 else ""
 
 
 def configuration(facts: RunFacts) -> str:
