@@ -107,7 +107,7 @@ def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:
     opener = functools.partial(os.open, mode=0o600) if is_private else None
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _loss_if_removed(path.parent, path), _removed_unless_renamed(path) as partial:
+        with _loss_if_removed(path.parent, path), partial_file(path) as partial:
             with open(partial, "wb", opener=opener) as file:
                 file.write(data)
                 file.flush()
@@ -228,7 +228,8 @@ def _loss_if_removed(folder: Path, final: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _removed_unless_renamed(path: Path) -> Iterator[Path]:
+def partial_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write and then to rename to another one; remove it if it is not renamed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial

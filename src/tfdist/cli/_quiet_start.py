@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from tfdist._utils.redirected_output import redirected
 from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
 from tfdist.trainer.config import Settings
@@ -37,14 +38,11 @@ def _standard_error_without_notes() -> Iterator[None]:
     if child == 0:
         _filter(readable, writable)
     os.close(readable)
-    real = os.dup(2)
     try:
-        os.dup2(writable, 2)
-        yield
-        sys.stderr.flush()
+        with redirected(2, writable):
+            yield
+            sys.stderr.flush()
     finally:
-        os.dup2(real, 2)
-        os.close(real)
         os.close(writable)
         os.waitpid(child, 0)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from tfdist._utils.write_files import opened_stream, storage_errors, write_output
+from tfdist._utils.write_files import opened_stream, partial_file, storage_errors, write_output
 from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.model_loading import load
@@ -122,15 +122,12 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    partial = output.with_name(f".{output.name}.partial")
     with storage_errors(output):
         if opened := opened_stream(output):
             with io.TextIOWrapper(opened, encoding="utf-8", newline="") as stream:
                 yield stream
             return
-        try:
+        with partial_file(output) as partial:
             with partial.open("w", encoding="utf-8", newline="") as stream:
                 yield stream
             partial.replace(output)
-        finally:
-            partial.unlink(missing_ok=True)

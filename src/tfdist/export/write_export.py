@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
+from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import fresh_folder, storage_errors, temporary_folder
 from tfdist.errors import ConfigError
 from tfdist.export.check import check
@@ -104,7 +105,8 @@ def _add(form: str, folder: Path, served: Served, images: Any, wanted: Mapping[s
 def _lite(served: Served) -> bytes:
     converter = tf.lite.TFLiteConverter.from_concrete_functions([served.on_pixels(tf.uint8)], served)
     try:
-        with _silent():
+        # The converter's C++ writes pages to standard error at any log level.
+        with open(os.devnull, "wb") as nowhere, redirected(2, nowhere.fileno()):
             return bytes(converter.convert())
     except Exception as error:  # the converter's exception classes are not public
         lines = str(error).splitlines()
@@ -113,19 +115,6 @@ def _lite(served: Served) -> bytes:
         problem = f"TensorFlow Lite does not support this model: {reason}"
         remedy = "Leave out tflite; most of its operations need float32"
         raise ConfigError("export.formats: tflite", problem, remedy=remedy) from error
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop standard error: the converter's C++ writes pages there at any log level."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def _modules(model: Any) -> list[str]:

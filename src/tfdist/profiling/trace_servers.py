@@ -4,17 +4,17 @@ Each server writes what it has recorded into a folder, on its own machine. So th
 tasks share, as the folder of a run on one machine is.
 """
 
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tensorflow as tf
 
+from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.errors import DataError
@@ -59,25 +59,16 @@ def _hand_to_owner(run: Path, made: Sequence[Path]) -> None:
 
 def _trace_all(addresses: Sequence[str], folder: Path, seconds: float) -> None:
     """Record all tasks at once, each from a thread: TensorFlow 2.12 would record one after the other."""
-    with _standard_output_hidden(), ThreadPoolExecutor(len(addresses)) as pool:
+    sys.stdout.flush()
+    with (
+        open(os.devnull, "wb") as nowhere,
+        redirected(1, nowhere.fileno()),  # TensorFlow prints a line about each task
+        ThreadPoolExecutor(len(addresses)) as pool,
+    ):
         problems = list(pool.map(lambda address: _trace(address, folder, seconds), addresses))
     if problems and all(problems):
         remedy = "Record while the run trains, for longer, and not while another profiler runs"
         raise DataError("timeline", f"the tasks have recorded nothing: {problems[0]}", remedy=remedy)
-
-
-@contextlib.contextmanager
-def _standard_output_hidden() -> Iterator[None]:
-    """Drop what is written to standard output in the block: TensorFlow's line about each task."""
-    sys.stdout.flush()
-    real, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(real, 1)
-        os.close(real)
-        os.close(nowhere)
 
 
 def _trace(address: str, folder: Path, seconds: float) -> str:

@@ -11,7 +11,6 @@ number of tasks.
 """
 
 import contextlib
-import functools
 import hashlib
 import logging
 import math
@@ -61,8 +60,13 @@ class Checkpoint:
         Raises:
             StorageError: A file has vanished, or its values are damaged.
         """
-        with _read_errors(self.folder), _reader(self.folder) as reader:
-            return [reader.get_tensor(name) for name, _, _ in self.variables]
+        try:
+            with _reader(self.folder) as reader:
+                return [reader.get_tensor(name) for name, _, _ in self.variables]
+        except _DAMAGED as error:
+            remedy = "Remove this checkpoint, to resume from the one before it"
+            problem = f"cannot be read: {_reason(error)}"
+            raise StorageError(str(self.folder), problem, remedy=remedy) from error
 
 
 def snapshot(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -104,14 +108,19 @@ def save(
     if final.exists() and not final.is_symlink() and not _is_own(final):
         remedy = "Move it away, or name another folder"
         raise StorageError(str(final), "is in the way, and is not a checkpoint of tfdist", remedy=remedy)
-    with fresh_folder(final) as partial, _write_errors(final):
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(partial / _VARIABLES),
-                tensor_names=list(values),
-                shape_and_slices=[""] * len(tensors),
-                tensors=tensors,
-            )
+    with fresh_folder(final) as partial:
+        try:
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=str(partial / _VARIABLES),
+                    tensor_names=list(values),
+                    shape_and_slices=[""] * len(tensors),
+                    tensors=tensors,
+                )
+        except tf.errors.OpError as error:
+            remedy = "Free some space, or name a folder that can be written to"
+            problem = f"cannot be written: {_reason(error)}"
+            raise StorageError(str(final), problem, remedy=remedy) from error
         for name, data in (files or {}).items():
             write_whole(partial / name, data)
         sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
@@ -198,7 +207,11 @@ def check_variables(
     """
     mine = [(name, tuple(value.shape), value.dtype.name) for name, value in values.items()]
     theirs: Sequence[Any] = checkpoint.variables
-    differs = functools.partial(_differs, checkpoint, whose, remedy)
+
+    def differs(theirs: str, mine: str) -> ConfigError:
+        problem = f"is of another model: it has {theirs}, {whose} has {mine}"
+        return ConfigError(str(checkpoint.folder), problem, remedy=remedy)
+
     for (name, shape, dtype), (their_name, their_shape, their_dtype) in zip(mine, theirs, strict=False):
         if (shape, dtype) != (their_shape, their_dtype):
             raise differs(f"{their_name} {_size(their_shape, their_dtype)}", f"{name} {_size(shape, dtype)}")
@@ -239,11 +252,6 @@ def _is_own(folder: Path) -> bool:
     return is_checkpoint(file.name for file in folder.iterdir())
 
 
-def _differs(checkpoint: Checkpoint, whose: str, remedy: str, theirs: str, mine: str) -> ConfigError:
-    problem = f"is of another model: it has {theirs}, {whose} has {mine}"
-    return ConfigError(str(checkpoint.folder), problem, remedy=remedy)
-
-
 def _size(shape: Sequence[int], dtype: str) -> str:
     return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
 
@@ -260,26 +268,6 @@ def _sha256(file: Path) -> str:
 def _reader(folder: Path) -> Iterator[Any]:
     with glob_free_path(folder) as path:
         yield tf.train.load_checkpoint(str(path / _VARIABLES))
-
-
-@contextlib.contextmanager
-def _read_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageError instead of the errors of TensorFlow's reader."""
-    try:
-        yield
-    except _DAMAGED as error:
-        remedy = "Remove this checkpoint, to resume from the one before it"
-        raise StorageError(str(folder), f"cannot be read: {_reason(error)}", remedy=remedy) from error
-
-
-@contextlib.contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageError instead of the errors of TensorFlow's file operations."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        remedy = "Free some space, or name a folder that can be written to"
-        raise StorageError(str(folder), f"cannot be written: {_reason(error)}", remedy=remedy) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -63,7 +63,7 @@ def _with_an_example(part: Any, size: tf.Tensor) -> Any:
         empty_row = tf.RaggedTensor.from_row_lengths(
             part[:0].flat_values, [tf.zeros([], part.row_splits.dtype)]
         )
-        return tf.concat([part, *[empty_row] * 1], axis=0)[: tf.maximum(part.nrows(), 1)]
+        return tf.concat([part, empty_row], axis=0)[: tf.maximum(part.nrows(), 1)]
     if isinstance(part, tf.SparseTensor):
         shape = tf.concat([part.dense_shape[:1] + missing, part.dense_shape[1:]], axis=0)
         return tf.SparseTensor(part.indices, part.values, shape)
