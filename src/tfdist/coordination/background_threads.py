@@ -1,9 +1,14 @@
-"""Run threads for as long as a block lasts."""
+"""Run threads for as long as a block lasts, and end the process from a thread."""
 
 import contextlib
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from tfdist.errors import TfdistError
 
 _Task = TypeVar("_Task")
 _Self = TypeVar("_Self", bound="TaskThreads")
@@ -40,3 +45,10 @@ class TaskThreads:
 
     def __exit__(self, *_: object) -> None:
         self.is_over.set()
+
+
+def end_process(error: TfdistError) -> NoReturn:
+    """Print an error, and end this process, whose main thread waits in a call that nothing else ends."""
+    print(f"tfdist: {error}", file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(error.exit_code)

@@ -6,15 +6,13 @@ answers.
 """
 
 import logging
-import os
-import sys
 from collections.abc import Callable, Collection
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.background_threads import TaskThreads
+from tfdist.coordination.background_threads import TaskThreads, end_process
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.coordination.own_sockets import break_connections, peers_at
-from tfdist.errors import TaskLost, TfdistError
+from tfdist.errors import TaskLost
 from tfdist.launcher.chief_reports import report_silent
 
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
@@ -148,10 +146,3 @@ class _SparedTask:
 def is_continued_without(task: Task) -> bool:
     """Return whether a task is silent and this process has ended its calls to it."""
     return task in _continued_without
-
-
-def end_process(error: TfdistError) -> None:
-    """Print an error, and end this process, whose main thread waits in a call that nothing else ends."""
-    print(f"tfdist: {error}", file=sys.stderr, flush=True)
-    logging.shutdown()
-    os._exit(error.exit_code)

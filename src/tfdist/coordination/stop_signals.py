@@ -5,8 +5,6 @@
 
 import contextlib
 import functools
-import logging
-import os
 import signal
 import sys
 import threading
@@ -14,7 +12,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 
 from tfdist._utils.stop_signal_names import stop_signals
-from tfdist.coordination.background_threads import running_beside
+from tfdist.coordination.background_threads import end_process, running_beside
 from tfdist.errors import Preempted
 
 _SECONDS_BETWEEN_POLLS = 0.1
@@ -99,10 +97,7 @@ def _end_on_signal(signals: Collection[int], is_over: threading.Event) -> None:
     while not is_over.wait(_SECONDS_BETWEEN_POLLS):
         # With a timeout, Python takes a wait that lasted longer (the process was stopped) for a signal.
         if received := signal.sigtimedwait(signals, 0):
-            error = _preempted(signal.Signals(received.si_signo).name)
-            print(f"tfdist: {error}", file=sys.stderr, flush=True)
-            logging.shutdown()
-            os._exit(error.exit_code)
+            end_process(_preempted(signal.Signals(received.si_signo).name))
 
 
 @contextlib.contextmanager

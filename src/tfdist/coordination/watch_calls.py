@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.calls_out_of_step import (
     CallState,
     are_out_of_step,
@@ -25,7 +26,6 @@ from tfdist.coordination.calls_out_of_step import (
     out_of_step,
     waits_text,
 )
-from tfdist.coordination.heartbeat import end_process
 from tfdist.errors import ConfigError, Preempted, TaskLost, TfdistError
 
 _SECONDS_BETWEEN_CHECKS = 1.0

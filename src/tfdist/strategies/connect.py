@@ -52,7 +52,10 @@ def connecting(
 def _await_all(
     where: str, training: ClusterConfig, shared: Mapping[str, object] | None, timeout: float
 ) -> None:
-    _check_port(training)
+    task = training.task
+    # TensorFlow 2.12 would crash.
+    if task is not None and not is_free(split_address(training.address(task))[1]):
+        raise port_taken(str(task), training.address(task))
     if shared is None:
         others = [task for task in training.tasks() if task.type != "chief"]
         await_servers(where, training, others, timeout)
@@ -79,10 +82,3 @@ def _make_room_for_functions(training: ClusterConfig) -> None:
 def is_connected() -> bool:
     """Return whether this process was connected before: its server then still runs."""
     return connected_tasks() is not None
-
-
-def _check_port(cluster: ClusterConfig) -> None:
-    """Raise ConfigError if the port is taken, because TensorFlow 2.12 would crash."""
-    task = cluster.task
-    if task is not None and not is_free(split_address(cluster.address(task))[1]):
-        raise port_taken(str(task), cluster.address(task))

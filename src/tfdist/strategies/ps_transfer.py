@@ -191,8 +191,7 @@ class StepTransfer:
         """Send gradients in buckets: the backward pass computes those of the last layers first."""
         self._returned.add(server)
         # TensorFlow does not infer the shape of every gradient, such as that of a product of 3-D inputs.
-        for gradient, variable in zip(gradients, variables, strict=True):
-            gradient.set_shape(variable.shape)
+        _shaped(gradients, variables)
         delivered: list[Any] = [None] * len(gradients)
         # The server receives only after it has sent the variables.
         ready, before = self._ticket, self._sent[server]

@@ -106,12 +106,6 @@ class Settings:
                 received = shown(value.get("name")) if "name" in value else "a mapping without name"
                 raise ConfigError(source.at(*path), expected=expected, received=received)
 
-    def check_profile(self) -> None:
-        """Raise ConfigError if the steps to record are no range."""
-        if self.config.train.profile is not None:
-            place = self.document.source.inside("train").at("profile")
-            parse_steps(self.config.train.profile, place)
-
     def check_evaluator(self) -> None:
         """Raise ConfigError for an evaluator task if the tasks that train need its results."""
         if self.config.train.until_accuracy is not None and self.config.cluster.evaluator:
@@ -163,7 +157,8 @@ def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Setti
         document = _changed(document, change)
     settings = Settings(decode(document, Config, _RENAMED), document, str(path))
     settings.check_names()
-    settings.check_profile()
+    if settings.config.train.profile is not None:
+        parse_steps(settings.config.train.profile, document.source.inside("train").at("profile"))
     return settings
 
 

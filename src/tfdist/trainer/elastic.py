@@ -18,6 +18,7 @@ import msgspec
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.health import answers
 from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
@@ -109,9 +110,7 @@ class Elastic:
         # Only a lost task has not saved a checkpoint.
         self._losses_in_a_row = self._losses_in_a_row + 1 if isinstance(reason, TaskLost) else 0
         if isinstance(reason, TaskLost) and self._losses_in_a_row > self._restarts:
-            print(f"tfdist: {reason}", file=sys.stderr, flush=True)
-            logging.shutdown()
-            os._exit(reason.exit_code)
+            end_process(reason)
         _log.warning("%s: restarting from the last checkpoint", reason)
         logging.shutdown()
         sys.stdout.flush()

@@ -109,8 +109,9 @@ class Supervisor:
             self._policy.stop()
         if self._control.fileno() in ready:
             self._read_commands()
-        if self._fork_server is not None and self._fork_server.control.fileno() in ready:
-            self._read_fork_server(self._fork_server)
+        server = self._fork_server
+        if server is not None and server.control.fileno() in ready and not server.read_state():
+            self._poll.unregister(server.control)
         self._forward_news()
         self._reap()
 
@@ -165,10 +166,6 @@ class Supervisor:
         output = self._log_writer.pipe_of(self._plan.lead)
         self._fork_server = ForkServer(self._plan.tasks, self._plan.command, output)
         self._poll.register(self._fork_server.control, select.POLLIN)
-
-    def _read_fork_server(self, fork_server: ForkServer) -> None:
-        if not fork_server.read_state():
-            self._poll.unregister(fork_server.control)
 
     def _settle_fork_server(self) -> bool:
         """Wait until the fork server is ready or has failed; return whether the tasks may start."""
