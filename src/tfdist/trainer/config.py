@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from msgspec.structs import asdict
 
 from tfdist._utils.config_values import Named
 from tfdist._utils.user_paths import exists
@@ -58,16 +59,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine: EngineSection = EngineSection()
 
     def strategy_options(self, cluster: ClusterConfig) -> dict[str, Any]:
-        """Return the arguments of `make_strategy`, except the cluster."""
-        communication = _given(self.communication)
-        options = {**_given(self.strategy), **({"communication": communication} if communication else {})}
+        """Return the arguments of `make_strategy`, except the cluster; None for what is not set."""
+        options = {**asdict(self.strategy), "communication": asdict(self.communication)}
         if cluster.ps:  # beside ps tasks, only workers use GPUs
-            options.pop("memory_growth", None)
+            del options["memory_growth"]
         return {"strategy": options.pop("name"), **options}
-
-
-def _given(section: msgspec.Struct) -> dict[str, Any]:
-    return {key: value for key, value in msgspec.structs.asdict(section).items() if value is not None}
 
 
 _RENAMED: dict[tuple[str, ...], str] = {

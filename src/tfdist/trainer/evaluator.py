@@ -115,4 +115,4 @@ def _next_whole(folder: Path, seen: int, damaged: set[int]) -> Checkpoint | None
 def _own_options(config: Config) -> dict[str, Any]:
     """Return the options of the cluster's strategy that apply to one process."""
     names = ("device", "logical_devices", "precision", "memory_growth")
-    return {name: value for name in names if (value := getattr(config.strategy, name)) is not None}
+    return {name: getattr(config.strategy, name) for name in names}
