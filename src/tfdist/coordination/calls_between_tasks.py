@@ -99,3 +99,10 @@ def resolver_of(strategy: Any) -> Any:
 
     resolver = cluster_resolver(strategy)
     return resolver if resolver is not None and resolver.cluster_spec().as_dict() else None
+
+
+def addresses_of(strategy: Any) -> dict[Task, str]:
+    """Return the address of each task of a strategy's cluster; none for a process alone."""
+    resolver = resolver_of(strategy)
+    jobs = {} if resolver is None else resolver.cluster_spec().as_dict()
+    return {Task(job, index): address for job, known in jobs.items() for index, address in enumerate(known)}

@@ -6,7 +6,7 @@ takes neither a disk nor a port, and works wherever training works.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
-from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
+from tfdist.coordination.calls_between_tasks import addresses_of, call, call_each, register, resolver_of
 
 _NAME = "bytes_sent"
 _UNKNOWN = -1  # the kernel does not report it
@@ -48,16 +48,11 @@ class Traffic:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         """Store the tasks to measure: those of the strategy's cluster, none for a process alone."""
         resolver = resolver_of(strategy)
-        spec = {} if resolver is None else resolver.cluster_spec().as_dict()
+        addresses = addresses_of(strategy)
         self._task = None if resolver is None else Task(resolver.task_type, resolver.task_id)
-        self._connections = _connections(spec, self._task) if self._task else None
+        self._connections = _connections(addresses, self._task) if self._task else None
         mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self._servers = [
-            Task(job, index)
-            for job, addresses in spec.items()
-            for index in range(len(addresses))
-            if not mirrored and Task(job, index) != self._task
-        ]
+        self._servers = [] if mirrored else [task for task in addresses if task != self._task]
         self.bytes_sent: dict[str, int] = {}
 
     def __enter__(self) -> "Traffic":
@@ -93,7 +88,8 @@ class Traffic:
 def reporting_traffic(cluster: ClusterConfig) -> Iterator[None]:
     """Report to the chief what this server has sent, whenever the chief asks within the block."""
     process = int.from_bytes(os.urandom(7), "big")
-    with _connections(cluster.tf_config()["cluster"], cluster.task or cluster.lead) as connections:
+    addresses = {task: cluster.address(task) for task in cluster.training().tasks()}
+    with _connections(addresses, cluster.task or cluster.lead) as connections:
 
         def report() -> Any:
             sent = connections.bytes_sent()
@@ -103,6 +99,6 @@ def reporting_traffic(cluster: ClusterConfig) -> Iterator[None]:
         yield
 
 
-def _connections(spec: Mapping[str, Sequence[str]], task: Task) -> Connections:
-    hosts = [split_address(address)[0] for addresses in spec.values() for address in addresses]
-    return Connections(split_address(spec[task.type][task.index])[1], hosts)
+def _connections(addresses: Mapping[Task, str], task: Task) -> Connections:
+    hosts = [split_address(address)[0] for address in addresses.values()]
+    return Connections(split_address(addresses[task])[1], hosts)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.profiler_span import EXCHANGE, span
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call, call_each, register, resolver_of
+from tfdist.coordination.calls_between_tasks import addresses_of, call, call_each, register, resolver_of
 from tfdist.errors import TfdistError
 from tfdist.profiling.clock_alignment import Before
 from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
@@ -53,9 +53,7 @@ class ClusterRecording:
         self._strategy = strategy
         resolver = resolver_of(strategy)
         own = Task("worker", 0) if resolver is None else Task(resolver.task_type, resolver.task_id)
-        spec = {} if resolver is None or self._is_mirrored else resolver.cluster_spec().as_dict()
-        tasks = (Task(job, index) for job, addresses in spec.items() for index in range(len(addresses)))
-        self._servers = [task for task in tasks if task != own]
+        self._servers = [] if self._is_mirrored else [task for task in addresses_of(strategy) if task != own]
         self._own = str(own)
         self._recorder = Recorder(self._own)
         self.known: list[Before] = []

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import tensorflow as tf
 
 from tfdist.cluster.config import Task
-from tfdist.coordination.calls_between_tasks import resolver_of
+from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.end_announcements import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
@@ -90,18 +90,15 @@ def is_about_a_task(error: BaseException) -> bool:
     return isinstance(error, (TaskLost, ExchangeError))
 
 
-def named(tasks: Sequence[tuple[str, int]], strategy: tf.distribute.Strategy) -> list[str]:
+def named(tasks: Sequence[Task], strategy: tf.distribute.Strategy) -> list[str]:
     """Return the tasks with their addresses."""
-    addresses = _addresses(strategy)
-    return [
-        f"{job}:{index} at {addresses[job, index]}" if (job, index) in addresses else f"{job}:{index}"
-        for job, index in tasks
-    ]
+    addresses = addresses_of(strategy)
+    return [f"{task} at {addresses[task]}" if task in addresses else str(task) for task in tasks]
 
 
 def servers_needed(strategy: tf.distribute.Strategy) -> list[Task]:
     """Return the tasks that serve this chief, and without which it cannot continue."""
-    tasks = [Task(*task) for task in _addresses(strategy)]
+    tasks = list(addresses_of(strategy))
     is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     others = ("chief", "evaluator", *(["worker"] if is_asynchronous else []))
     if not any(task.type == "ps" for task in tasks):
@@ -121,15 +118,13 @@ def refusing_tasks(strategy: tf.distribute.Strategy, job: str) -> list[str]:
 
 def are_lost(workers: Collection[int], strategy: tf.distribute.Strategy) -> bool:
     """Return whether all of these workers are gone, or the chief continues without them."""
-    addresses = _addresses(strategy)
-    return all(
-        is_continued_without(Task("worker", index)) or answers(addresses["worker", index]) is False
-        for index in workers
-    )
+    addresses = addresses_of(strategy)
+    tasks = [Task("worker", index) for index in workers]
+    return all(is_continued_without(task) or answers(addresses[task]) is False for task in tasks)
 
 
 def _tasks_whose_answer_is(answer: bool | None, strategy: tf.distribute.Strategy, job: str) -> list[str]:
-    addresses = _addresses(strategy)
+    addresses = addresses_of(strategy)
     tasks = [task for task in addresses if task[0] == job]
     return named([task for task in tasks if answers(addresses[task]) is answer], strategy)
 
@@ -152,7 +147,7 @@ def _names_a_task(error: Exception) -> bool:
 
 
 def _are_all_there(strategy: tf.distribute.Strategy) -> bool:
-    return all(answers(address) for address in _addresses(strategy).values())
+    return all(answers(address) for address in addresses_of(strategy).values())
 
 
 def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
@@ -162,8 +157,8 @@ def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
     tasks that are well. A task that refuses connections is gone; then tasks that are only slow are left out.
     """
     plain = _NOT_GONE.sub("", text)
-    said = list(dict.fromkeys((job, int(index)) for job, index in _TASK.findall(plain)))
-    addresses = _addresses(strategy)
+    said = list(dict.fromkeys(Task(job, int(index)) for job, index in _TASK.findall(plain)))
+    addresses = addresses_of(strategy)
     for tasks in (said, list(addresses)):
         known = {task: answers(addresses[task]) for task in tasks if task in addresses}
         refusing = [task for task, answer in known.items() if answer is False]
@@ -171,9 +166,3 @@ def _missing(text: str, strategy: tf.distribute.Strategy) -> list[str]:
         if silent:
             return named(silent, strategy)
     return named(said, strategy)  # all tasks answer again, or have no known address
-
-
-def _addresses(strategy: tf.distribute.Strategy) -> dict[tuple[str, int], str]:
-    resolver = resolver_of(strategy)
-    spec = {} if resolver is None else resolver.cluster_spec().as_dict()
-    return {(job, index): address for job, known in spec.items() for index, address in enumerate(known)}

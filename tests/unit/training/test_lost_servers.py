@@ -5,6 +5,7 @@ import socket
 import pytest
 import tensorflow as tf
 
+from tfdist.cluster.config import Task
 from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training import lost_task_errors
 from tfdist.training.data.count_batches_taken import Execution
@@ -17,11 +18,11 @@ def test_a_task_that_refuses_connections_is_named(monkeypatch):
         unheard.bind(("127.0.0.1", 0))  # and does not listen, so that nobody else gets the port
         closed = f"127.0.0.1:{unheard.getsockname()[1]}"
         addresses = {
-            ("ps", 0): f"127.0.0.1:{silent.getsockname()[1]}",
-            ("ps", 1): closed,
-            ("worker", 0): closed,
+            Task("ps", 0): f"127.0.0.1:{silent.getsockname()[1]}",
+            Task("ps", 1): closed,
+            Task("worker", 0): closed,
         }
-        monkeypatch.setattr(lost_task_errors, "_addresses", lambda strategy: addresses)
+        monkeypatch.setattr(lost_task_errors, "addresses_of", lambda strategy: addresses)
         assert lost_task_errors.refusing_tasks(None, "ps") == [f"ps:1 at {closed}"]
 
 
@@ -29,10 +30,10 @@ def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monk
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         addresses = {
-            ("worker", index): f"127.0.0.1:{each.getsockname()[1]}"
+            Task("worker", index): f"127.0.0.1:{each.getsockname()[1]}"
             for index, each in enumerate((silent, unheard))
         }
-        monkeypatch.setattr(lost_task_errors, "_addresses", lambda strategy: addresses)
+        monkeypatch.setattr(lost_task_errors, "addresses_of", lambda strategy: addresses)
         assert lost_task_errors.are_lost({1}, None)
         assert not lost_task_errors.are_lost({0, 1}, None)
         monkeypatch.setattr(lost_task_errors, "is_continued_without", lambda task: task == ("worker", 0))

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 
 import tensorflow as tf
 
-from tfdist.coordination.calls_between_tasks import resolver_of
+from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.training.lost_task_errors import silent_tasks
@@ -40,9 +40,7 @@ def write_to_servers(strategy: tf.distribute.Strategy, write: Callable[[], None]
 
 def _server_count(strategy: tf.distribute.Strategy) -> int:
     if strategy not in _server_counts:
-        resolver = resolver_of(strategy)
-        servers = [] if resolver is None else resolver.cluster_spec().as_dict().get("ps", [])
-        _server_counts[strategy] = len(servers)
+        _server_counts[strategy] = sum(task.type == "ps" for task in addresses_of(strategy))
     return _server_counts[strategy]
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced
+from tfdist.cluster.config import Task
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
@@ -201,7 +202,7 @@ class CoordinatedRunner:
         if self._is_winding_up or not (self._is_over_for_all(epoch) and self._parts.unfinished()):
             return False
         readers = self._parts.hand_over(epoch.exhausted)
-        lost = " and ".join(named([("worker", index) for index in sorted(epoch.gone)], self._strategy))
+        lost = " and ".join(named([Task("worker", index) for index in sorted(epoch.gone)], self._strategy))
         _log.warning("lost %s: other workers read what is left of its part of the data", lost)
         self._make_iterator()
         epoch.exhausted.difference_update(readers)

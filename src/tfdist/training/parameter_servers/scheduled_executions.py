@@ -125,5 +125,5 @@ class ScheduledExecutions:
     def _end_stuck_workers(self) -> None:
         """End the workers that answer, but have been at work on one execution for longer than the limit."""
         for index, (seconds, limit) in self._executions.stuck(timeout_in_force()).items():
-            [where] = named([("worker", index)], self._strategy)
+            [where] = named([Task("worker", index)], self._strategy)
             end_stalled_worker(Task("worker", index), where, seconds, limit)

@@ -47,7 +47,7 @@ def test_a_slow_write_is_awaited_and_its_error_is_raised(monkeypatch):
 def test_the_servers_of_a_strategy_are_counted_once(monkeypatch):
     counted, written = [], []
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    monkeypatch.setattr(await_server_writes, "resolver_of", counted.append)
+    monkeypatch.setattr(await_server_writes, "addresses_of", lambda of: counted.append(of) or {})
     for number in range(3):
         write_to_servers(strategy, lambda number=number: written.append(number))
     assert counted == [strategy]
