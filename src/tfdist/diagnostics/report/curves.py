@@ -38,7 +38,7 @@ def _steps(title: str, runs: Sequence[RunFacts], names: Sequence[str], **options
         curves = {"training": training_curve(facts, metric), "test": test_curve(facts, metric)}
         for offset, (of, points) in enumerate(curves.items()):
             name = f"{_prefix(runs, names, index)}{of}"
-            series.append(Series(name, points, index + 2 * offset, bool(index)))
+            series.append(Series(name, points, index + 2 * offset))
     return Chart(title, "step", metric, series, **options)
 
 
@@ -58,9 +58,7 @@ def _epochs(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
                     for event in events
                     if (value := event.logs.get(name)) is not None
                 ]
-                series.append(
-                    Series(f"{_prefix(runs, names, index)}{of}", points, index + 2 * offset, bool(index))
-                )
+                series.append(Series(f"{_prefix(runs, names, index)}{of}", points, index + 2 * offset))
         charts.append(Chart(f"{metric} of each epoch", "epoch", metric, series))
     return charts
 
@@ -76,20 +74,13 @@ def speed_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     of_what = "examples/s" if any(map(reports_speed, runs)) else "steps/s"
     happened, bands = _happened(runs, names, now)
     speeds = [
-        Series(names[index] if len(runs) > 1 else "all tasks", speed_curve(facts, now), index, bool(index))
+        Series(names[index] if len(runs) > 1 else "all tasks", speed_curve(facts, now), index)
         for index, facts in enumerate(runs)
     ]
+    steps = _step_series(runs, names, now)
     charts = [
         Chart("Throughput of the cluster", unit, of_what, speeds, happened, bands, from_zero=True),
-        Chart(
-            "Computing time of a step",
-            unit,
-            "ms",
-            _step_series(runs, names, now),
-            happened,
-            bands,
-            from_zero=True,
-        ),
+        Chart("Computing time of a step", unit, "ms", steps, happened, bands, from_zero=True),
     ]
     return "".join(map(draw_chart, charts))
 
@@ -113,24 +104,17 @@ def _step_series(
 ) -> list[Series]:
     curves = [step_times(facts, now) for facts in runs]
     if len(runs) == 1 and len(curves[0]) <= _MOST_TASKS:
-        return [
-            Series(task, points, style, bool(style % 2))
-            for style, (task, points) in enumerate(curves[0].items())
-        ]
-    if len(runs) == 1:
-        kinds: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
-            ("slowest task", max),
-            ("median task", statistics.median),
-            ("fastest task", min),
-        )
-        return [
-            Series(name, _over_tasks(curves[0], choose), style, bool(style % 2))
-            for style, (name, choose) in enumerate(kinds)
-        ]
-    return [
-        Series(f"{names[index]}, median task", _over_tasks(each, statistics.median), index, bool(index))
-        for index, each in enumerate(curves)
-    ]
+        lines = curves[0]
+    elif len(runs) == 1:
+        lines = {
+            "slowest task": _over_tasks(curves[0], max),
+            "median task": _over_tasks(curves[0], statistics.median),
+            "fastest task": _over_tasks(curves[0], min),
+        }
+    else:
+        each_median = (_over_tasks(each, statistics.median) for each in curves)
+        lines = {f"{name}, median task": points for name, points in zip(names, each_median, strict=True)}
+    return [Series(name, points, style) for style, (name, points) in enumerate(lines.items())]
 
 
 def _over_tasks(curves: dict[str, Points], choose: Callable[[list[float]], float]) -> Points:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfdist.diagnostics.report.markup import details, escape, number, slug, table
 
@@ -33,14 +33,17 @@ class Series:
     Attributes:
         name: What the legend says.
         points: The points; those that are not finite are left out.
-        style: The number of its colour and shape.
-        is_dashed: Whether the line is dashed.
+        style: The number of its colour and shape; the line of an odd one is dashed.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     style: int = 0
-    is_dashed: bool = False
+
+    @property
+    def look(self) -> str:
+        """Return the classes of its colour and line."""
+        return f"c{self.style}{' dashed' if self.style % 2 else ''}"
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,11 @@ class _Scale:
 
 def draw_chart(chart: Chart) -> str:
     """Return a figure of HTML and SVG; empty if no series has a point."""
-    series = [_cleaned(each) for each in chart.series]
-    series = [each for each in series if each.points]
+    series = [each for each in map(_cleaned, chart.series) if each.points]
     if not series:
         return ""
     name = slug(chart.title)
-    drawn = [Series(each.name, _thinned(each.points), each.style, each.is_dashed) for each in series]
+    drawn = [replace(each, points=_thinned(each.points)) for each in series]
     return (
         f'<figure class="chart"><figcaption><h3>{escape(chart.title)}</h3></figcaption>'
         f"{_legend(chart, drawn)}{_svg(chart, drawn, name)}"
@@ -120,7 +122,7 @@ def draw_chart(chart: Chart) -> str:
 
 def _cleaned(series: Series) -> Series:
     points = [(x, y) for x, y in series.points if abs(x) < _LARGEST and abs(y) < _LARGEST]
-    return Series(series.name, points, series.style % _COLOURS, series.is_dashed)
+    return Series(series.name, points, series.style % _COLOURS)
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -214,15 +216,14 @@ def _line(series: Series, across: _Scale, up: _Scale, chart: Chart) -> str:
         f"<title>{escape(f'{series.name}: {chart.format_y(y)} at {number(x)} {chart.x_name}')}</title></path>"
         for (x, y), (left, top) in list(zip(series.points, places, strict=True))[::every]
     )
-    dash = " dashed" if series.is_dashed else ""
     line = f'<path class="line" d="{"".join(steps)}"/>'
-    return f'<g class="c{series.style}{dash}">{line}<g class="dots">{dots}</g></g>'
+    return f'<g class="{series.look}">{line}<g class="dots">{dots}</g></g>'
 
 
 def _legend(chart: Chart, series: Sequence[Series]) -> str:
     entries = [
-        f'<li><svg viewBox="-14 -7 28 14" width="28" height="14" aria-hidden="true"><g class="c{each.style}'
-        f'{" dashed" if each.is_dashed else ""}"><path class="line" d="M-14,0H14"/>'
+        f'<li><svg viewBox="-14 -7 28 14" width="28" height="14" aria-hidden="true"><g class="{each.look}">'
+        f'<path class="line" d="M-14,0H14"/>'
         f'<g class="dots"><path d="{_SHAPES[each.style]}"/></g></g></svg>{escape(each.name)}</li>'
         for each in series
     ]
