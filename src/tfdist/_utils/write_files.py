@@ -142,15 +142,11 @@ def opened_stream(path: Path) -> BinaryIO | None:
 
 def write_json(path: Path, value: Any, *, is_private: bool = False) -> None:
     """Write a value as JSON, atomically."""
-    write_whole(path, _as_json(value), is_private=is_private)
+    write_whole(path, as_json(value), is_private=is_private)
 
 
-def write_json_output(path: Path, value: Any) -> None:
-    """Write a value as JSON to what a user has named for output: see `write_output`."""
-    write_output(path, _as_json(value))
-
-
-def _as_json(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
+    """Return a value as JSON for people."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 

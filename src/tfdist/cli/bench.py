@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.plotting import file_to_draw
-from tfdist._utils.write_files import local_path, write_json_output
+from tfdist._utils.write_files import as_json, local_path, write_output
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
 from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
@@ -78,7 +78,7 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
     results = measure_scaling(bench, counts)
     show_scaling(results)
     if json:
-        write_json_output(Path(json), as_values(results))
+        write_output(Path(json), as_json(as_values(results)))
     if file:
         draw(results, file)
 
@@ -93,7 +93,7 @@ def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
     results = tune(bench, tried)
     show_tuning(results)
     if json:
-        write_json_output(Path(json), as_values(results))
+        write_output(Path(json), as_json(as_values(results)))
 
 
 def _record(settings: Settings, folder: Path, steps: int, warmup: int) -> None:

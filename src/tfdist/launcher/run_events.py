@@ -94,7 +94,7 @@ class Configured(_Event):
     config: dict[str, Any]
 
 
-class RunStarted(_Event):
+class RunStarted(_Event, kw_only=True):
     """The chief starts to train, or resumes from the checkpoint of a step.
 
     Where a script calls `fit`, the data have no name, and their sizes, also that of a batch, are 0.
@@ -103,14 +103,14 @@ class RunStarted(_Event):
     strategy: str
     model: str
     parameters: int
-    data: str
-    substitute_for: str | None
-    train_examples: int
-    test_examples: int
-    batch_size: int
+    data: str = ""
+    substitute_for: str | None = None
+    train_examples: int = 0
+    test_examples: int = 0
+    batch_size: int = 0
     step: int
     steps: int
-    steps_lost: int
+    steps_lost: int = 0
     cluster: dict[str, int]
     versions: dict[str, str]
     addresses: dict[str, str] = {}
