@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-_HALF = 1 << 16
+# Of Python's generator, and of NumPy's: its words; where it is in them; and the next normal number, if any.
+_STATE = struct.Struct("!625I Id 624I I Id")
 
 
 def share_random_state(add_up: Callable[[Sequence[float]], Sequence[float]], *, is_chief: bool) -> None:
@@ -21,45 +22,23 @@ def share_random_state(add_up: Callable[[Sequence[float]], Sequence[float]], *, 
         add_up: Returns the sums of the workers' numbers, exact up to 24 bits.
         is_chief: Whether this is the worker whose state the others copy.
     """
-    halves = [part for word in _words() for part in divmod(word, _HALF)]
-    sums = [round(total) for total in add_up([float(half) if is_chief else 0.0 for half in halves])]
-    words = [high * _HALF + low for high, low in zip(sums[::2], sums[1::2], strict=True)]
+    halves = np.frombuffer(_state(), ">u2").tolist()
+    sums = add_up([float(half) if is_chief else 0.0 for half in halves])
     if not is_chief:
-        _set(words)
+        _set(np.rint(sums).astype(">u2").tobytes())
 
 
-def _words() -> list[int]:
-    """Return the state of both generators as 32-bit numbers."""
-    _, of_python, gauss = random.getstate()
+def _state() -> bytes:
+    """Return the state of both generators."""
+    _, of_python, normal = random.getstate()
     state: Any = np.random.get_state(legacy=True)
-    _, of_numpy, position, has_gauss, cached = state
-    return [
-        *of_python,
-        *_of_float(gauss),
-        *map(int, of_numpy),
-        position,
-        *_of_float(cached if has_gauss else None),
-    ]
+    _, of_numpy, position, has_normal, cached = state
+    is_there = normal is not None
+    return _STATE.pack(*of_python, is_there, normal or 0.0, *of_numpy.tolist(), position, has_normal, cached)
 
 
-def _set(words: list[int]) -> None:
-    version, of_python, _ = random.getstate()
-    count = len(of_python)
-    random.setstate((version, tuple(words[:count]), _to_float(words[count : count + 3])))
-    rest = words[count + 3 :]
-    cached = _to_float(rest[625:])
-    keys = np.array(rest[:624], np.uint32)
-    np.random.set_state(("MT19937", keys, rest[624], int(cached is not None), cached or 0.0))
-
-
-def _of_float(value: float | None) -> list[int]:
-    """Return whether there is a value, and its 64 bits in two words."""
-    bits = int.from_bytes(struct.pack("!d", value or 0.0), "big")
-    return [int(value is not None), *divmod(bits, 1 << 32)]
-
-
-def _to_float(words: Sequence[int]) -> float | None:
-    is_there, high, low = words
-    value: float
-    [value] = struct.unpack("!d", ((high << 32) + low).to_bytes(8, "big"))
-    return value if is_there else None
+def _set(state: bytes) -> None:
+    values = _STATE.unpack(state)
+    of_python, (is_there, normal), of_numpy = values[:625], values[625:627], values[627:1251]
+    random.setstate((random.getstate()[0], of_python, normal if is_there else None))
+    np.random.set_state(("MT19937", np.array(of_numpy, np.uint32), *values[1251:]))
