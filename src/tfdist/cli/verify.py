@@ -8,12 +8,12 @@ batch changes in one process. The exit status is 1 where they do not. Dropout is
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
@@ -96,11 +96,11 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
 
 def _run(words: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    run = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if run.returncode:
-        last = (run.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("tfdist: ")
-        error = TfdistError("verify", f"one process could not train: {last}")
-        error.exit_code = run.returncode
+    ended = run_process(words, seconds=_SECONDS, environ=environ)
+    if ended.problem:
+        problem = ended.problem.removeprefix("tfdist: ")
+        error = TfdistError("verify", f"one process could not train: {problem}")
+        error.exit_code = ended.status
         raise error
 
 

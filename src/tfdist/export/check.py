@@ -1,7 +1,6 @@
 """Check that an exported model works without the process that trained it."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist._utils.read_untrusted_files import glob_free_path
+from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist.errors import TfdistError
 from tfdist.models.output_kind import Outputs
@@ -105,15 +105,8 @@ def _run(words: list[str], path: Path) -> None:
     # On the CPU and without this process's cluster, as a program that serves the model loads it.
     environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    try:
-        run = subprocess.run(
-            words, env=environ, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TfdistError(str(path), f"a new process did not load the export in {_SECONDS} s") from None
-    if run.returncode:
-        last = (run.stderr.strip().splitlines() or [f"it ended with {run.returncode}"])[-1]
-        raise TfdistError(str(path), f"a new process could not load the export: {last}")
+    if problem := run_process(words, seconds=_SECONDS, environ=environ).problem:
+        raise TfdistError(str(path), f"a new process could not load the export: {problem}")
 
 
 def _difference(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist._utils.run_process import signal_name
 from tfdist.cluster.config import Task
 from tfdist.errors import LOST, TfdistError
 
 _CODES_AFTER_SIGTERM = (0, LOST, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal; real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass(frozen=True)

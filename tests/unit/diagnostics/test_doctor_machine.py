@@ -234,7 +234,7 @@ def software(tmp_path, code, seconds=60.0, root=Path("/"), **variables):
             "No module",
             "pip install tensorflow",
         ),
-        ("import time; time.sleep(60)", "does not load within 0.5 s", "install it again"),
+        ("import time; time.sleep(60)", "does not load: not done within 0.5 s", "install it again"),
         ("import sys; sys.exit()", "prints no version", "install it again"),
     ],
 )

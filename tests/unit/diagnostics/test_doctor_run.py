@@ -91,7 +91,7 @@ def test_a_data_folder_that_does_not_exist_is_a_failure(written):
     [
         ("fails", "RuntimeError: layers do not fit"),
         ("crashes", "SIGSEGV ended the process"),
-        ("hangs", "is not done within 300 s"),
+        ("hangs", "not done within 300 s"),
         ("missing", "has no 'missing'"),
     ],
 )

@@ -1,17 +1,16 @@
 """Check a run: its data, its model, and the memory that a task needs; a process of its own tries them."""
 
 import hashlib
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.rehearsal_parts import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.doctor.check_software import why_ended
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
 from tfdist.diagnostics.environment import bytes_available, memory_left
 from tfdist.diagnostics.estimate import estimate_tasks, one_of_each
@@ -33,11 +32,7 @@ def try_parts(plan: Plan, *, seconds: float = _SECONDS) -> list[Part]:
         output.touch()
         asked = msgspec.json.encode(msgspec.structs.replace(plan, output=str(output))).decode()
         words = [sys.executable, "-m", "tfdist.benchmark.rehearsal", asked]
-        try:
-            run = subprocess.run(words, capture_output=True, timeout=seconds, check=False)
-            problem = why_ended(run.returncode, run.stderr) if run.returncode else ""
-        except subprocess.TimeoutExpired:
-            problem = f"is not done within {seconds:g} s"
+        problem = run_process(words, seconds=seconds).problem
         lines = output.read_bytes().splitlines()
     parts = [msgspec.json.decode(line, type=Part) for line in lines]
     if problem:

@@ -6,7 +6,6 @@ A process of its own loads it: it may crash, as on a processor without AVX, or h
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +15,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tfdist import __version__
+from tfdist._utils.run_process import last_line, run_process
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import gpu_names
-from tfdist.launcher.outcome import signal_name
 
 _SECONDS_TO_LOAD = 180.0
 _CODE = """
@@ -56,31 +55,13 @@ def check_software(
 def _load(environ: Mapping[str, str], seconds: float) -> tuple[Loaded, str]:
     """Load TensorFlow in a process of its own; return what it saw, and why there is nothing."""
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **environ}
+    ended = run_process([sys.executable, "-c", _CODE], seconds=seconds, environ=variables)
+    if ended.problem:
+        return Loaded(), f"does not load: {ended.problem}"
     try:
-        run = subprocess.run(
-            [sys.executable, "-c", _CODE], capture_output=True, timeout=seconds, env=variables, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Loaded(), f"does not load within {seconds:g} s"
-    if run.returncode:
-        return Loaded(), f"does not load: {why_ended(run.returncode, run.stderr)}"
-    try:
-        return msgspec.json.decode(last_line(run.stdout), type=Loaded), ""
+        return msgspec.json.decode(last_line(ended.output), type=Loaded), ""
     except msgspec.MsgspecError:
         return Loaded(), "loads, but prints no version"
-
-
-def why_ended(status: int, errors: bytes) -> str:
-    """Return in one line why a process has failed: its signal, or the last line that it wrote."""
-    if status < 0:
-        return f"{signal_name(-status)} ended the process"
-    return last_line(errors) or f"exit status {status}"
-
-
-def last_line(output: bytes) -> str:
-    """Return the last line that a process has written, or nothing."""
-    lines = output.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
 
 
 def _own_versions() -> Iterator[Finding]:

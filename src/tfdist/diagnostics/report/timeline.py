@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
+from tfdist._utils.run_process import signal_name
 from tfdist.diagnostics.report.markup import duration
 from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.svg_charts import Band, Mark
 from tfdist.launcher import run_events
-from tfdist.launcher.outcome import signal_name
 
 Points = list[tuple[float, float]]
 _MOST_CHECKPOINTS = 40  # that a chart marks
