@@ -27,10 +27,11 @@ import json, os, signal, sys, time
 from pathlib import Path
 here = Path({here!r})
 me = "{{type}}-{{index}}".format(**json.loads(os.environ["TF_CONFIG"])["task"])
-with open(here / f"{{me}}.lives", "a") as file:
-    file.write(f"{{os.getpid()}}\\n")
-life = (here / f"{{me}}.lives").read_text().count("\\n")
+mine = here / f"{{me}}.lives"
+life = 1 + (mine.read_text().count("\\n") if mine.exists() else 0)
 print(f"life {{life}}", flush=True)
+with open(mine, "a") as file:  # last: who waits for it may end this process, which prints in two writes
+    file.write(f"{{os.getpid()}}\\n")
 def until(name, life):
     while not (here / f"{{name}}.lives").exists() or (here / f"{{name}}.lives").read_text().count("\\n") < life:
         time.sleep(0.01)
