@@ -128,9 +128,7 @@ def _download(builder: Any, name: str, data_dir: Path) -> None:
                 raise Unavailable(
                     name,
                     f"is not in {data_dir}, and the download would fail: {reason}",
-                    remedy=_remedy(
-                        name, manual, [info.filename for url, info in urls.items() if url in missing]
-                    ),
+                    remedy=_remedy(manual, [info.filename for url, info in urls.items() if url in missing]),
                 )
     _log.info("%s: downloading and preparing in %s", name, data_dir)
     try:
@@ -141,11 +139,11 @@ def _download(builder: Any, name: str, data_dir: Path) -> None:
     except Exception as error:  # a builder may raise errors of requests, of TensorFlow and its own
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise Unavailable(
-            name, f"could not be prepared in {data_dir}: {reason}", remedy=_remedy(name, manual, [])
+            name, f"could not be prepared in {data_dir}: {reason}", remedy=_remedy(manual, [])
         ) from error
 
 
-def _remedy(name: str, manual: Path, files: list[str]) -> str:
+def _remedy(manual: Path, files: list[str]) -> str:
     by_hand = f"place {', '.join(files[:6])} in {manual}" if files else f"place its originals in {manual}"
     return (
         f"Set data_dir or TFDS_DATA_DIR to a folder that has it prepared, or {by_hand}, "
