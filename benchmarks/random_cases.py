@@ -89,7 +89,7 @@ class OwnTracker(OwnStep):
     @property
     def metrics(self) -> list[Any]:
         """Return the metrics to reset."""
-        return [*super().metrics, self.seen]
+        return [self.seen]
 
     def train_step(self, data: Any) -> Any:
         """Train on a batch."""

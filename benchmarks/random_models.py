@@ -108,7 +108,7 @@ def trained(case: Case, seed: int, fit: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _trained_once(case: Case, draw: random.Random, fit: Callable[..., Any], name: str) -> dict[str, Any]:
-    model, x, y, weights, *_ = case
+    model, y, weights, x = case.model, case.y, case.weights, _fed(case.x)
     options: dict[str, Any] = {"epochs": draw.choice([2, 2, 3]), "verbose": 0, "shuffle": False}
     options["initial_epoch"] = draw.choice([0, 0, 0, 1])
     parts = tuple(
@@ -134,7 +134,7 @@ def _trained_once(case: Case, draw: random.Random, fit: Callable[..., Any], name
 def _data(case: Case, parts: Any, draw: random.Random) -> dict[str, Any]:
     """Return the data in the form of a case, as arguments of `fit`."""
     if case.form in ("arrays", "tensors"):
-        whole = (case.x, case.y, case.weights)
+        whole = (_fed(case.x), case.y, case.weights)
         if case.form == "tensors":
             whole = tf.nest.map_structure(lambda part: None if part is None else tf.constant(part), whole)
         steps = draw.choice([None, None, None, 2])
@@ -176,6 +176,11 @@ def _data(case: Case, parts: Any, draw: random.Random) -> dict[str, Any]:
     return {"x": Sequence()}
 
 
+def _fed(x: Any) -> Any:
+    """Return inputs with tensors of strings, of which Keras takes no arrays."""
+    return tf.nest.map_structure(lambda part: tf.constant(part) if part.dtype == object else part, x)
+
+
 def _batched(parts: Any, size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(parts).batch(size, drop_remainder=drop_remainder)
 
@@ -194,7 +199,7 @@ def numbers_of(
     with scope:
         case = drawn(seed)
     found = trained(case, seed, fit)
-    model, x, y, weights = case.model, case.x, case.y, case.weights
+    model, x, y, weights = case.model, _fed(case.x), case.y, case.weights
     options = {"verbose": 0, "return_dict": True}
     tested = evaluate(model, x, y, sample_weight=weights, batch_size=case.batch + 1, **options)
     found |= {f"evaluate {name}": value for name, value in tested.items()}
