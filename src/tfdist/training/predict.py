@@ -36,7 +36,7 @@ from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.prediction_outputs import decoded, encoded, joined
-from tfdist.training.reduction import batch_size, unpacked
+from tfdist.training.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
@@ -199,9 +199,11 @@ def _step(model: Any, cluster: Cluster, traces: Traces) -> PredictStep | PlainPr
 def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[tf.Tensor, Any]:
     """Return the numbers and outputs of the examples of a replica's part of a batch."""
     numbers, data = batch
-    size = tf.shape(numbers)[0] if strategy.num_replicas_in_sync > 1 else None
-    if size is not None:
-        data = with_an_example(data, size)
+    size = None
+    if strategy.num_replicas_in_sync > 1:
+        data = with_an_example(data, tf.shape(numbers)[0])
+        numbers = numbers[: tf.math.count_nonzero(numbers >= 0)]  # without those of repeated examples
+        size = tf.shape(numbers)[0]
     predict_step = as_in_keras(model, model.predict_step)
     predicted = predict_step(data if has_own(model, "predict_step") else (data,))
     if size is not None and any(output.shape.rank == 0 for output in tf.nest.flatten(predicted)):
@@ -213,13 +215,26 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
     """Return a data set with a number for each example, to find its place however the data are distributed.
 
     Where one replica has the whole batch, which need not be of examples alone, the batch has one number.
-    Unless `whole`, keep only the inputs of each batch.
+    Unless `whole`, keep only the inputs of each batch. If a batch has fewer examples than there are replicas,
+    the last one is repeated, with the number -1: models may refuse one that is made up.
     """
+    replicas = strategy.num_replicas_in_sync
 
     def number(start: tf.Tensor, data: Any) -> tuple[tf.Tensor, Any]:
         x, _, _ = unpacked(data)
-        end = start + tf.cast(batch_size(x) if strategy.num_replicas_in_sync > 1 else 1, tf.int64)
-        return end, (tf.range(start, end), data if whole else x)
+        end = start + tf.cast(batch_size(x) if replicas > 1 else 1, tf.int64)
+        numbers, kept = tf.range(start, end), data if whole else x
+        has_sparse = any(isinstance(part, tf.SparseTensor) for part in tf.nest.flatten(kept))
+        if replicas == 1 or has_sparse or (rows_of(x) or 0) >= replicas:
+            return end, (numbers, kept)
+        size = tf.shape(numbers)[0]
+        missing = tf.maximum(replicas - size, 0) * tf.cast(size > 0, size.dtype)
+
+        def repeated(part: Any) -> Any:
+            return None if part is None else tf.concat([part, tf.repeat(part[-1:], missing, axis=0)], axis=0)
+
+        numbers = tf.concat([numbers, tf.fill([missing], tf.constant(-1, tf.int64))], axis=0)
+        return end, (numbers, tf.nest.map_structure(repeated, kept))
 
     return dataset.scan(tf.constant(0, tf.int64), tf.autograph.experimental.do_not_convert(number))
 

@@ -6,11 +6,16 @@ from types import TracebackType
 
 import tensorflow as tf
 
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
+
+_TWO_STRATEGIES = "Mixing different tf.distribute.Strategy objects"
 
 
 def print_own_errors_in_a_line() -> None:
-    """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status."""
+    """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status.
+
+    So is TensorFlow's error of a second strategy, which scripts of tutorials make.
+    """
     leave_out_errors_of_executors()
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return
@@ -20,6 +25,11 @@ def print_own_errors_in_a_line() -> None:
         own = error
         while type(own).__name__ == "StagingError" and own.__context__ is not None:
             own = own.__context__  # AutoGraph raised it in a step of the script
+        if isinstance(own, RuntimeError) and str(own).startswith(_TWO_STRATEGIES):
+            remedy = (
+                "Leave it out: tfdist.start() makes the strategy, and enters its scope for the whole script"
+            )
+            own = ConfigError("the script", "makes a strategy of its own", remedy=remedy)
         if not isinstance(own, TfdistError):
             others(kind, error, trace)
             return

@@ -60,6 +60,23 @@ def test_predicts_one_picture_and_many(strategy, count):
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 predicts on replicas itself")
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_a_lookup_that_refuses_what_it_does_not_know_gets_only_what_there_is(strategy, count):
+    vocabulary = ["ash", "fir", "oak"]
+    names = np.array(vocabulary * 5, dtype=object)[:count, np.newaxis]
+
+    def made():
+        name = keras.Input((1,), dtype="string")
+        lookup = keras.layers.StringLookup(vocabulary=vocabulary, num_oov_indices=0, output_mode="one_hot")
+        return keras.Model(name, lookup(name))
+
+    with strategy.scope():
+        model = made()
+    found = predict(model, batches(names), verbose=0)
+    assert found == pytest.approx(made().predict(batches(names), verbose=0))
+
+
 class Dense(keras.Model):
     """A model that is built by its first batch."""
 

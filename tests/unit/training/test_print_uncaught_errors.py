@@ -42,6 +42,23 @@ def test_an_executor_that_misses_a_lost_task_prints_nothing(error, is_shown):
     assert ("Exception ignored" in done.stderr) == is_shown
 
 
+def test_a_second_strategy_is_named_in_a_line():
+    script = """
+import tensorflow as tf
+import tfdist
+tfdist.start()
+with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    line = "tfdist: the script: makes a strategy of its own. Leave it out: tfdist.start() makes the strategy"
+    assert line in done.stderr
+    assert done.stderr.endswith("(<string>, line 5)\n")
+
+
 def test_another_error_keeps_its_traceback():
     done = run(LOST, 'ValueError("of the script")')
     assert done.returncode == 1
