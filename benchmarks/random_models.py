@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from random_cases import Case, drawn
+from drawn_model import Case, drawn
 
 import tfdist
 from tfdist.errors import ConfigError

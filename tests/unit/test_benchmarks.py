@@ -58,6 +58,14 @@ print(soak.rows_by_fault([whole, broken]))
 """
 
 
+def test_no_file_of_the_tests_has_the_name_of_a_benchmark() -> None:
+    # A process that imports both finds the first: this file puts the benchmarks on the path of those after it.
+    names = [
+        {path.name for path in folder.rglob("*.py")} for folder in (BENCHMARKS, BENCHMARKS.parent / "tests")
+    ]
+    assert names[0] & names[1] == set()
+
+
 def test_a_broken_run_has_recovered_from_none_of_its_faults() -> None:
     environ = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     ended = subprocess.run([sys.executable, "-c", SOAK], env=environ, capture_output=True, text=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from random_layers import BODIES, LENGTH, NAMES, WORDS, on_numbers
+from drawn_layers import BODIES, LENGTH, NAMES, WORDS, on_numbers
 
 keras: Any = tf.keras
 CLASSES = 3
