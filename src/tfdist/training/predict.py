@@ -224,11 +224,13 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
         x, _, _ = unpacked(data)
         end = start + tf.cast(batch_size(x) if replicas > 1 else 1, tf.int64)
         numbers, kept = tf.range(start, end), data if whole else x
-        has_sparse = any(isinstance(part, tf.SparseTensor) for part in tf.nest.flatten(kept))
-        if replicas == 1 or has_sparse or (rows_of(x) or 0) >= replicas:
+        parts = [part for part in tf.nest.flatten(kept) if part is not None]
+        is_refused = any(isinstance(part, tf.SparseTensor) or not part.shape.rank for part in parts)
+        if replicas == 1 or is_refused or (rows_of(x) or 0) >= replicas:
             return end, (numbers, kept)
         size = tf.shape(numbers)[0]
-        missing = tf.maximum(replicas - size, 0) * tf.cast(size > 0, size.dtype)
+        has_rows = (size > 0) & tf.reduce_all([batch_size(part) == size for part in parts])
+        missing = tf.maximum(replicas - size, 0) * tf.cast(has_rows, size.dtype)
 
         def repeated(part: Any) -> Any:
             return None if part is None else tf.concat([part, tf.repeat(part[-1:], missing, axis=0)], axis=0)

@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
         assert mine == pytest.approx(its, rel=close, abs=close)
     tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
     assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
-    assert not caplog.messages
+    assert not [each for each in caplog.records if each.name == "tfdist"]  # TensorFlow warns of many traces
 
 
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
