@@ -11,8 +11,12 @@ CASES = [CASE]
 # Mirrored workers read as one process does, and have to agree besides; workers in step beside a ps read as all beside one.
 @pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored", "parameter_server_sync"]))
 def test_generators_and_large_arrays_are_read_once(strategy, finished):
-    found = finished(strategy).chief[CASE]
+    cluster = finished(strategy)
+    found = cluster.chief[CASE]
 
+    assert "invoked without using" not in "".join(
+        cluster.logs.values()
+    )  # TensorFlow's, of what the chief traces
     for losses in found["losses"].values():
         assert losses == pytest.approx([float(y.mean())] * len(losses), rel=1e-6)
     assert [len(losses) for losses in found["losses"].values()] == [1, 2, 2, 2]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import WAITING, span
-from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced
+from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced, traced_by_chief
 from tfdist.cluster.config import Task
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
@@ -302,7 +302,8 @@ class CoordinatedRunner:
     def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:
         """Schedule a graph; TensorFlow looks for its trace only if the iterator is another than before."""
         is_again = graph is self._last_call[0] and data is self._last_call[1]
-        trace = only_trace(graph) if is_again or graph.input_signature is not None else None
+        with traced_by_chief(self._strategy):  # a graph with a signature, when it is asked for its trace
+            trace = only_trace(graph) if is_again or graph.input_signature is not None else None
         if trace is not None:
             return schedule_traced(self._coordinator, trace, (data, order))
         self._last_call = graph, data
