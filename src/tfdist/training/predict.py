@@ -225,8 +225,8 @@ def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, who
         end = start + tf.cast(batch_size(x) if replicas > 1 else 1, tf.int64)
         numbers, kept = tf.range(start, end), data if whole else x
         parts = [part for part in tf.nest.flatten(kept) if part is not None]
-        is_refused = any(isinstance(part, tf.SparseTensor) or not part.shape.rank for part in parts)
-        if replicas == 1 or is_refused or (rows_of(x) or 0) >= replicas:
+        are_rows = all(isinstance(part, tf.Tensor) and part.shape.rank for part in parts)
+        if replicas == 1 or not are_rows or (rows_of(x) or 0) >= replicas:
             return end, (numbers, kept)
         size = tf.shape(numbers)[0]
         has_rows = (size > 0) & tf.reduce_all([batch_size(part) == size for part in parts])

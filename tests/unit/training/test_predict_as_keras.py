@@ -77,6 +77,20 @@ def test_a_lookup_that_refuses_what_it_does_not_know_gets_only_what_there_is(str
     assert found == pytest.approx(made().predict(batches(names), verbose=0))
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 predicts on replicas itself")
+@pytest.mark.parametrize("count", [1, 5])
+def test_ragged_inputs_are_predicted(strategy, count):
+    class Sums(keras.Model):
+        def call(self, rows):
+            return tf.reduce_sum(rows, axis=1, keepdims=True)
+
+    rows = tf.RaggedTensor.from_row_lengths(tf.range(15.0), [1, 2, 3, 4, 5])[:count]
+    with strategy.scope():
+        model = Sums()
+    found = predict(model, batches(rows), verbose=0)
+    assert found == pytest.approx(np.array([[0], [3], [12], [30], [60]])[:count])
+
+
 class Dense(keras.Model):
     """A model that is built by its first batch."""
 
