@@ -47,9 +47,14 @@ def computed_or_zero(compute: Callable[[], Any], size: tf.Tensor) -> Any:
     def kept(value: Any) -> Any:
         if value is None or not value.dtype.is_floating:  # such as the indices of a sparse gradient
             return value
-        return tf.where(size > 0, value, tf.zeros_like(value))  # a mean over no examples is NaN
+        return or_zero(value, size)  # a mean over no examples is NaN
 
     return tf.nest.map_structure(kept, compute(), expand_composites=True)
+
+
+def or_zero(value: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Return a value, or zero on a replica that has no examples."""
+    return tf.where(size > 0, value, tf.zeros_like(value))
 
 
 def with_an_example(data: Any, size: tf.Tensor) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.gradient_arithmetic import tensors_of, with_values
+from tfdist.training.data.empty_replicas import or_zero
 from tfdist.training.gradients_as_in_one_process import (
     have_unique_rows,
     shaped,
@@ -34,7 +35,7 @@ def of_whole_batch(
     known = shaped(list(gradients), list(variables))
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return known
-    known = [_or_zero(gradient, size) for gradient in known]
+    known = [with_values(gradient, lambda values: or_zero(values, size)) for gradient in known]
     known = slices_of_one_process(known, list(variables), are_added_up=are_rows_added_up)
     are_unique = have_unique_rows(known)
     shared = shared_mean([OfLoss(known, size)], [], [], size=size)
@@ -58,7 +59,7 @@ def made_of_whole_batch(
         if isinstance(made[place], tf.IndexedSlices) and id(made[place].indices) in rows
     ]
     if in_known_rows:  # all replicas have these rows, so that values are averaged slice by slice
-        values = [_or_zero(made[place].values, size) for place in in_known_rows]
+        values = [or_zero(made[place].values, size) for place in in_known_rows]
         means = shared_mean([OfLoss(values, size)], [], [], size=size).gradients
         for place, mean in zip(in_known_rows, means, strict=True):
             made[place] = tf.IndexedSlices(mean, made[place].indices, made[place].dense_shape)
@@ -68,10 +69,6 @@ def made_of_whole_batch(
         for place, mean in zip(rest, of_whole_batch(*of_rest, size, are_rows_added_up=False), strict=True):
             made[place] = mean
     return made
-
-
-def _or_zero(gradient: Any, size: tf.Tensor) -> Any:
-    return with_values(gradient, lambda values: tf.where(size > 0, values, tf.zeros_like(values)))
 
 
 def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.training.data.empty_replicas import or_zero
 from tfdist.training.keras.custom_step_trace_state import ReplicaTrace
 from tfdist.training.keras.loss_normalization import OF_EXAMPLES, Divisor
 from tfdist.training.reduction import rows_of, shares_of
@@ -35,7 +36,7 @@ def _part_of_loss(divisor: Divisor, replica: ReplicaTrace) -> tf.Tensor:
         if not replica.is_in_its_graph():
             problem = "is divided by what is masked or weighed, in a branch, a loop or a tf.function"
             raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
-        value = replica.or_zero(tf.cast(divisor.value, tf.float64))
+        value = or_zero(tf.cast(divisor.value, tf.float64), replica.size)
         with replica.updating():
             [by] = shares_of([value])
     factor = tf.math.divide_no_nan(by, replica.share)
@@ -64,7 +65,7 @@ def parts_of_terms(number: Any, replica: ReplicaTrace) -> list[tuple[tf.Tensor, 
         return None
 
     def add_up(value: tf.Tensor) -> tf.Tensor:
-        value = replica.or_zero(tf.cast(value, tf.float64))
+        value = or_zero(tf.cast(value, tf.float64), replica.size)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     found = []

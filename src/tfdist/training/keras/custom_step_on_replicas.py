@@ -29,7 +29,7 @@ from tfdist._utils.keras_private import (
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
-from tfdist.training.data.empty_replicas import batch_of_zeros, with_an_example
+from tfdist.training.data.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.gradients_as_in_one_process import (
     has_synchronized_layers,
     replicas_called_together,
@@ -345,7 +345,7 @@ class SharedCustomStep(MetricStep):
 
     def _or_zero(self, value: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """Return zero on a replica that has no examples."""
-        return value if self._replicas == 1 else tf.where(size > 0, value, tf.zeros_like(value))
+        return value if self._replicas == 1 else or_zero(value, size)
 
     def _state(self, replica: ReplicaTrace) -> list[tf.Tensor]:
         """Return what the step has written to variables that are not of metrics."""

@@ -65,10 +65,6 @@ class ReplicaTrace:
         """Return whether the step is at its top level, where replicas can exchange values."""
         return current_graph() is self.graph
 
-    def or_zero(self, value: tf.Tensor) -> tf.Tensor:
-        """Return zero on a replica that has no examples."""
-        return tf.where(self.size > 0, value, tf.zeros_like(value))
-
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Allow writes to variables, and other replicas to run, within the block."""

@@ -112,8 +112,18 @@ def dense(gradients):
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-def in_train(strategy, optimizer, *arguments, run_eagerly=False):
+def both(strategy, made, data):
     """Return what Keras's own fit logs and learns in one process, and what tfdist's does under the strategy."""
+    kerass = made()
+    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
+    return (expected, kerass.get_weights()), (found, ours.get_weights())
+
+
+def in_train(strategy, optimizer, *arguments, run_eagerly=False):
+    """Return both for a model with a step of its own."""
     data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4)
 
     def made():
@@ -123,12 +133,7 @@ def in_train(strategy, optimizer, *arguments, run_eagerly=False):
         model.compile(optimizer(), run_eagerly=run_eagerly)
         return model
 
-    kerass = made()
-    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
-    with strategy.scope():
-        ours = made()
-    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
-    return (expected, kerass.get_weights()), (found, ours.get_weights())
+    return both(strategy, made, data)
 
 
 def check(kerass, ours):
@@ -185,12 +190,7 @@ def test_a_loss_counts_as_in_one_process(strategy, has_one_size, caplog):
         model.compile(keras.optimizers.SGD(0.1))
         return model
 
-    kerass = made()
-    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
-    with strategy.scope():
-        ours = made()
-    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
-    check((expected, kerass.get_weights()), (found, ours.get_weights()))
+    check(*both(strategy, made, data))
     assert "as far as its graph shows" not in caplog.text
 
 
@@ -252,12 +252,7 @@ def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
         model.compile(keras.optimizers.SGD(0.1), losses[kind])
         return model
 
-    kerass = made()
-    expected = kerass.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data).history
-    with strategy.scope():
-        ours = made()
-    found = fit(ours, data, epochs=2, verbose=0, validation_data=data).history
-    check((expected, kerass.get_weights()), (found, ours.get_weights()))
+    check(*both(strategy, made, data))
     assert "loss: returns one number" not in caplog.text
 
 
