@@ -3,6 +3,7 @@
 TensorFlow splits a batch by the rows of its first tensor, and loses what others have more, without an error.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,13 +11,40 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.training.data.dataset_checks import contains_python, is_batched_last
+from tfdist.training.data.dataset_checks import contains_python, is_batched_last, zipped_batches
 from tfdist.training.data.prepare_datasets import of_batch
 
 _EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
 _REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
 _FOUND = "the tensors of a batch have other numbers of rows:"
-_NUMBERS = re.compile(rf"{_FOUND}\] \[([\d ]+)")
+_UNEQUAL = "zipped batches do not split into equal parts:"
+_NUMBERS = re.compile(rf"({_FOUND}|{_UNEQUAL})\] \[([\d ]+)")
+_log = logging.getLogger("tfdist")
+
+
+def with_splittable_zips(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset | None:
+    """Return a data set that zips batches of several sizes, of each of which each replica gets an equal part.
+
+    It fails at a batch that does not split. None for other data sets.
+    """
+    zipped = zipped_batches(dataset)
+    if not zipped:
+        return None
+
+    def checked(batch: Any) -> Any:
+        rows = [_rows(part) for part in tf.nest.flatten(batch)]
+        firsts, checks = [], []
+        for each in zipped:
+            of_one = tf.stack([rows.pop(0) for _ in tf.nest.flatten(each.element_spec)])
+            checks.append(tf.debugging.Assert(tf.reduce_all(of_one == of_one[0]), [_FOUND, of_one], 100))
+            firsts.append(of_one[0])
+        sizes = tf.stack(firsts)
+        checks.append(tf.debugging.Assert(tf.reduce_all(sizes % replicas == 0), [_UNEQUAL, sizes], 100))
+        with tf.control_dependencies(checks):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    _log.info("the data set zips batches of several sizes: each replica gets its part of each of them")
+    return dataset.map(of_batch(dataset, checked))
 
 
 def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -56,7 +84,17 @@ def check_rows(tensors: Sequence[Any]) -> None:
 def uneven_rows(error: Exception) -> DataError | None:
     """Return what an error of TensorFlow means, if it comes from this check."""
     found = _NUMBERS.search(str(error))
-    return None if found is None else _of_rows(map(int, found[1].split()))
+    if found is None:
+        return None
+    numbers = list(map(int, found[2].split()))
+    if found[1] == _FOUND:
+        return _of_rows(numbers)
+    return DataError(
+        "the data set",
+        expected="zipped batches of several sizes, of each of which each replica gets an equal part",
+        received=f"batches of {' and '.join(map(str, numbers))} examples",
+        remedy="Use batch(…, drop_remainder=True) with multiples of the number of replicas",
+    )
 
 
 def _known_rows(tensors: Sequence[Any]) -> set[int | None]:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import (
+    batch_numbers,
     dataset_inputs,
     dataset_tensors,
     is_deterministic,
@@ -91,6 +92,27 @@ def is_batched_last(dataset: Any) -> bool:
         if name not in _KEEPING_BATCHES:
             return name in _BATCHING
     return False
+
+
+def zipped_batches(dataset: Any) -> list[Any]:
+    """Return the data sets whose batches a data set zips, if these have other sizes; else nothing."""
+    for part in chain_of(dataset):
+        name = type(part).__name__.removeprefix("_")
+        if name == "ZipDataset":
+            batched = dataset_inputs(part)
+            return batched if _are_of_other_sizes(batched) else []
+        if name not in _KEEPING_BATCHES:
+            return []
+    return []
+
+
+def _are_of_other_sizes(batched: list[Any]) -> bool:
+    sizes = set()
+    for each in batched:
+        found = [batch_numbers(part)[0] for part in chain_of(each)]
+        last = next((size for size in found if size is not None), None)
+        sizes.add(None if last is None else int(last))
+    return len(sizes) > 1 and None not in sizes
 
 
 def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:

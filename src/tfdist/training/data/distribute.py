@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
-from tfdist.training.data.check_batch_rows import with_equal_rows
+from tfdist.training.data.check_batch_rows import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
 from tfdist.training.data.dataset_checks import check_order
 from tfdist.training.data.prepare_datasets import (
@@ -47,14 +47,17 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         strategy: The strategy of the replicas.
     """
     if isinstance(data, tf.data.Dataset):
-        data = _batches_to_split(data, strategy)
+        data = with_placeholders(data)
+        replicas = strategy.num_replicas_in_sync
+        zipped = with_splittable_zips(data, replicas) if replicas > 1 else None
+        data = _batches_to_split(data, strategy) if zipped is None else zipped
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
         data = untuned(copied_from_python(data))
         if _reads_where_it_computes(strategy):
             return data.prefetch(_BATCHES_AHEAD)
-        if strategy.num_replicas_in_sync > 1 and contains_sparse(data):
+        if zipped is not None or (replicas > 1 and contains_sparse(data)):
             return strategy.distribute_datasets_from_function(replica_batches(data))
         return strategy.experimental_distribute_dataset(_sharded_by_example(data))
     check_same_call(strategy)

@@ -106,7 +106,7 @@ def untuned_on_devices() -> Iterator[None]:
         yield
 
 
-# -- sparse tensors, which TensorFlow fails to split where a replica gets no example --
+# -- batches that TensorFlow does not split: sparse tensors where a replica gets no example, other sizes --
 
 
 def contains_sparse(dataset: tf.data.Dataset) -> bool:
@@ -133,14 +133,14 @@ def replica_batches(dataset: tf.data.Dataset) -> Callable[[tf.distribute.InputCo
 
 def _part(data: Any, index: tf.Tensor, replicas: int) -> Any:
     """Return a replica's part of a batch; the first replicas get the examples that are left over."""
-    size = tf.cast(batch_size(data), tf.int64)
+    return tf.nest.map_structure(lambda value: _rows(value, index, replicas), data)
+
+
+def _rows(value: Any, index: tf.Tensor, replicas: int) -> Any:
+    size = tf.cast(batch_size(value), tf.int64)
     least, more = size // replicas, size % replicas
     begin = index * least + tf.minimum(index, more)
     count = least + tf.cast(index < more, tf.int64)
-    return tf.nest.map_structure(lambda value: _rows(value, begin, count), data)
-
-
-def _rows(value: Any, begin: tf.Tensor, count: tf.Tensor) -> Any:
     if not isinstance(value, tf.SparseTensor):
         return value[begin : begin + count]
     others = tf.zeros([value.shape.rank - 1], tf.int64)

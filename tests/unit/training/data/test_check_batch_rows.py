@@ -126,6 +126,63 @@ def test_one_batch(call):
         call(model, X, X[:4, :1])
 
 
+class Labelled(keras.Model):
+    """A model that trains on labelled and other examples at once, as semi-supervised learning does."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(3, "tanh")
+        self.out = keras.layers.Dense(1)
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, data):
+        others, (x, y) = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.hidden(others))) + self.compute_loss(
+                y=y, y_pred=self(x, training=True)
+            )
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+
+def of_several_sizes(count):
+    others = data_of(X[:count] - 1).batch(4)
+    both = (others, data_of((X, X[:, :1])).batch(2))
+    return tf.data.Dataset.zip(both).prefetch(1)
+
+
+def trained(fit_it, count):
+    keras.utils.set_random_seed(1)
+    model = Labelled()
+    model.compile("sgd", "mse")
+    return [
+        *fit_it(model, of_several_sizes(count)).history["seen"],
+        *(np.sum(w) for w in model.get_weights()),
+    ]
+
+
+@pytest.mark.skipif(
+    keras.__version__ < "3", reason="a custom step of Keras 2 is run as Keras's own fit runs it"
+)
+def test_each_replica_gets_its_part_of_zipped_batches_of_several_sizes():
+    with own_strategy().scope():
+        found = trained(lambda model, data: fit(model, data, epochs=2, shuffle=False, verbose=0), 8)
+    alone = trained(lambda model, data: model.fit(data, epochs=2, shuffle=False, verbose=0), 8)
+    np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL or keras.__version__ < "3", reason="one replica gets whole batches")
+def test_names_the_sizes_of_zipped_batches_that_do_not_split():
+    received = r"zipped batches of several sizes, .* received batches of 1 and 2 examples\. Use batch"
+    with own_strategy().scope(), pytest.raises(DataError, match=received):
+        trained(lambda model, data: fit(model, data, shuffle=False, verbose=0), 5)
+
+
 def test_names_rows_that_are_known_before():
     data = tf.data.Dataset.from_tensors((X, X[:4]))
     with pytest.raises(DataError, match=r"received tensors of 4 and 9 rows\. Repeat what is the same"):
