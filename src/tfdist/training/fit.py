@@ -24,6 +24,7 @@ from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.same_call import in_call
 from tfdist.training.session import Session
+from tfdist.training.size_errors import explaining_sizes
 
 
 def fit(
@@ -112,7 +113,12 @@ def fit(
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
         settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
-        with events_to_file(), naming_lost_tasks("fit", strategy), traces_kept(model) as traces:
+        with (
+            events_to_file(),
+            naming_lost_tasks("fit", strategy),
+            explaining_sizes(strategy),
+            traces_kept(model) as traces,
+        ):
             tests, is_saved = validation_data is not None, checkpoints.are_saved
             session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()
