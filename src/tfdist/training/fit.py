@@ -123,7 +123,9 @@ def fit(
             session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()
             testing = None if validation_data is None else session.testing(validation_data)
-            checkpoints.attach(session, training, testing, settings, schedule.position)
+            checkpoints.attach(
+                session, training, testing, settings, schedule.position, test_steps=schedule.test_steps
+            )
             keras_callbacks = [*callbacks, *hooks]
             lengths: Any = {"epochs": schedule.epochs, "steps": schedule.expected}
             calls = make_callbacks(

@@ -20,6 +20,7 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
+from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import is_endless, known_steps
 from tfdist.training.data.empty_replicas import if_any, with_an_example
 from tfdist.training.data.prepare_datasets import with_none
@@ -86,7 +87,9 @@ def predict(
     ):
         both = [*callbacks, *epoch_hooks(model, x, "predict")]
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
-        batches = _predicted(model, data, Cluster(strategy), traces)
+        size = None if is_keras_2(model) else size_of_shuffled(made)
+        begins_again = size is not None and size == expected
+        batches = _predicted(model, data, Cluster(strategy), traces, begins_again=begins_again)
         stopping = Stopping(callbacks, model, strategy, "predicting")
         parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
@@ -171,7 +174,7 @@ def _end_batch(model: Any, calls: Any, parts: list[_Part], begun: int) -> None:
 
 
 def _predicted(
-    model: Any, data: tf.data.Dataset, cluster: Cluster, traces: Traces
+    model: Any, data: tf.data.Dataset, cluster: Cluster, traces: Traces, *, begins_again: bool
 ) -> Generator[_Part, None, None]:
     """Yield the examples' numbers and outputs, in the order of arrival."""
     is_own = has_own(model, "predict_step")
@@ -187,7 +190,7 @@ def _predicted(
     if cluster.coordinator is None:
         settle_writes(cluster.strategy)
         run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))
-        return _predicted_in_step(run, dataset)
+        return _predicted_in_step(run, dataset, begins_again=begins_again)
     execute = traces.get(key, lambda: graph_on_workers(_execution(step, one), dataset))
     return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
 
@@ -274,10 +277,12 @@ def _of_all_replicas(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     return from_collective_type(strategy.gather(value, axis=0), dtype)
 
 
-def _predicted_in_step(run: Any, dataset: Any) -> Generator[_Part, None, None]:
+def _predicted_in_step(run: Any, dataset: Any, *, begins_again: bool) -> Generator[_Part, None, None]:
     for batch in dataset:
         numbers, values = run(batch)
         yield numbers.numpy(), decoded(values)
+    if begins_again:
+        iter(dataset)  # as Keras 3 does at the end of data of a known size: a shuffle draws an order
 
 
 def _execution(step: PredictStep | PlainPredictStep, spec: Any) -> Any:

@@ -139,6 +139,8 @@ def run_batches(
                 position.seen += together
             if not ran:
                 if position is not None and (position.is_at_end or not is_over):
+                    if position.is_at_end:
+                        phase.runner.begin_again()
                     position.end_data()
                 if calls is not None and steps is not None and 0 < part.done < steps:
                     warnings.warn(RAN_OUT, stacklevel=3)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.tf_private import replica_specs, worker_count
+from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.empty_replicas import batch_of_zeros
 from tfdist.training.data.prepare_datasets import with_none
@@ -109,6 +110,7 @@ class Session:
         self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
         check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
         self._dataset, self._spec = self._cluster.distribute(data)
+        self._begins_again_after = size_of_shuffled(data)
         check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
         self._build(is_saved=is_saved)
         check_parts(model)
@@ -152,7 +154,9 @@ class Session:
 
     def training(self, *, stops_at_failure: bool = False) -> Phase:
         """Return the training phase; with `stops_at_failure`, a NaN or infinite loss ends an execution."""
-        return self._phase("train_step", self._dataset, self._spec, stops_at_failure)
+        return self._phase(
+            "train_step", self._dataset, self._spec, self._begins_again_after, stops_at_failure
+        )
 
     def distribute(self, data: Data) -> Any:
         """Distribute other data of the same kind, for `rewind`; see `Cluster.distribute`."""
@@ -161,10 +165,10 @@ class Session:
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""
         if data is None:
-            return self._phase("test_step", self._dataset, self._spec)
+            return self._phase("test_step", self._dataset, self._spec, self._begins_again_after)
         dataset, spec = self._cluster.distribute(data)
         check_targets(self._model, replica_spec(spec), "test_step")
-        return self._phase("test_step", dataset, spec)
+        return self._phase("test_step", dataset, spec, size_of_shuffled(data))
 
     @property
     def random_states(self) -> list[Any]:
@@ -181,7 +185,9 @@ class Session:
                 own = variables if is_keras_2(model) else parts_of(variables)
                 model.optimizer.finalize_variable_values(own)
 
-    def _phase(self, name: str, dataset: Any, spec: Any, stops: bool = False) -> Phase:
+    def _phase(
+        self, name: str, dataset: Any, spec: Any, begins_again_after: int | None, stops: bool = False
+    ) -> Phase:
         # A model may have a custom train_step and Keras's test_step, or the other way round.
         is_own = has_own(self._model, name)
         kind = repr(spec) if is_own else kinds(replica_spec(spec))
@@ -193,8 +199,14 @@ class Session:
         if not is_own:
             self._keras_step = self._keras_step or step
         if self._cluster.coordinator is None:
-            settle = functools.partial(settle_writes, self.strategy)
-            return Phase(step, SynchronousRunner(execute, dataset, step=_STEPS[name], settle_writes=settle))
+            runner = SynchronousRunner(
+                execute,
+                dataset,
+                step=_STEPS[name],
+                settle_writes=functools.partial(settle_writes, self.strategy),
+                begins_again_after=None if is_keras_2(self._model) else begins_again_after,
+            )
+            return Phase(step, runner)
         return Phase(step, self._cluster.coordinated_runner(execute, dataset, step.merged))
 
     def _of_own_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[KerasStep, Any]:

@@ -26,7 +26,13 @@ class SynchronousRunner:
     """
 
     def __init__(
-        self, execute: Callable[..., Any], dataset: Any, *, step: str, settle_writes: Callable[[], None]
+        self,
+        execute: Callable[..., Any],
+        dataset: Any,
+        *,
+        step: str,
+        settle_writes: Callable[[], None],
+        begins_again_after: int | None = None,
     ) -> None:
         """Prepare to run an execution over distributed data.
 
@@ -36,6 +42,8 @@ class SynchronousRunner:
             dataset: The distributed data set.
             step: What to call a step when one does not end.
             settle_writes: A function that waits until an execution reads what this process has written.
+            begins_again_after: The number of batches after which the data have ended and begin once more, as
+                in Keras 3, so that a shuffle draws the same orders; None if that changes nothing.
         """
         self.settle_writes = settle_writes
         self._activity = Activity(f"in {step} (reading its data, or computing)", "step")
@@ -44,6 +52,8 @@ class SynchronousRunner:
         self._iterator: Any = None
         self._is_winding_up = False
         self._begun = self._taken = 0  # how often the data have begun, and the batches taken since then
+        self._begins_again_after = begins_again_after
+        self._unread = 0  # how often the data have begun besides, at the end of a pass over all of them
         self._is_resumed = False
         self.is_at_rest = True
         self.waited = 0.0
@@ -55,7 +65,8 @@ class SynchronousRunner:
 
     def place(self) -> dict[str, Any]:
         """Return the place in the data: the number of passes begun, and of batches taken in the last one."""
-        return {"begun": self._begun, "taken": self._taken, "is_open": self._iterator is not None}
+        place = {"begun": self._begun, "taken": self._taken, "is_open": self._iterator is not None}
+        return {**place, "unread": self._unread}
 
     def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
@@ -65,16 +76,21 @@ class SynchronousRunner:
         Raises:
             DataError: The data end before this place.
         """
+        unread = place.get("unread", 0)  # each after one of the first passes
         *earlier, last = range(place["begun"]) or [-1]
-        for _ in earlier:
+        for number in earlier:
             self._begin_data()
             if again:
                 self._leave_out(_ALL)
+            if number < unread:
+                self._begin_unread()
         if last < 0:
             return
         self._begin_data()
         if again or place["is_open"]:
             self._leave_out(place["taken"] if place["is_open"] else _ALL)
+        if last < unread and not place["is_open"]:  # else the epoch ends once more
+            self._begin_unread()
         if place["is_open"] and self._taken < place["taken"]:
             problem = f"ended after {self._taken} batches, but training has taken {place['taken']} of them"
             raise DataError("the training data", problem, remedy="Pass the same data to resume")
@@ -123,6 +139,8 @@ class SynchronousRunner:
                 is_fresh = False
                 continue
             if steps is None or (is_fresh and not ran):  # the data have ended, or there are none
+                if steps is None and self._begins_again_after is not None:
+                    self._begin_unread()
                 return
             if done and not repeats:
                 self._iterator = None
@@ -134,10 +152,27 @@ class SynchronousRunner:
         """End the running epoch here: an execution is over before the next one starts."""
         self._is_winding_up = True
 
+    def begin_again(self) -> None:
+        """Begin the data again if they have ended, as Keras 3 does once an epoch of some steps is over."""
+        if self._begins_again_after is not None and self._taken >= self._begins_again_after:
+            self._begin_data()
+
+    def begins_of_epoch(self, steps: int | None) -> int:
+        """Return how often an epoch that is not continued begins the data."""
+        size = self._begins_again_after
+        return 1 if size is None or (steps is not None and steps < size) else 2
+
     def _begin_data(self) -> None:
         self._begun, self._taken = self._begun + 1, 0
+        self._iterator = self._opened()
+
+    def _begin_unread(self) -> None:
+        self._unread += 1
+        self._opened()
+
+    def _opened(self) -> Any:
         with doing(_OPENING), untuned_on_devices():
-            self._iterator = iter(self._dataset)
+            return iter(self._dataset)
 
     def _leave_out(self, batches: int) -> None:
         """Leave batches out, up to the end of the data."""

@@ -147,6 +147,8 @@ class FitCheckpoints(NoCheckpoints):
         testing: Phase | None,
         settings: Mapping[str, Any],
         position: DataPosition | None,
+        *,
+        test_steps: int | None,
     ) -> None:
         """Compare the run with that of the checkpoint, if there is one, and restore it.
 
@@ -175,8 +177,8 @@ class FitCheckpoints(NoCheckpoints):
         place = facts.place
         training.runner.resume(place.data, again=self._data.reads_again)
         if testing is not None and place.tests:
-            begun = {"begun": place.tests, "taken": 0, "is_open": False}
-            testing.runner.resume(begun, again=False)
+            begun = place.tests * testing.runner.begins_of_epoch(test_steps)
+            testing.runner.resume({"begun": begun, "taken": 0, "is_open": False}, again=False)
         self._tests = place.tests
         if position is not None:
             position.size, position.seen = place.size, place.seen

@@ -41,6 +41,8 @@ class NoCheckpoints:
         testing: Phase | None,
         settings: Mapping[str, Any],
         position: DataPosition | None,
+        *,
+        test_steps: int | None,
     ) -> None:
         """Restore what is resumed."""
 

@@ -14,6 +14,7 @@ from tfdist._utils.tf_private import (
     dataset_inputs,
     dataset_tensors,
     is_deterministic,
+    is_reshuffled,
     shuffle_seeds,
     traced_functions,
 )
@@ -72,6 +73,14 @@ def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set itself shuffles, or its functions do, without a seed."""
     seeds = [tf.get_static_value(seed) for seed in shuffle_seeds(dataset)]
     return seeds == [0, 0] or any(_draws_anew(definition) for definition in definitions_of(dataset))
+
+
+def size_of_shuffled(data: Any) -> int | None:
+    """Return the number of batches of a data set with an order of its own in each pass; None for others."""
+    if not isinstance(data, tf.data.Dataset) or not any(map(is_reshuffled, chain_of(data))):
+        return None
+    size = int(data.cardinality())
+    return size if size > 0 else None
 
 
 def has_no_order(dataset: tf.data.Dataset) -> bool:

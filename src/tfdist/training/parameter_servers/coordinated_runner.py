@@ -115,6 +115,14 @@ class CoordinatedRunner:
         self._dataset = self._dataset if dataset is None else dataset
         self._iterator = None
 
+    def begin_again(self) -> None:
+        """Do nothing: which worker takes which batch is not that of one process anyway."""
+
+    def begins_of_epoch(self, steps: int | None) -> int:
+        """Return how often an epoch that is not continued begins the data."""
+        del steps
+        return 1
+
     def settle_writes(self) -> None:
         """Do nothing: workers are some executions ahead, and read later what is written between two."""
 
