@@ -41,48 +41,56 @@ class Term(NamedTuple):
         return number * tf.cast(self.factor, number.dtype)
 
 
-def terms_of(number: Any, rows: int | None, means: Collection[int] = ()) -> list[Term] | None:
+def terms_of(
+    number: Any, rows: int | None, means: Collection[int] = (), *, is_trained: bool = True
+) -> list[Term] | None:
     """Return the terms of what a step computes, None if it is unknown how its parts make the whole.
 
     Args:
         number: One number, or one for each example, of which a gradient tape takes the sum.
         rows: The number of examples, None in a graph that does not fix it.
         means: The ids of tensors that are known to be means over the examples.
+        is_trained: Whether gradients of the number are taken: then a divisor that depends on weights, whose
+            gradients would be missing, is none.
     """
     if not tf.is_tensor(number):
         return None
     if number.shape.rank:
         return [Term(number, "sum")] if has_rows(number, rows) else None
-    return None if tf.executing_eagerly() else _terms(number, 1.0, rows, means)
+    return None if tf.executing_eagerly() else _terms(number, 1.0, rows, means, is_trained)
 
 
-def _terms(number: tf.Tensor, factor: float, rows: int | None, means: Collection[int]) -> list[Term] | None:
+def _terms(
+    number: tf.Tensor, factor: float, rows: int | None, means: Collection[int], is_trained: bool
+) -> list[Term] | None:
     reduction = reduction_of(number, rows, means)
     if reduction is not None:
         return [Term(number, reduction, factor)]
     operation = number.op
     inputs, kind = list(operation.inputs), operation.type
     if kind in _PASSES_ON or (kind == "Cast" and number.dtype.is_floating and inputs[0].dtype.is_floating):
-        return _terms(inputs[0], factor, rows, means)
+        return _terms(inputs[0], factor, rows, means, is_trained)
     if kind in ("Mean", "Sum") and inputs[0].shape.rank == 0:
-        return _terms(inputs[0], factor, rows, means)
+        return _terms(inputs[0], factor, rows, means, is_trained)
     if kind == "Neg":
-        return _terms(inputs[0], -factor, rows, means)
+        return _terms(inputs[0], -factor, rows, means, is_trained)
     added = summands(operation)
     if added and not any(each.shape.rank for each in added):
         factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in added[2:])]
-        found = [_terms(each, by, rows, means) for each, by in zip(added, factors, strict=False)]
+        found = [_terms(each, by, rows, means, is_trained) for each, by in zip(added, factors, strict=False)]
         return None if None in found else [term for terms in found for term in terms or ()]
     if kind not in ("Mul", "RealDiv", "DivNoNan"):
         return None
     first, second = inputs
     constant = _constant(second)
     if constant is not None and constant:
-        return _terms(first, factor * constant if kind == "Mul" else factor / constant, rows, means)
+        return _terms(
+            first, factor * constant if kind == "Mul" else factor / constant, rows, means, is_trained
+        )
     constant = _constant(first)
     if kind == "Mul":
-        return None if constant is None else _terms(second, factor * constant, rows, means)
-    is_quotient = reduction_of(first, rows, means) == "sum" and _is_divisor(second, rows)
+        return None if constant is None else _terms(second, factor * constant, rows, means, is_trained)
+    is_quotient = reduction_of(first, rows, means) == "sum" and _is_divisor(second, rows, is_trained)
     return [Term(first, "sum", factor, second)] if is_quotient else None
 
 
@@ -91,17 +99,17 @@ def _constant(tensor: tf.Tensor) -> float | None:
     return None if value is None else float(value)
 
 
-def _is_divisor(number: tf.Tensor, rows: int | None) -> bool:
+def _is_divisor(number: tf.Tensor, rows: int | None, is_trained: bool) -> bool:
     """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
     if reduction_of(number, rows) == "sum":
-        behind = operations_behind([number])
+        behind = operations_behind([number]) if is_trained else []
         return not any(tensor.dtype == tf.resource for each in behind for tensor in each.inputs)
     operation = number.op
     if operation.type in (*_PASSES_ON, "Cast"):
-        return _is_divisor(operation.inputs[0], rows)
+        return _is_divisor(operation.inputs[0], rows, is_trained)
     if operation.type in ("Add", "AddV2", "Maximum"):
         first, second = operation.inputs
-        return _constant(second) is not None and _is_divisor(first, rows)
+        return _constant(second) is not None and _is_divisor(first, rows, is_trained)
     return False
 
 
@@ -120,6 +128,7 @@ def of_whole(divisor: tf.Tensor, rows: int | None, add_up: Callable[[tf.Tensor],
     total = of_whole(operation.inputs[0], rows, add_up)
     if operation.type == "Cast":
         return tf.cast(total, divisor.dtype)
-    if operation.type == "Maximum":
-        return tf.maximum(total, operation.inputs[1])
-    return total if operation.type in _PASSES_ON else total + operation.inputs[1]
+    if operation.type in _PASSES_ON:
+        return total
+    constant = tf.cast(_constant(operation.inputs[1]), total.dtype)  # `total` may be in another graph
+    return tf.maximum(total, constant) if operation.type == "Maximum" else total + constant

@@ -57,7 +57,7 @@ from tfdist.training.keras.loss_normalization import (
 )
 from tfdist.training.keras.metrics import are_sums
 from tfdist.training.keras.optimizer import Updating
-from tfdist.training.keras.per_batch_metrics import BatchMeans
+from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import parts_of
@@ -82,10 +82,12 @@ class _Losses(NamedTuple):
         parts: The parts of the loss with divisors of their own. With `reduction=None`, the only one has a
             loss for each example, and no gradient but that of their sum.
         places: The place among the parts of the loss of each output, where there are several outputs.
+        numbers: The numbers that the metrics get for the batch.
     """
 
     parts: list[LossPart]
     places: list[int]
+    numbers: Numbers = NO_NUMBERS
 
 
 class _Part(NamedTuple):
@@ -106,12 +108,14 @@ class _Traced:
         written: The variables besides the weights that the step writes to.
         unique: Which gradients have each row once on each replica, as in one process.
         places: Of `_Losses`.
+        numbers: Of `_Losses`.
     """
 
     fetched: FetchedVariables | None = None
     written: list[Any] = field(default_factory=list)
     unique: list[bool] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+    numbers: Numbers = NO_NUMBERS
 
 
 class Keras3Step(MetricStep):
@@ -277,13 +281,10 @@ class Keras3Step(MetricStep):
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
         traced.fetched = None if self._ps_variables is None else self._ps_variables.begin()
         shared = self._shared(
-            lambda batch: self._gradients(batch, scale, totals.metrics, traced),
-            data,
-            totals.metrics,
-            traced.fetched,
+            lambda batch: self._gradients(batch, scale, totals.metrics, traced), data, totals.metrics, traced
         )
         gradients = with_rows_summed(shared.gradients, traced.unique)
-        return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced.places)
+        return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced)
 
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
         part = self._gradients(data, scale, self._metrics.zeros(), _Traced())
@@ -294,22 +295,22 @@ class Keras3Step(MetricStep):
         self, data: Any, totals: Totals, *, came: Sequence[tuple[Any, tf.Tensor]], traced: _Traced
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         shared = self._shared(
-            lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics
+            lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics, traced
         )
-        return shared.state, self._counted(shared, traced.places)
+        return shared.state, self._counted(shared, traced)
 
     def _shared(
         self,
         compute: Callable[[Any], _Part],
         data: Any,
         counted: Sequence[tf.Tensor],
-        fetched: FetchedVariables | None = None,
+        traced: _Traced,
     ) -> Shared:
         x, _, _ = unpacked(data)
         begun, data = self._replica_stats.begun(data)
         part = self._computed(self._compiled(compute), data, batch_size(x))
         count = len(self._metrics.variables)
-        loss = tf.add_n(part.sums[count:])
+        loss = tf.add_n(part.sums[count : len(part.sums) - traced.numbers.count])
         metrics = self._metrics.to_add_up(part.sums[:count], counted, batch_size(x))
         return shared_mean(
             [
@@ -319,7 +320,7 @@ class Keras3Step(MetricStep):
             part.state,
             [*metrics, *part.sums[count:], self._replica_stats.ended(begun, part, loss, batch_size(x))],
             size=batch_size(x),
-            add_up=None if fetched is None else fetched.add_up,
+            add_up=None if traced.fetched is None else traced.fetched.add_up,
         )
 
     def _computed(self, compute: Callable[[Any], _Part], data: Any, size: tf.Tensor) -> _Part:
@@ -357,6 +358,7 @@ class Keras3Step(MetricStep):
         ]
         gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
         traced.unique, traced.places = self._have_unique_rows(gradients), losses.places
+        traced.numbers = losses.numbers
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
         return _Part(
@@ -394,7 +396,7 @@ class Keras3Step(MetricStep):
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
             losses = self._forward(data, training=False)
         state = self._layer_writes.to_share(self._written(scope, traced), seeds)
-        traced.places = losses.places
+        traced.places, traced.numbers = losses.places, losses.numbers
         return _Part(
             [[] for _ in losses.parts],
             [part.weight for part in losses.parts],
@@ -410,14 +412,16 @@ class Keras3Step(MetricStep):
             loss = compiled_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
-        self._batch_means.rows = rows_of(x)
+        self._batch_means.begin(rows_of(x))
         self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
+        numbers = self._batch_means.numbers
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
             if not has_own(model, "compute_loss"):
                 self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
                 self._has_named_loss |= check_sum(loss, divisors, warns=not self._has_named_loss)
-        return self._parts(loss, divisors, batch_size(x), rows_of(x), of_loss)
+        parts = self._parts(loss, divisors, batch_size(x), rows_of(x), of_loss)
+        return parts._replace(numbers=numbers)
 
     def _parts(
         self,
@@ -494,9 +498,10 @@ class Keras3Step(MetricStep):
             *self._batch_means.weighted(self._metrics.variables, self._metrics.counted(scope), batch_size(x)),
             *(weighted(mean_of(part.loss), by) for part, by in zip(losses.parts, weights, strict=True)),
             *(weighted(loss, weights[place]) for loss, place in zip(of_outputs, losses.places, strict=True)),
+            *losses.numbers.sums(batch_size(x)),
         ]
 
-    def _counted(self, shared: Shared, places: Sequence[int]) -> list[tf.Tensor]:
+    def _counted(self, shared: Shared, traced: _Traced) -> list[tf.Tensor]:
         """Return what a batch adds to the metrics.
 
         Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
@@ -507,7 +512,10 @@ class Keras3Step(MetricStep):
         averaged = self._batch_means.averaged(variables, shared.sums[: len(variables)], shared.size)
         counts = {id(variable): value for variable, value in zip(variables, averaged, strict=True)}
         weights = [shared.size] if self._has_losses_of_examples else shared.weights
-        parts, of_outputs = losses[: len(weights)], losses[len(weights) :]
+        parts, others = losses[: len(weights)], losses[len(weights) :]
+        places = traced.places
+        of_outputs, numbers = others[: len(places)], others[len(places) :]
+        counts |= traced.numbers.totals(numbers, shared.size)
         loss = tf.add_n(list(map(tf.math.divide_no_nan, parts, weights)))
         means = [
             tf.math.divide_no_nan(total, weights[at]) for total, at in zip(of_outputs, places, strict=True)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist.errors import ConfigError
+from tfdist.training.keras.replaced_methods import methods_replaced
 from tfdist.training.model_checks import has_own
 from tfdist.training.sums_and_means_in_graph import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
 from tfdist.training.terms_in_graph import Term, sum_in, terms_of
@@ -64,8 +65,18 @@ def losses_of_one_process(keras: ModuleType) -> Iterator[None]:
     Keras 3 divides its own losses by the number of replicas, in the precision of a float32, but not the
     losses that a model computes itself. For the logs it multiplies all losses by that number.
     """
-    with _REPLACING, losses_reduced_by(keras, functools.partial(_recording, keras)):
+    called = methods_replaced([(keras.losses.Loss, "__call__", _called)])
+    with _REPLACING, losses_reduced_by(keras, functools.partial(_recording, keras)), called:
         yield
+
+
+def _called(original: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a loss, which may call other losses and reduce what they return: its own divisor counts."""
+    _HERE.depth = getattr(_HERE, "depth", 0) + 1
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _HERE.depth -= 1
 
 
 @contextlib.contextmanager
@@ -82,10 +93,11 @@ def recorded_divisors(
         share: A function that returns what Keras, and the model, get in place of each loss.
     """
     _HERE.divisors, _HERE.rows, _HERE.watch, _HERE.share = [], rows, watch, share
+    _HERE.inner = {}  # the divisors of losses that other losses call, by the ids of the losses
     try:
         yield _HERE.divisors
     finally:
-        del _HERE.divisors, _HERE.rows, _HERE.watch, _HERE.share
+        del _HERE.divisors, _HERE.rows, _HERE.watch, _HERE.share, _HERE.inner
 
 
 def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
@@ -241,6 +253,9 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
                 divisor = Divisor(*_divisor(keras, values, sample_weight, mask, reduction), loss)
             else:
                 divisor = Divisor("mask", sum_in(quotient.divisor, _HERE.rows), loss)
+            if getattr(_HERE, "depth", 0) > 1:
+                _HERE.inner[id(loss)] = divisor
+                return loss
             _HERE.divisors.append(divisor)
             if _HERE.watch is not None:
                 _HERE.watch(loss)
@@ -255,7 +270,7 @@ def _quotient(keras: ModuleType, number: Any, sample_weight: Any) -> Term | None
     """Return the only term of one number for a batch, if it is a sum that is divided by that of a mask."""
     if not hasattr(_HERE, "divisors") or keras.ops.ndim(number) or sample_weight is not None:
         return None
-    terms = terms_of(number, _HERE.rows) or ()
+    terms = terms_of(number, _HERE.rows, _inner_means()) or ()
     return terms[0] if len(terms) == 1 and terms[0].divisor is not None else None
 
 
@@ -263,6 +278,9 @@ def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
 ) -> tuple[str, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
+    inner = _HERE.inner.get(id(values))
+    if inner is not None and not values.shape.rank and sample_weight is None and mask is None:
+        return inner.kind, inner.value
     is_number = not keras.ops.ndim(values) and reduction is not None
     if is_number or _is_without_rows(values):
         return _kind_of_number(values, sample_weight, reduction or "none"), None
@@ -294,7 +312,13 @@ def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
     if sample_weight is not None:
         return "weighted number"
     kinds = {"mean": "count", "same": "count", "sum": "sum"}
-    return kinds.get(reduction_of(number, _HERE.rows) or "", "sum" if reduction == "sum" else "number")
+    return kinds.get(
+        reduction_of(number, _HERE.rows, _inner_means()) or "", "sum" if reduction == "sum" else "number"
+    )
+
+
+def _inner_means() -> set[int]:
+    return {key for key, divisor in _HERE.inner.items() if divisor.kind in OF_EXAMPLES}
 
 
 def check_rank(loss: tf.Tensor, model: Any, *, of_examples: bool) -> None:

@@ -2,31 +2,77 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.training.keras.replaced_methods import methods_replaced
-from tfdist.training.sums_and_means_in_graph import reduction_of
+from tfdist.training.terms_in_graph import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (
     "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"
-    " and the mean of these is the number of the whole batch only if the function is a mean over examples."
-    " To have it exact, return a number for each example, or write a keras.metrics.Metric that adds up counts"
+    " and it is unknown how these make the number of the whole batch, so their mean is taken. To have it"
+    " exact, return a number for each example, or write a keras.metrics.Metric that adds up counts"
 )
 _log = logging.getLogger("tfdist")
 
 
-class BatchMeans:
-    """The metrics of a model that average one number for each batch, as a trace of its step shows.
+@dataclass(frozen=True)
+class Numbers:
+    """The terms of what a batch adds to metrics that average one number for each batch.
 
     Attributes:
+        terms: The terms of each metric, by the id of its variable `total`.
         rows: The number of examples of a replica, None in a graph that does not fix it.
     """
 
-    rows: int | None = None
+    terms: Mapping[int, Sequence[Term]]
+    rows: int | None
+
+    @property
+    def count(self) -> int:
+        """Return how many values `sums` returns."""
+        return sum(1 if term.divisor is None else 2 for term in self._terms())
+
+    def sums(self, size: Any) -> list[tf.Tensor]:
+        """Return the values of a replica to add up, of which `totals` makes those of the whole batch."""
+        found = []
+        for term in self._terms():
+            value = tf.cast(term.tensor, tf.float64)
+            found.append(value if term.kind == "sum" else value * tf.cast(size, tf.float64))
+            if term.divisor is not None:
+                found.append(tf.cast(sum_in(term.divisor, self.rows), tf.float64))
+        return found
+
+    def totals(self, sums: Sequence[tf.Tensor], size: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Return what the whole batch adds to each metric, by the id of its variable `total`."""
+        left, found = iter(sums), {}
+        for key, terms in self.terms.items():
+            values = []
+            for term in terms:
+                value = next(left) * term.factor
+                if term.divisor is not None:
+                    total = next(left)
+                    value = tf.math.divide_no_nan(value, self._whole(term.divisor, total))
+                values.append(value if term.kind == "sum" else tf.math.divide_no_nan(value, size))
+            found[key] = tf.add_n(values)
+        return found
+
+    def _terms(self) -> list[Term]:
+        return [term for terms in self.terms.values() for term in terms]
+
+    def _whole(self, divisor: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        return tf.cast(of_whole(divisor, self.rows, lambda _: total), tf.float64)
+
+
+NO_NUMBERS = Numbers({}, None)
+
+
+class BatchMeans:
+    """The metrics of a model that average one number for each batch, as a trace of its step shows."""
 
     def __init__(self, keras: ModuleType, without: Collection[Any]) -> None:
         """Make it for a model's metrics without some, such as those of its losses."""
@@ -34,6 +80,18 @@ class BatchMeans:
         self._without = {id(metric) for metric in without}
         self._variables: set[int] = set()  # ids
         self._warned: set[str] = set()
+        self.begin(None)
+
+    def begin(self, rows: int | None) -> None:
+        """Forget the numbers of the trace before; `rows` is the number of examples of a replica, if fixed."""
+        self._rows = rows
+        self._terms: dict[int, list[Term] | None] = {}  # by the ids of `total`; None if one is unknown
+
+    @property
+    def numbers(self) -> Numbers:
+        """Return the numbers since `begin` of which it is known how the parts make the whole."""
+        terms = {key: terms for key, terms in self._terms.items() if terms is not None}
+        return Numbers(terms, self._rows)
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which metrics that get one number for a batch are noted."""
@@ -42,11 +100,17 @@ class BatchMeans:
     def _count(
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
     ) -> Any:
-        if id(metric) not in self._without and sample_weight is None and not self._keras.ops.ndim(values):
-            self._variables |= {id(metric.total), id(metric.count)}
-            if reduction_of(values, self.rows) not in ("mean", "same") and metric.name not in self._warned:
+        if id(metric) in self._without:
+            return original(values, sample_weight=sample_weight)
+        key, terms = id(metric.total), None
+        if sample_weight is None and not self._keras.ops.ndim(values):
+            self._variables |= {key, id(metric.count)}
+            terms = terms_of(values, self._rows, is_trained=False)
+            if terms is None and metric.name not in self._warned:
                 self._warned.add(metric.name)
                 _log.warning(_INEXACT, metric.name)
+        before = self._terms.get(key, [])
+        self._terms[key] = None if before is None or terms is None else [*before, *terms]
         return original(values, sample_weight=sample_weight)
 
     def are_noted(self, variable: Any) -> bool:

@@ -7,6 +7,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.per_batch_metrics import BatchMeans  # noqa: E402
 
@@ -28,13 +30,17 @@ def f1(y_true, y_pred):
     return 2 * hits / (keras.ops.sum(y_true) + keras.ops.sum(y_pred) + 1e-7)
 
 
+def root(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
 def of_examples(y_true, y_pred):
     return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
 
 
 @pytest.mark.parametrize(
     ("function", "in_graph", "eagerly"),
-    [(absolute, 0, 1), (of_classes, 1, 1), (f1, 1, 1), (of_examples, 0, 0)],
+    [(absolute, 0, 1), (of_classes, 0, 1), (f1, 0, 1), (root, 1, 1), (of_examples, 0, 0)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_number_that_need_not_be_a_mean_over_the_examples_is_named_once(
@@ -57,6 +63,58 @@ def test_a_number_that_need_not_be_a_mean_over_the_examples_is_named_once(
         )
         call = named(lambda update: update(tf.ones([4, 2]), tf.zeros([4, 2])))
     assert (trace, call) == (in_graph, eagerly)
+
+
+@pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+def test_all_of_this_holds_on_several_devices():
+    run_on_several(__file__)
+
+
+def masked(y_true, y_pred):
+    """The share of right answers among the words that are not masked, as tutorials of translation have it."""
+    known = tf.cast(y_true[:, 0] > -1, y_pred.dtype)
+    right = tf.cast(tf.abs(y_true[:, 0] - y_pred[:, 0]) < 1, y_pred.dtype)
+    return tf.reduce_sum(right * known) / tf.maximum(tf.reduce_sum(known), 1)
+
+
+def mixed(y_true, y_pred):
+    return absolute(y_true, y_pred) - 0.5 * of_classes(y_true, y_pred) + 3
+
+
+def by_keras(y_true, y_pred):
+    """Of rows that a loss of Keras has not reduced."""
+    return tf.reduce_sum(keras.losses.MeanSquaredError(reduction="none")(y_true, y_pred))
+
+
+def of_inner(y_true, y_pred):
+    known = tf.cast(y_true[:, 0] > -1, y_pred.dtype)
+    losses = keras.losses.MeanSquaredError(reduction="none")(y_true, y_pred)
+    return tf.reduce_sum(losses * known) / tf.reduce_sum(known)
+
+
+NUMBERS = [absolute, of_classes, f1, masked, mixed, by_keras, of_inner]
+
+
+@pytest.mark.parametrize("loss", [of_inner, by_keras], ids=lambda loss: loss.__name__)
+def test_numbers_of_a_batch_are_those_of_keras(loss, caplog):
+    def numbers(fit_it, evaluate_it):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=NUMBERS)
+        x = np.random.default_rng(0).normal(size=(13, 2)).astype("float32")
+        y = np.abs(x) + 1
+        y[4:6] = -3  # all of a replica's part of a batch
+        options = {"batch_size": 4, "verbose": 0}
+        logs = fit_it(model, x, y, epochs=2, shuffle=False, validation_data=(x[:7], y[:7]), **options).history
+        tested = evaluate_it(model, x, y, **options)
+        return {**logs, "evaluate": tested, "weights": model.get_weights()[0]}
+
+    alone = numbers(keras.Model.fit, keras.Model.evaluate)
+    with own_strategy().scope():
+        found = numbers(fit, evaluate)
+    for name, value in alone.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, err_msg=name)
+    assert "one number for a batch" not in caplog.text
 
 
 def test_one_replica_counts_as_keras_does_and_says_nothing(caplog):
