@@ -195,12 +195,16 @@ def looked_up(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
 
 def summed(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Add one to a variable on each replica, in each of 4 steps of a custom loop."""
+    """Add one to a variable on each replica, and to metrics, in each of 4 steps of a custom loop."""
     with strategy.scope():
         total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        mean, last = keras.metrics.Mean(), keras.metrics.Mean()
 
     def add() -> None:
         total.assign_add(tf.ones([]))
+        mean.update_state(tf.constant([1.0, 3.0]))
+        last.reset_state()
+        last.update_state(tf.constant([5.0]))
 
     @tf.function(autograph=False)
     def step() -> None:
@@ -208,7 +212,14 @@ def summed(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 
     for _ in range(4):
         step()
-    return {"total": float(total.numpy()), "replicas": strategy.num_replicas_in_sync}
+    counts = [float(metric.count.numpy()) for metric in (mean, last)]
+    results = [float(metric.result()) for metric in (mean, last)]
+    return {
+        "total": float(total.numpy()),
+        "replicas": strategy.num_replicas_in_sync,
+        "counts": counts,
+        "results": results,
+    }
 
 
 def by_rows(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:

@@ -67,7 +67,13 @@ def test_a_sum_over_replicas_counts_each_of_them(strategy, finished):
     found = finished(strategy)
 
     for result in found.results.values():
-        assert result["model_cases.summed"]["total"] == 4 * result["model_cases.summed"]["replicas"]
+        summed = result["model_cases.summed"]
+        assert summed["total"] == 4 * summed["replicas"]
+        assert summed["counts"] == [
+            8 * summed["replicas"],
+            summed["replicas"],
+        ]  # the second is reset in steps
+        assert summed["results"] == [2.0, 5.0]
 
 
 ONE_PS = "1 ps and 2 workers in step"

@@ -19,6 +19,7 @@ from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit
 from tfdist.strategies.sharded_variable import Partitioner
+from tfdist.strategies.sums_of_replicas import add_up_assignments
 from tfdist.transport.bootstrap import join_ring
 from tfdist.transport.ring import Ring
 
@@ -219,6 +220,8 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
             raise _made_in_a_step(kwargs.get("name") or "a variable") from error
         finally:
             self._is_placing = False
+        if kwargs.get("aggregation") == tf.VariableAggregation.SUM:
+            add_up_assignments(made)
         for device in self._load:
             if device in made.device:  # a slot variable is where its variable is, perhaps elsewhere
                 self._load[device] += made.dtype.size * max(made.shape.num_elements() or 0, 1)

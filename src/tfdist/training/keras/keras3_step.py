@@ -281,7 +281,11 @@ class Keras3Step(MetricStep):
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
         traced.fetched = None if self._ps_variables is None else self._ps_variables.begin()
         shared = self._shared(
-            lambda batch: self._gradients(batch, scale, totals.metrics, traced), data, totals.metrics, traced
+            lambda batch: self._gradients(batch, scale, totals.metrics, traced),
+            data,
+            totals.metrics,
+            traced,
+            traced.fetched,
         )
         gradients = with_rows_summed(shared.gradients, traced.unique)
         return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced)
@@ -305,6 +309,7 @@ class Keras3Step(MetricStep):
         data: Any,
         counted: Sequence[tf.Tensor],
         traced: _Traced,
+        fetched: FetchedVariables | None = None,
     ) -> Shared:
         x, _, _ = unpacked(data)
         begun, data = self._replica_stats.begun(data)
@@ -320,7 +325,7 @@ class Keras3Step(MetricStep):
             part.state,
             [*metrics, *part.sums[count:], self._replica_stats.ended(begun, part, loss, batch_size(x))],
             size=batch_size(x),
-            add_up=None if traced.fetched is None else traced.fetched.add_up,
+            add_up=None if fetched is None else fetched.add_up,
         )
 
     def _computed(self, compute: Callable[[Any], _Part], data: Any, size: tf.Tensor) -> _Part:
