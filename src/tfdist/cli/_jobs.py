@@ -3,10 +3,9 @@
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import local_path
@@ -20,6 +19,7 @@ from tfdist.engines.protocol import Engine, engine_names, find_engine
 from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.hide_secrets import without_secrets
+from tfdist.launcher.launch import check_alone
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
@@ -68,14 +68,12 @@ def requested(
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
-        counts = _counted(ClusterConfig.local(workers=2 if workers is None else workers, ps=ps).tasks())
-        for role in alone:
-            if role not in counts:
-                raise ConfigError("--alone", f"there is no {shown(role)}", remedy=did_you_mean(role, counts))
+        cluster = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps)
+        check_alone(cluster, alone, "--alone")
         job = Job(
             name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
             command=tuple(command),
-            counts=counts,
+            counts=cluster.counts,
             folder=folder,
             made_by=made_by(),
             alone=tuple(alone),
@@ -93,12 +91,8 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     """Return the job that trains as a config file and the changes to it say."""
     check_not_stream(config)
     settings = read_config(config, changes)
-    cluster = settings.find_cluster(environ={})
+    cluster = settings.cluster_for_scheduler()
     settings.check_elastic(cluster)
-    settings.check_evaluator()
-    if cluster and not cluster.is_on_ports_of_ours:
-        problem = "gives addresses, but a scheduler chooses the machines"
-        raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
     for name in settings.config.engine.plugins:
         if name not in (names := engine_names()):
             raise ConfigError(
@@ -108,7 +102,7 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     return Job(
         name=_name_of(config),
         command=(*train, *(f"--set={change}" for change in changes)),
-        counts=_counted(cluster.tasks()) or {"worker": 1},
+        counts=cluster.counts or {"worker": 1},
         folder=folder,
         made_by=made_by(),
         config=absolute_path(Path(config), "--config"),
@@ -150,10 +144,6 @@ def options_of(texts: Sequence[str]) -> Mapping[str, str]:
             raise ConfigError("--sbatch, --option", expected=expected, received=shown(text))
         options[name.removeprefix("--")] = value
     return options
-
-
-def _counted(tasks: Sequence[Any]) -> dict[str, int]:
-    return dict(Counter(task.type for task in tasks))
 
 
 def _name_of(path: str) -> str:

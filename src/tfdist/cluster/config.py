@@ -146,6 +146,11 @@ class ClusterConfig:
         """Return the number of tasks of a role or of another job."""
         return len(self._role(role))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of tasks of each role and other job that has some."""
+        return {role: len(addresses) for role, addresses in self._addresses.items() if addresses}
+
     def tasks(self) -> tuple[Task, ...]:
         """Return all tasks: chief, workers, parameter servers, evaluator, and those of other jobs."""
         return tuple(

@@ -197,15 +197,15 @@ def _check(
     check_alone(cluster, alone)
 
 
-def check_alone(cluster: ClusterConfig, alone: Collection[str]) -> None:
+def check_alone(cluster: ClusterConfig, alone: Collection[str], where: str = "alone") -> None:
     """Raise ConfigError for a role that cannot be started again alone."""
     for role in alone:
-        known = dict.fromkeys([*ROLES, *(task.type for task in cluster.tasks())])
+        known = dict.fromkeys([*ROLES, *cluster.counts])
         if role not in known:
-            raise ConfigError("alone", f"there is no {shown(role)}", remedy=did_you_mean(role, known))
+            raise ConfigError(where, f"there is no {shown(role)}", remedy=did_you_mean(role, known))
         if role == cluster.lead.type:
             problem = f"{cluster.lead} leads the others, which cannot continue without it"
-            raise ConfigError("alone", problem, remedy=f"Leave {role} out")
+            raise ConfigError(where, problem, remedy=f"Leave {role} out")
 
 
 def _check_hosts(cluster: ClusterConfig) -> None:

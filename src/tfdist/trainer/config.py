@@ -137,6 +137,15 @@ class Settings:
         """Return the cluster that the file and the environment describe together."""
         return ClusterConfig.from_section(self.document.part("cluster"), task=task, environ=environ)
 
+    def cluster_for_scheduler(self, scheduler: str = "a scheduler") -> ClusterConfig:
+        """Return the cluster of the file, for a scheduler, which chooses the addresses."""
+        cluster = self.find_cluster(environ={})
+        self.check_evaluator()
+        if cluster and not cluster.is_on_ports_of_ours:
+            problem = f"gives addresses, but {scheduler} chooses the machines"
+            raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
+        return cluster
+
 
 def read_config(path: str | PathLike[str], changes: Sequence[str] = ()) -> Settings:
     """Read a config file; an unknown key is an error.

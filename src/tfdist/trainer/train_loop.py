@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +155,7 @@ class Run:
                 step=self.step,
                 steps=self.total,
                 steps_lost=self.history[-1].lost if self.history else 0,
-                cluster=dict(Counter(task.type for task in cluster.tasks())),
+                cluster=cluster.counts,
                 addresses={str(task): cluster.address(task) for task in cluster.tasks()},
                 versions=versions(),
                 machine=machine(),

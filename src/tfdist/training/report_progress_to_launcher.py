@@ -1,7 +1,7 @@
 """Report the progress of `fit` to the launcher or engine that runs the script, and record its events."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +49,7 @@ class FitReports:
                 parameters=model.count_params() if model.built else 0,
                 step=epoch * steps,
                 steps=self._epochs * steps,
-                cluster=dict(Counter(task.type for task in cluster.tasks())),
+                cluster=cluster.counts,
                 addresses={str(task): cluster.address(task) for task in cluster.tasks()},
                 versions=versions(keras_of(model)),
                 machine=machine(),

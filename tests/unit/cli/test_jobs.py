@@ -169,6 +169,7 @@ def test_a_script_is_rendered(queue, capsys, tmp_path):
         (["queue", "x"], {"run_dir": "gs://b/x"}, "--run_dir: expected a path of this machine, received 'gs://b/x'"),
         (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
         (["queue", "x"], {"alone": ["wroker"]}, "--alone: there is no 'wroker'. Did you mean 'worker'?"),
+        (["queue", "x"], {"alone": ["chief"], "ps": 1}, "--alone: chief:0 leads the others, which cannot continue"),
         (["queue", "x"], {"set": ["train.steps=3"]}, "--set: changes a config, but --config is missing"),
         (["queue"], {"config": "plugins.yaml"}, "engine.plugins: there is no 'queeu'. Did you mean 'queue'?"),
     ],

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,7 +143,7 @@ def _work_of(
         return {**_config_work(Path(what), roles, changes, folder), "run_dir": folder}
     cluster = ClusterConfig.local(**_local_sizes(roles))
     check_alone(cluster, alone)
-    common = {"counts": _counts(cluster), "alone": alone, "run_dir": folder, "section": RaySection()}
+    common = {"counts": cluster.counts, "alone": alone, "run_dir": folder, "section": RaySection()}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
         return {
@@ -165,18 +164,14 @@ def _config_work(
     if roles is not None:
         changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
     settings = read_config(path, changes)
-    cluster = settings.find_cluster(environ={})
-    settings.check_evaluator()
+    cluster = settings.cluster_for_scheduler("Ray")
     if settings.config.elastic is not None:
         problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
-    if cluster and not cluster.is_on_ports_of_ours:
-        problem = "gives addresses, but Ray chooses the machines"
-        raise ConfigError(cluster.source.at(), problem, remedy="Write numbers, such as worker: 2")
     train = (PYTHON, "-m", "tfdist.train", "--config", *_files(path.name), "--run_dir", str(folder))
     return {
         "command": (*train, *(f"--set={change}" for change in changes)),
-        "counts": _counts(cluster) or {"worker": 1},
+        "counts": cluster.counts or {"worker": 1},
         "files": {path.name: path.read_bytes()},
         "results": (str(folder / _REPORT),),
         "alone": roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
@@ -190,10 +185,6 @@ def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:
     named: dict[str, Any] = {"workers": sizes.pop("worker", 0), "ps": sizes.pop("ps", 0)}
     named.update({role: sizes.pop(role) for role in ("chief", "evaluator") if role in sizes})
     return {**named, "jobs": sizes}
-
-
-def _counts(cluster: ClusterConfig) -> dict[str, int]:
-    return dict(Counter(task.type for task in cluster.tasks()))
 
 
 def _files(*names: str) -> tuple[str, ...]:
