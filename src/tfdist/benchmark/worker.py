@@ -179,7 +179,7 @@ def processor_seconds(cluster: ClusterConfig) -> dict[str, float]:
     seconds_by_task = {str(cluster.task or "this process"): time.process_time()}
     for task in cluster.training().tasks():
         if cluster.with_task(*task).serves:
-            with tf.device(f"/job:{task.type}/task:{task.index}"):
+            with tf.device(task.device):
                 stat = tf.io.read_file("/proc/self/stat")
             # The fields after the name, which is in brackets and may contain anything.
             fields = stat.numpy().decode().rpartition(")")[2].split()

@@ -55,6 +55,16 @@ class Task(NamedTuple):
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 
+    @property
+    def device(self) -> str:
+        """Return TensorFlow's name of the task, as a place for operations, where it chooses CPU or GPU."""
+        return f"/job:{self.type}/replica:0/task:{self.index}"
+
+    @property
+    def cpu(self) -> str:
+        """Return TensorFlow's name of the task's CPU."""
+        return f"{self.device}/device:CPU:0"
+
     @classmethod
     def parse(cls, text: str, where: str = "task") -> "Task":
         """Parse `worker:1`; a chief or an evaluator needs no index."""

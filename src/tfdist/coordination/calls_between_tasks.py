@@ -45,7 +45,7 @@ def call(task: Task, name: str, dtype: Any, *inputs: Any) -> Any:
     # Made on this task: making a constant on a remote device blocks all Python threads while that task is
     # silent.
     arguments = [tf.constant(value) for value in inputs]
-    with tf.device(f"/job:{task.type}/replica:0/task:{task.index}/device:CPU:0"):
+    with tf.device(task.cpu):
         [result] = tf.raw_ops.PyFunc(input=arguments, token=token(name), Tout=[dtype])
     return fetch(result)
 

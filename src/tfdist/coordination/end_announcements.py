@@ -9,7 +9,7 @@ server. This takes neither a disk nor a port, and works wherever training works.
 
 import atexit
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ _ENDED_MARK = "ram://tfdist/chief-has-ended"
 _DISMISSAL_MARK = "ram://tfdist/chief-needs-no-more"
 _MARK_TIMEOUT = 10.0  # the longest wait for servers that do not answer
 _SECONDS_BETWEEN_POLLS = 1.0
-_devices: set[str] = set()
+_servers: set[Task] = set()
 _log = logging.getLogger("tfdist")
 
 
@@ -51,7 +51,7 @@ class ServerTermination(TaskThreads):
         with own_executor():
             while not self.is_over.wait(_SECONDS_BETWEEN_POLLS):
                 try:
-                    with tf.device(f"/job:{server.type}/replica:0/task:{server.index}/device:CPU:0"):
+                    with tf.device(server.cpu):
                         matches = tf.raw_ops.MatchingFiles(pattern=mark)
                     is_due = len(fetch(matches)) > 0
                 except tf.errors.OpError as error:  # the server is gone: the training itself notices that
@@ -63,22 +63,22 @@ class ServerTermination(TaskThreads):
                     return
 
 
-def shut_servers_down_at_exit(devices: Sequence[str]) -> None:
+def shut_servers_down_at_exit(servers: Iterable[Task]) -> None:
     """Write the mark on these tasks when this process ends."""
-    if not _devices:
+    if not _servers:
         # Functions that are registered last run first, while TensorFlow still works.
-        atexit.register(lambda: _write_mark_on_all(_ENDED_MARK, sorted(_devices)))
-    _devices.update(devices)
+        atexit.register(lambda: _write_mark_on_all(_ENDED_MARK, sorted(_servers)))
+    _servers.update(servers)
 
 
 def keep_servers_at_exit() -> None:
     """Write no mark at exit: this process ends to be started again."""
-    _devices.clear()
+    _servers.clear()
 
 
-def dismiss(devices: Sequence[str]) -> None:
+def dismiss(servers: Iterable[Task]) -> None:
     """Tell these tasks to end at once, although this process continues."""
-    _write_mark_on_all(_DISMISSAL_MARK, devices)
+    _write_mark_on_all(_DISMISSAL_MARK, servers)
 
 
 def was_dismissed() -> bool:
@@ -91,13 +91,13 @@ def is_shutdown_told() -> bool:
     return bool(tf.io.gfile.exists(_ENDED_MARK))
 
 
-def _write_mark_on_all(mark: str, devices: Sequence[str]) -> None:
+def _write_mark_on_all(mark: str, servers: Iterable[Task]) -> None:
     # Made on this task: making a constant on a remote device blocks all Python threads while that task is
     # silent.
     name, text = tf.constant(mark), tf.constant("")
 
-    def write(device: str) -> None:
-        with tf.device(device):
+    def write(server: Task) -> None:
+        with tf.device(server.cpu):
             tf.io.write_file(name, text)
 
-    call_each(write, devices, _MARK_TIMEOUT)
+    call_each(write, servers, _MARK_TIMEOUT)

@@ -56,7 +56,7 @@ def connect(
     try:
         yield Remote(pool)
     finally:
-        dismiss([_path(task) for task in pool.tasks])
+        dismiss(pool.tasks)
         pool.close()
 
 
@@ -65,7 +65,7 @@ class Remote:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._home = f"{_path(Task('chief', 0))}/device:CPU:0"
+        self._home = Task("chief", 0).cpu
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -83,7 +83,7 @@ class Remote:
         """
         task = Task(job, index)
         self._pool.check(task)
-        path = _path(task)
+        path = task.device
         if kind != "auto":
             check_device_name(kind)
             path += f"/device:{kind.upper()}:{number}"
@@ -130,7 +130,7 @@ class Remote:
             return reduced(op, values, sizes)
 
     def _call(self, task: Task, fn: Callable[[Any], Any], part: Any) -> Any:
-        with tf.device(_path(task)):
+        with tf.device(task.device):
             value = fn(part)
         with tf.device(self._home):
             return tf.nest.map_structure(
@@ -173,7 +173,3 @@ def _connect_again(everybody: Any, tasks: Sequence[Task]) -> None:
         if kept:
             there.cluster.job.add(name=job.name, tasks=kept)
     update_connections(there)
-
-
-def _path(task: Task) -> str:
-    return f"/job:{task.type}/replica:0/task:{task.index}"

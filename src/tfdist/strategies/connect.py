@@ -71,7 +71,7 @@ def _make_room_for_functions(training: ClusterConfig) -> None:
     fails. A vector that has grown keeps its room: for twice as many functions as are made here, less two.
     """
     server = next(task for task in training.tasks() if task != training.task)
-    with tf.device(f"/job:{server.type}/replica:0/task:{server.index}/device:CPU:0"):
+    with tf.device(server.cpu):
         there = tf.raw_ops.MatchingFiles(pattern=tf.constant("/"))
     functions = 1 + 2 ** (_FUNCTIONS_PER_TASK * len(training.tasks()) - 1).bit_length()
     with tf.device(tf.config.list_logical_devices("CPU")[0].name):

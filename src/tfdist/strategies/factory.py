@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tensorflow as tf
 
 from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles import ROLES
 from tfdist.coordination.end_announcements import shut_servers_down_at_exit
 from tfdist.coordination.stop_signals import own_handler_restored
@@ -247,8 +247,7 @@ def _make(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) 
         made = SynchronousParameterServer(cluster, partitioner, options.device)
     if options.device == "gpu":
         _check_workers(cluster)
-    servers = [task for task in cluster.tasks() if task.type in ("ps", "worker")]
-    shut_servers_down_at_exit([f"/job:{job}/task:{index}" for job, index in servers])
+    shut_servers_down_at_exit(task for task in cluster.tasks() if task.type in ("ps", "worker"))
     return made
 
 
@@ -256,7 +255,7 @@ def _check_workers(cluster: ClusterConfig) -> None:
     """Raise ConfigError for a worker without a GPU; all tasks must be connected."""
     gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
     for index in range(cluster.size("worker")):
-        if not any(f"/job:worker/replica:0/task:{index}/" in name for name in gpus):
+        if not any(name.startswith(f"{Task('worker', index).device}/") for name in gpus):
             where = f"worker:{index} at {cluster.address(('worker', index))}"
             remedy = "Set auto or cpu; or check whether nvidia-smi lists a GPU there"
             raise ConfigError(where, "has no GPU that TensorFlow finds, but device is gpu", remedy=remedy)

@@ -28,7 +28,6 @@ from tfdist.transport.ps_endpoints import named, written_addresses
 _SECONDS_TO_ANSWER = 60.0  # a worker gives a connection to a server up before
 _ASKED_AT_ONCE = 32  # workers that connect to one server: half of those that it has a place for
 _MOST_NAMED = 3
-_SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 
 
 class PsTransfer:
@@ -167,7 +166,7 @@ class StepTransfer:
         """
         for server, sent in self._sent.items():
             if server not in self._returned:
-                with tf.device(_SERVER.format(server)):
+                with tf.device(Task("ps", server).cpu):
                     tf.raw_ops.Assert(condition=tf.equal(sent, 0), data=[sent])
 
     def _fetch_variables(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
@@ -176,7 +175,7 @@ class StepTransfer:
         for bucket in plan_buckets([_type_and_bytes(each) for each in variables], self._bucket_bytes):
             # Both ends take the buckets in one order. Data order them: TensorFlow would drop a stateless
             # operation on which others only wait.
-            with tf.device(_SERVER.format(server)):
+            with tf.device(Task("ps", server).cpu):
                 values = [variables[number].read_value() for number in bucket]
                 ticket = self._ticket + self._sent[server] if came else self._ticket
                 manifest = self._manifest(server, values, is_state=True)
@@ -201,7 +200,7 @@ class StepTransfer:
             # hand_over returns the ticket when the gradients are ready, so no thread of the server waits
             # while the worker computes. Both ends take the buckets in one order.
             [ready] = _call("hand_over", [manifest, ready, *mine], [tf.int64])
-            with tf.device(_SERVER.format(server)):
+            with tf.device(Task("ps", server).cpu):
                 dtypes = [gradient.dtype for gradient in mine]
                 came = _shaped(_call("receive", [manifest, ready, before], dtypes), mine)
             before = came[0]

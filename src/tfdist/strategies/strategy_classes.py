@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
 from tfdist.strategies.lasting_patches import replace_methods
@@ -186,7 +186,7 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
         devices = gpus if is_gpu_used(device, len(gpus)) else cpus
         super().__init__(compute_devices=devices, parameter_device="/device:CPU:0")
         set_cluster_resolver(self, cluster.resolver())
-        self._load = {f"/job:ps/replica:0/task:{index}": 0 for index in range(cluster.size("ps"))}
+        self._load = {Task("ps", index).device: 0 for index in range(cluster.size("ps"))}
         self._is_placing = False
         self._partitioners = [partitioner] if partitioner else []
 

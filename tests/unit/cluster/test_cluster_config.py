@@ -33,6 +33,8 @@ def test_it_is_a_value():
 def test_roles_tasks_and_addresses():
     names = ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
     assert [str(task) for task in FULL.tasks()] == names
+    assert Task("worker", 1).cpu == f"{Task('worker', 1).device}/device:CPU:0"
+    assert Task("worker", 1).device == "/job:worker/replica:0/task:1"
     assert FULL.counts == {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     assert [FULL.size(role) for role in ("chief", "worker", "ps", "evaluator")] == [1, 2, 1, 1]
     assert FULL.address(Task("worker", 1)) == FULL.address(("worker", 1)) == "c:1"

@@ -13,7 +13,7 @@ def test_the_mark_is_left_as_a_file_and_without_a_complaint(caplog):
     caplog.set_level("INFO", "tfdist")
     assert not end_announcements.is_shutdown_told()
     try:
-        end_announcements._write_mark_on_all(end_announcements._ENDED_MARK, ["/cpu:0"])
+        end_announcements._write_mark_on_all(end_announcements._ENDED_MARK, [Task("localhost", 0)])
         assert end_announcements.is_shutdown_told()
         # So nobody waits for a chief that came and went between two questions.
         nobody = ClusterConfig.local(workers=1, ps=1)
