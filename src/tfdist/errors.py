@@ -120,6 +120,15 @@ def is_near(word: str, known: str) -> bool:
     return difflib.SequenceMatcher(None, word, known).ratio() >= _NEAR
 
 
+def first_line(error: object) -> str:
+    """Return the first line of an error's text, or the name of its class if it has no text.
+
+    >>> first_line(ValueError("one\\ntwo")), first_line(KeyboardInterrupt())
+    ('one', 'KeyboardInterrupt')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def printable(text: str) -> str:
     """Return a text from elsewhere without line ends, terminal escapes and lone surrogates, as in names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -7,6 +7,7 @@ from tfdist.errors import (
     TaskLost,
     TfdistError,
     did_you_mean,
+    first_line,
     is_near,
     shown,
 )
@@ -63,3 +64,8 @@ def test_is_near():
     assert is_near("clustre", "cluster")
     assert not is_near("data", "cluster")
     assert not is_near("cluster" * 10**6, "cluster")
+
+
+def test_an_error_has_a_line_also_without_text():
+    assert first_line(ValueError("\none\ntwo")) == "one"
+    assert first_line(ValueError()) == first_line(ValueError("\n")) == "ValueError"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError, StorageError
+from tfdist.errors import ConfigError, StorageError, first_line
 
 _PLUGIN = "tensorflow_io"  # adds s3:// and others
 _LAST_OF_PLUGIN = (2, 16)  # the newest TensorFlow for which there is one
@@ -223,5 +223,4 @@ def _one_line_errors(address: str, done: str) -> Iterator[None]:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    lines: list[str] = error.message.splitlines() or [type(error).__name__]
-    return lines[0][:_LONGEST_REASON]
+    return first_line(error)[:_LONGEST_REASON]

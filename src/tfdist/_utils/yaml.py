@@ -21,7 +21,7 @@ import msgspec
 import yaml
 
 from tfdist._utils.read_untrusted_files import opened_regular
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, did_you_mean, first_line, shown
 
 # A usual config has a page or two. The limit allows ten thousand host names.
 _MOST_BYTES = 256 * 1024
@@ -126,7 +126,7 @@ def read_yaml(data: bytes, name: str) -> Document:
         place = name if mark is None else f"{name}:{mark.line + 1}:{mark.column + 1}"
         raise ConfigError(place, f"malformed YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(name, f"malformed YAML: {str(error).splitlines()[0]}") from None
+        raise ConfigError(name, f"malformed YAML: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise ConfigError(name, expected="a mapping (key: value)", received=shown(value))
     return Document(value, Source(name, (), places))

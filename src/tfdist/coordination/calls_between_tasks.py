@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from tfdist.cluster.config import Task
+from tfdist.errors import first_line
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -70,7 +71,7 @@ def call_each(
             try:
                 values[task] = function(task)
             except tf.errors.OpError as error:
-                _log.info("%s does not answer: %s", task, str(error).splitlines()[0])
+                _log.info("%s does not answer: %s", task, first_line(error))
 
     threads = [threading.Thread(target=call, args=(task,), daemon=True) for task in tasks]
     for thread in threads:

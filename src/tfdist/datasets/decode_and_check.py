@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.datasets.cache import Batches, Contents, size_text
-from tfdist.errors import DataError
+from tfdist.errors import DataError, first_line
 
 _AT_ONCE = 256
 
@@ -128,5 +128,4 @@ def _unreadable(part: Part, number: int, error: Any) -> DataError:
 
 def gist(error: Any) -> str:
     """Return the first line of TensorFlow's message, without the names of ops."""
-    line = str(getattr(error, "message", error)).splitlines()[0]
-    return line.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
+    return first_line(error).rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")

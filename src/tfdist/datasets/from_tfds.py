@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from tfdist._utils.object_store import why_unreachable
 from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
-from tfdist.errors import DataError, Unavailable, did_you_mean, shown
+from tfdist.errors import DataError, Unavailable, did_you_mean, first_line, shown
 
 _log = logging.getLogger("tfdist")
 
@@ -137,7 +137,7 @@ def _download(builder: Any, name: str, data_dir: Path) -> None:
             download_dir=os.fspath(data_dir / "downloads"),
         )
     except Exception as error:  # a builder may raise errors of requests, of TensorFlow and its own
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise Unavailable(
             name, f"could not be prepared in {data_dir}: {reason}", remedy=_remedy(manual, [])
         ) from error

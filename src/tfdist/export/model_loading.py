@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
 from tfdist._utils.read_untrusted_files import check_regular, glob_free_path
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, first_line
 from tfdist.export.export_folder import Exported
 
 _MOST_CONFIG_BYTES = 64 << 20
@@ -35,7 +35,7 @@ def load(exported: Exported) -> Scores:
     try:
         return loaders[exported.format](str(exported.path))
     except Exception as error:  # each format has its own errors, and a Keras layer may raise any
-        problem = f"cannot be loaded: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        problem = f"cannot be loaded: {first_line(error)}"
         raise ConfigError(
             str(exported.path), problem, remedy="Check that no file has changed since the export"
         ) from error

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import layers_of
 from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import fresh_folder, storage_errors, temporary_folder
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, first_line
 from tfdist.export.check import check
 from tfdist.export.export_folder import FILES, set_latest, write_metadata
 from tfdist.export.signatures import Served
@@ -110,7 +110,7 @@ def _lite(served: Served) -> bytes:
             return bytes(converter.convert())
     except Exception as error:  # the converter's exception classes are not public
         lines = str(error).splitlines()
-        lacking = next((line for line in lines if line.startswith("TF Select ops: ")), lines[0])
+        lacking = next((line for line in lines if line.startswith("TF Select ops: ")), first_line(error))
         reason = lacking.replace("TF Select ops", "it has no")
         problem = f"TensorFlow Lite does not support this model: {reason}"
         remedy = "Leave out tflite; most of its operations need float32"

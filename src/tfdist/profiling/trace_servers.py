@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.addresses_and_free_ports import split_address
-from tfdist.errors import DataError
+from tfdist.errors import DataError, first_line
 from tfdist.profiling.tensorflow_profiler import OPTIONS, Recorded, read_folder
 
 
@@ -80,5 +80,5 @@ def _trace(address: str, folder: Path, seconds: float) -> str:
             f"grpc://{address}", str(folder), milliseconds, num_tracing_attempts=1, options=options
         )
     except (tf.errors.OpError, RuntimeError) as error:  # by the version of TensorFlow
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     return ""

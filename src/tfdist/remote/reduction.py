@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError, did_you_mean, first_line, shown
 
 Operation = Literal["mean", "sum", "min", "max", "concat"]
 
@@ -78,7 +78,7 @@ def _by_leaf(values: Sequence[Any], reduce: Any) -> Any:
     try:
         return tf.nest.map_structure(lambda *leaves: reduce(list(map(tf.convert_to_tensor, leaves))), *values)
     except (TypeError, ValueError) as error:
-        raise ConfigError("reduce", f"the values cannot be combined: {str(error).splitlines()[0]}") from error
+        raise ConfigError("reduce", f"the values cannot be combined: {first_line(error)}") from error
 
 
 def _mean(leaves: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import use_own_executor
 from tfdist.cluster.config import Task
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, answers
-from tfdist.errors import ConfigError, TaskLost
+from tfdist.errors import ConfigError, TaskLost, first_line
 
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.
 _SECONDS_TO_BE_GONE = 2.0
@@ -169,7 +169,7 @@ class Pool:
                 try:
                     self._reconnect([*self.tasks, *back])
                 except tf.errors.OpError as error:
-                    _log.info("cannot take %s back yet: %s", back[0], str(error).splitlines()[0])
+                    _log.info("cannot take %s back yet: %s", back[0], first_line(error))
                     continue
                 for task in back:
                     self._callers[task] = _Caller(task)  # the old one may still be in a call

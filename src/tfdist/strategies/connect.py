@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
 from tfdist.coordination.waiting import await_servers
-from tfdist.errors import TaskLost
+from tfdist.errors import TaskLost, first_line
 from tfdist.launcher.chief_reports import report_joined
 
 _FUNCTIONS_PER_TASK = 4  # more than training makes: most of its functions are in one task as a whole
@@ -45,7 +45,7 @@ def connecting(
             raise
         raise port_taken(str(training.task), training.address(training.task)) from error
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
-        problem = f"lost a task as TensorFlow connected all: {str(error).splitlines()[0]}"
+        problem = f"lost a task as TensorFlow connected all: {first_line(error)}"
         raise TaskLost(where, problem, remedy="Start the cluster again") from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
-from tfdist.errors import ConfigError, did_you_mean
+from tfdist.errors import ConfigError, did_you_mean, first_line
 
 
 def find_class(
@@ -69,8 +69,8 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
     except (TypeError, ValueError) as error:
         if not is_of_keras(function):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(place, f"Keras does not accept its arguments: {reason}") from error
+        problem = f"Keras does not accept its arguments: {first_line(error)}"
+        raise ConfigError(place, problem) from error
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

@@ -15,7 +15,7 @@ from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_co
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
 from tfdist.coordination.watch_calls import CallWatch
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, first_line
 from tfdist.training.stop_together import sum_over_workers
 
 _COLUMNS = 10  # a digest has 8, and all exchanges at the beginning of a call have one size
@@ -119,4 +119,4 @@ def _lost_connection() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise ConnectionError(str(error).splitlines()[0]) from error
+        raise ConnectionError(first_line(error)) from error

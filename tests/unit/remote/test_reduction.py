@@ -33,6 +33,11 @@ def test_an_empty_slice_counts_for_nothing():
     assert float(reduced("mean", values, None)["loss"]) == 2.0
 
 
+class Unreadable:
+    def __array__(self, *_, **__):
+        raise ValueError
+
+
 @pytest.mark.parametrize(
     ("op", "values", "sizes", "words"),
     [
@@ -43,6 +48,7 @@ def test_an_empty_slice_counts_for_nothing():
         ("mean", [1.0, 2.0], [1, -1], "expected 2 sizes"),
         ("mean", [1.0, 2.0], [0, 0], "expected 2 sizes"),
         ("sum", [[1.0], 2.0], None, "the values cannot be combined"),
+        ("sum", [Unreadable()], None, "the values cannot be combined: ValueError"),
     ],
 )
 def test_what_cannot_be_reduced_is_refused(op, values, sizes, words):

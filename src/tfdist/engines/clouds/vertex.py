@@ -29,7 +29,7 @@ from tfdist.engines.container_entrypoint import config_variables
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, read_logs, until_end
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, TfdistError, first_line
 from tfdist.launcher.chief_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
@@ -278,7 +278,7 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except credentials.GoogleAuthError as error:
         remedy = "Type `gcloud auth application-default login`"
-        raise ConfigError("vertex", str(error).splitlines()[0].rstrip("."), remedy=remedy) from None
+        raise ConfigError("vertex", first_line(error).rstrip("."), remedy=remedy) from None
     except refusals.ClientError as error:
         raise ConfigError("vertex", error.message) from None
     except refusals.GoogleAPICallError as error:

@@ -26,7 +26,7 @@ from tfdist._utils.read_untrusted_files import glob_free_path, opened_regular, r
 from tfdist._utils.write_files import fresh_folder, remove_folder, storage_errors, write_json, write_whole
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.errors import ConfigError, StorageError, shown
+from tfdist.errors import ConfigError, StorageError, first_line, shown
 
 _FORMAT = 1
 _VARIABLES = "variables"
@@ -65,7 +65,7 @@ class Checkpoint:
                 return [reader.get_tensor(name) for name, _, _ in self.variables]
         except _DAMAGED as error:
             remedy = "Remove this checkpoint, to resume from the one before it"
-            problem = f"cannot be read: {_reason(error)}"
+            problem = f"cannot be read: {first_line(error)}"
             raise StorageError(str(self.folder), problem, remedy=remedy) from error
 
 
@@ -119,7 +119,7 @@ def save(
                 )
         except tf.errors.OpError as error:
             remedy = "Free some space, or name a folder that can be written to"
-            problem = f"cannot be written: {_reason(error)}"
+            problem = f"cannot be written: {first_line(error)}"
             raise StorageError(str(final), problem, remedy=remedy) from error
         for name, data in (files or {}).items():
             write_whole(partial / name, data)
@@ -169,7 +169,7 @@ def open_checkpoint(folder: Path) -> Checkpoint | str:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (*_DAMAGED, OSError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        return f"cannot be read ({type(error).__name__}: {_reason(error)})"
+        return f"cannot be read ({type(error).__name__}: {first_line(error)})"
 
 
 def _damage(folder: Path, sums: Container[str], variables: Iterable[tuple[str, Any, str]]) -> str | None:
@@ -268,8 +268,3 @@ def _sha256(file: Path) -> str:
 def _reader(folder: Path) -> Iterator[Any]:
     with glob_free_path(folder) as path:
         yield tf.train.load_checkpoint(str(path / _VARIABLES))
-
-
-def _reason(error: BaseException) -> str:
-    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-    return text.splitlines()[0] if text else type(error).__name__
