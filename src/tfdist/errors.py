@@ -15,7 +15,9 @@ Each is a subclass of the builtin exception in brackets, so that callers can cat
 """
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 LOST = 138  # the exit status of who is to be started again
 _LONGEST_SHOWN = 80
@@ -82,6 +84,15 @@ class Preempted(TfdistError, RuntimeError):
 
 class NotFinite(TfdistError, ArithmeticError):
     """The loss or a variable is NaN or infinite; a restart would not help."""
+
+
+def exit_with_status(main: Callable[[], int | None]) -> NoReturn:
+    """End the process with the status that `main` returns, or print its error and end with the error's."""
+    try:
+        sys.exit(main())
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def shown(value: object) -> str:

@@ -7,6 +7,7 @@ from tfdist.errors import (
     TaskLost,
     TfdistError,
     did_you_mean,
+    exit_with_status,
     first_line,
     is_near,
     shown,
@@ -69,3 +70,13 @@ def test_is_near():
 def test_an_error_has_a_line_also_without_text():
     assert first_line(ValueError("\none\ntwo")) == "one"
     assert first_line(ValueError()) == first_line(ValueError("\n")) == "ValueError"
+
+
+def test_an_error_ends_the_process_with_its_status(capsys):
+    def main():
+        raise TaskLost("worker:1", "is silent")
+
+    with pytest.raises(SystemExit) as ended:
+        exit_with_status(main)
+    assert ended.value.code == 138
+    assert capsys.readouterr().err == "tfdist: worker:1: is silent\n"

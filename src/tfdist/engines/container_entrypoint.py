@@ -28,7 +28,7 @@ from typing import Any
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
-from tfdist.errors import LOST, ConfigError, TfdistError, shown
+from tfdist.errors import LOST, ConfigError, exit_with_status, shown
 from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import failure_file
@@ -182,8 +182,4 @@ def _write_config(folder: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:], os.environ))
-    except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    exit_with_status(lambda: main(sys.argv[1:], os.environ))

@@ -17,7 +17,7 @@ from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh.plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
 from tfdist.engines.ssh.task_on_host import GRACE
-from tfdist.errors import LOST, ConfigError, TfdistError
+from tfdist.errors import LOST, ConfigError, exit_with_status
 from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
 from tfdist.launcher.outcome import LaunchError
 
@@ -155,8 +155,4 @@ def cluster_on(plan: Plan, ports: dict[str, list[int]]) -> ClusterConfig:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), msgspec.json.decode(sys.stdin.buffer.read(), type=Plan))
-    except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    exit_with_status(lambda: main(Path(sys.argv[1]), msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)))

@@ -25,7 +25,7 @@ from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh.plan import NO_CONNECTION, Order, write_private
-from tfdist.errors import LOST, TfdistError
+from tfdist.errors import LOST, exit_with_status
 from tfdist.launcher import chief_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
@@ -188,8 +188,4 @@ def _status(event: Mapping[str, Any], task: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    exit_with_status(lambda: main(sys.argv[1:]))
