@@ -19,6 +19,12 @@ import tensorflow as tf
 
 from tfdist._utils.attributes_within_block import attributes_set
 
+
+def is_of_keras(kind: Any) -> bool:
+    """Return whether a class or function is one of Keras's own."""
+    return str(kind.__module__).partition(".")[0] in ("keras", "tf_keras")
+
+
 # -- models and layers --
 
 
@@ -290,18 +296,17 @@ def is_sgd_of_keras(optimizer: Any) -> bool:
 
     Seen in 2.12 and 3.15.
     """
-    return _is_of_keras(optimizer, "sgd", "SGD")
+    return _is_itself(optimizer, "sgd", "SGD")
 
 
 def is_adagrad_of_keras(optimizer: Any) -> bool:
     """Return whether an optimizer is Keras's Adagrad itself."""
-    return _is_of_keras(optimizer, "adagrad", "Adagrad")
+    return _is_itself(optimizer, "adagrad", "Adagrad")
 
 
-def _is_of_keras(optimizer: Any, module: str, name: str) -> bool:
+def _is_itself(optimizer: Any, module: str, name: str) -> bool:
     kind = type(optimizer)
-    is_kerass = kind.__module__.partition(".")[0] in ("keras", "tf_keras")
-    return is_kerass and kind.__module__.endswith(f".optimizers.{module}") and kind.__name__ == name
+    return is_of_keras(kind) and kind.__module__.endswith(f".optimizers.{module}") and kind.__name__ == name
 
 
 def adagrad_accumulators(optimizer: Any) -> Sequence[Any]:
@@ -378,7 +383,7 @@ def gradients_added_up_by(optimizer: Any, add_up: Callable[[Any], Any]) -> Itera
 
 def has_constraint_of_keras(variable: Any) -> bool:
     """Return whether a variable of Keras 3 has a constraint of Keras itself, which is deterministic."""
-    return type(variable.constraint).__module__.partition(".")[0] == "keras"
+    return is_of_keras(type(variable.constraint))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import layers_of
+from tfdist._utils.keras_private import is_of_keras, layers_of
 from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import fresh_folder, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, first_line
@@ -119,8 +119,8 @@ def _lite(served: Served) -> bytes:
 
 def _modules(model: Any) -> list[str]:
     """Return the modules that a Keras file of the model needs: those of layers outside of Keras."""
-    names = {type(layer).__module__ for layer in layers_of(model)}
-    return sorted(name for name in names if name.partition(".")[0] not in ("keras", "tf_keras"))
+    kinds = set(map(type, layers_of(model)))
+    return sorted({kind.__module__ for kind in kinds if not is_of_keras(kind)})
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
+from tfdist._utils.keras_private import is_of_keras
 from tfdist.errors import ConfigError, did_you_mean, first_line
 
 
@@ -105,8 +106,3 @@ def _meaning(name: str, module: Any) -> str:
     except ValueError:
         return ""
     return "" if found is None else str(getattr(found, "__name__", "") or type(found).__name__)
-
-
-def is_of_keras(function: Any) -> bool:
-    """Return whether a class or function is one of Keras's own."""
-    return str(function.__module__).partition(".")[0] in ("keras", "tf_keras")

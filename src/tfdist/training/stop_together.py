@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_private import is_of_keras
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.keras.compat import keras_of
@@ -111,8 +112,7 @@ class Stopping:
 def _may_stop_within(callback: Any, model: Any, phase: str) -> bool:
     callbacks = keras_of(model).callbacks
     kinds = (callbacks.LambdaCallback, callbacks.TerminateOnNaN)
-    is_kerass = type(callback).__module__.partition(".")[0] in ("keras", "tf_keras")
-    if is_kerass and not isinstance(callback, kinds):
+    if is_of_keras(type(callback)) and not isinstance(callback, kinds):
         return False
     return any(
         getattr(getattr(callback, hook), "__func__", None) is not getattr(callbacks.Callback, hook)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_private import is_of_keras
 from tfdist.errors import ConfigError, shown
 from tfdist.training.keras.compat import keras_of
 
@@ -30,8 +31,7 @@ def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
         if is_kerass:
             problem = f"{name} and CheckpointAndResume both change the weights of a resumed run"
             raise ConfigError("callbacks", problem, remedy=f"Leave {name} out")
-        is_own = type(callback).__module__.partition(".")[0] not in ("keras", "tf_keras")
-        if is_own and not _has_own_state(callback):
+        if not is_of_keras(type(callback)) and not _has_own_state(callback):
             unknown.append(name)
     if unknown:
         _log.warning(

@@ -8,16 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import values_in_order
+from tfdist._utils.keras_private import is_of_keras, values_in_order
 from tfdist.errors import ConfigError
 
 
 def keras_of(model: Any) -> ModuleType:
     """Return the module, keras or tf_keras, of a Model, or of a layer with Keras 3's trainer."""
     for base in type(model).__mro__:
-        root = base.__module__.partition(".")[0]
-        if base.__name__ in ("Model", "TensorFlowTrainer") and root in ("keras", "tf_keras"):
-            return sys.modules[root]
+        if base.__name__ in ("Model", "TensorFlowTrainer") and is_of_keras(base):
+            return sys.modules[base.__module__.partition(".")[0]]
     raise ConfigError("model", expected="a Keras model", received=f"a {type(model).__name__}")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import loss_trackers, metrics_within, variables_of_metric
+from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
@@ -239,11 +239,7 @@ class MetricState:
 
     def are_of_keras(self) -> list[bool]:
         """Return for each variable whether its metrics are classes of Keras, which only add to it."""
-        root = keras_of(self._model).__name__
-        return [
-            all(type(owner).__module__.partition(".")[0] == root for owner in owned.owners)
-            for owned in self._owned
-        ]
+        return [all(is_of_keras(type(owner)) for owner in owned.owners) for owned in self._owned]
 
     # -- of a batch, in replica context --
 
@@ -321,7 +317,6 @@ class _Peer:
 
 def _owned(model: Any) -> Iterator[_Owned]:
     """Yield the variables of a model's metrics, each once, in the order of `model.metrics_variables`."""
-    root = keras_of(model).__name__
     owned: dict[int, _Owned] = {}
 
     def walk(metric: Any, above: tuple[Any, ...], is_called_by_keras: bool) -> None:
@@ -330,7 +325,7 @@ def _owned(model: Any) -> Iterator[_Owned]:
             for inner in inner_metrics:
                 walk(inner, (), True)
             return
-        is_kerass = is_called_by_keras and type(metric).__module__.partition(".")[0] == root
+        is_kerass = is_called_by_keras and is_of_keras(type(metric))
         owners = (*above, metric)
         for variable in variables_of_metric(metric):
             owned.setdefault(id(variable), _Owned(variable, owners, is_kerass))
