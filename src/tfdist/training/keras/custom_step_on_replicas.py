@@ -13,7 +13,6 @@ The model's own method runs on each replica's part of a batch. While TensorFlow 
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_numbe
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
+    INEXACT,
     check_numbers,
     losses_of_one_process,
     recorded_divisors,
@@ -62,11 +62,10 @@ from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, rows_of, shared_mean, shares_of
 
-_INEXACT = (
-    "%s of model %s: computes the gradient of a number that is, as far as its graph shows, no mean and no sum"
-    " over the examples; several replicas each compute it on their part, and the mean of these counts"
+_INEXACT_IN_STEP = (
+    "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"
+    " a sum over the examples; several replicas each compute it on their part, and the mean of these counts"
 )
-_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -330,7 +329,8 @@ class SharedCustomStep(MetricStep):
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
         if self._replicas > 1:
             known = [each for each in divisors if each.kind != "number" or id(each.loss) in replica.means]
-            self._has_named_loss |= check_numbers(known, warns=not self._has_named_loss)
+            if check_numbers(known):
+                self._warn_of_loss(INEXACT)
         return found
 
     def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:
@@ -404,9 +404,8 @@ class SharedCustomStep(MetricStep):
 
     def _terms_of_loss(self, loss: Any, replica: ReplicaTrace) -> list[tuple[Any, Any]]:
         terms = parts_of_terms(loss, replica)
-        if terms is None and replica.uses is not None and not self._has_named_loss:
-            self._has_named_loss = True
-            _log.warning(_INEXACT, self._name, self._model.name)
+        if terms is None and replica.uses is not None:
+            self._warn_of_loss(_INEXACT_IN_STEP, self._name, self._model.name)
         return [(loss, 1.0)] if terms is None else terms
 
     def _apply(

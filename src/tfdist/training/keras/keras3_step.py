@@ -39,6 +39,7 @@ from tfdist.training.gradients_as_in_one_process import (
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
+    INEXACT,
     Added,
     Divisor,
     LossPart,
@@ -49,7 +50,6 @@ from tfdist.training.keras.loss_normalization import (
     have_several_divisors,
     losses_of_one_process,
     mean_of,
-    name_inexact,
     parts_by_divisor,
     parts_by_reduction,
     recorded_divisors,
@@ -423,8 +423,9 @@ class Keras3Step(MetricStep):
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
             if not has_own(model, "compute_loss"):
-                self._has_named_loss |= check_numbers(divisors, warns=not self._has_named_loss)
-                self._has_named_loss |= check_sum(loss, divisors, warns=not self._has_named_loss)
+                are_numbers, is_other = check_numbers(divisors), check_sum(loss, divisors)
+                if are_numbers or is_other:
+                    self._warn_of_loss(INEXACT)
         parts = self._parts(loss, divisors, batch_size(x), rows_of(x), of_loss)
         return parts._replace(numbers=numbers)
 
@@ -445,9 +446,8 @@ class Keras3Step(MetricStep):
         has_own_losses = len(divisors) < count_of_compiled_losses(self._model)
         if has_own_losses or has_own(self._model, "compute_loss"):
             parts = parts_by_reduction(loss, divisors, rows, size) if replicas > 1 else None
-            if parts is None and replicas > 1 and not tf.executing_eagerly() and not self._has_named_loss:
-                self._has_named_loss = True
-                name_inexact()
+            if parts is None and replicas > 1 and not tf.executing_eagerly():
+                self._warn_of_loss(INEXACT)
             return _Losses(parts or [LossPart(loss, size)], places)
         added = added_by_reduction(added_losses(self._model), rows)
         if replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:

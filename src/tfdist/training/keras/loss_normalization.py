@@ -7,7 +7,6 @@ gradient of the sum of the losses of the examples, and logs their mean.
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -22,12 +21,11 @@ from tfdist.training.model_checks import has_own
 from tfdist.training.sums_and_means_in_graph import has_chosen_rows, is_linear_in, is_over_batch, reduction_of
 from tfdist.training.terms_in_graph import Term, sum_in, terms_of
 
-_INEXACT = (
+INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
     " these is the loss of the whole batch only if it is a mean over examples. To have it exact, return a"
     " number for each example"
 )
-_log = logging.getLogger("tfdist")
 
 OF_EXAMPLES = {"count", "number", "weighted number"}  # kinds of divisors that are the number of examples
 _REPLACING = threading.RLock()
@@ -194,12 +192,7 @@ def parts_by_reduction(
     return [LossPart(tf.add_n(values[key]), weights[key]) for key in values]
 
 
-def name_inexact() -> None:
-    """Log a warning of a loss that is inexact on several replicas."""
-    _log.warning(_INEXACT)
-
-
-def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
+def check_numbers(divisors: list[Divisor]) -> bool:
     """Check the losses that are one number for a batch, of which each replica has its own.
 
     Return whether one of them is inexact on several replicas.
@@ -212,12 +205,10 @@ def check_numbers(divisors: list[Divisor], *, warns: bool) -> bool:
         problem = "returns one number for a batch, of which sample weights and class weights weigh no example"
         remedy = "Return a number for each example, as by ops.mean(…, axis=-1)"
         raise ConfigError("loss", problem, remedy=remedy)
-    if "number" in kinds and warns:
-        name_inexact()
     return "number" in kinds
 
 
-def check_sum(loss: tf.Tensor, divisors: list[Divisor], *, warns: bool) -> bool:
+def check_sum(loss: tf.Tensor, divisors: list[Divisor]) -> bool:
     """Check that a model's loss is a sum of losses as Keras has reduced them, such as no root of one.
 
     Return whether it is another number, which is inexact on several replicas.
@@ -230,8 +221,6 @@ def check_sum(loss: tf.Tensor, divisors: list[Divisor], *, warns: bool) -> bool:
     if have_several_divisors(divisors):
         problem = "changes what Keras has reduced over the batch, and others are divided by different numbers"
         raise ConfigError("loss", problem, remedy="Compute it in `call`, which returns one for each example")
-    if warns:
-        name_inexact()
     return True
 
 

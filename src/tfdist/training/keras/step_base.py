@@ -1,5 +1,6 @@
 """Define the common part of the steps of models: what totals count, and what a phase asks of a step."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replica_stats import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger("tfdist")
 
 
 class KerasStep:
@@ -27,12 +29,18 @@ class KerasStep:
     """
 
     writes_in_tests = False
-    _has_named_loss = False  # as one that is inexact on several replicas
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
         self._replica_stats = ReplicaStats(strategy)
         self._applied: AppliedSteps | None = None
+        self._has_named_loss = False
+
+    def _warn_of_loss(self, text: str, *names: str) -> None:
+        """Warn once of a loss that is inexact on several replicas."""
+        if not self._has_named_loss:
+            self._has_named_loss = True
+            _log.warning(text, *names)
 
     def noting_applied_steps(self) -> AppliedSteps | None:
         """Return where training notes the steps of asynchronous workers; None if nothing is updated."""
