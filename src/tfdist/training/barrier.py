@@ -3,8 +3,8 @@
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import current_strategy
-from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.same_call import check_same_call, in_call
+from tfdist.training.lost_task_errors import public_call
+from tfdist.training.same_call import check_same_call
 
 
 def barrier() -> None:
@@ -19,5 +19,5 @@ def barrier() -> None:
     """
     strategy = current_strategy()
     if strategy is not None:
-        with in_call("barrier", strategy), naming_lost_tasks("barrier", strategy), doing(Activity("")):
+        with public_call("barrier", strategy), doing(Activity("")):
             check_same_call(strategy)  # the chief may be writing large files

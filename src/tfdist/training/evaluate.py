@@ -21,9 +21,8 @@ from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
-from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
-from tfdist.training.same_call import in_call
 from tfdist.training.session import Phase, Session
 from tfdist.training.size_errors import explaining_sizes
 from tfdist.training.stop_together import Stopping
@@ -70,8 +69,7 @@ def evaluate(
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
     with (
-        in_call("evaluate", strategy),
-        naming_lost_tasks("evaluate", strategy),
+        public_call("evaluate", strategy),
         explaining_sizes(strategy),
         traces_kept(model) as traces,
     ):

@@ -20,9 +20,8 @@ from tfdist.training.keras.datasets_from_inputs import (
     split,
     validation_parts,
 )
-from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition
-from tfdist.training.same_call import in_call
 from tfdist.training.session import Session
 from tfdist.training.size_errors import explaining_sizes
 
@@ -89,7 +88,7 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split(model, (x, y, sample_weight), validation_split)
     hooks, after_batches = epoch_hooks(model, x), hook_after_batches(model, x)
-    with in_call("fit", strategy), open_checkpoints(option, model, strategy, callbacks) as checkpoints:
+    with public_call("fit", strategy), open_checkpoints(option, model, strategy, callbacks) as checkpoints:
         checkpoints.check_order(x, shuffle=shuffle)
         options: Any = {"class_weight": class_weight, "shuffle": shuffle, "seed": checkpoints.seed}
         options |= {"batch_size": batch_size, "steps": steps_per_epoch}
@@ -115,7 +114,6 @@ def fit(
         settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
         with (
             events_to_file(),
-            naming_lost_tasks("fit", strategy),
             explaining_sizes(strategy),
             traces_kept(model) as traces,
         ):

@@ -13,7 +13,7 @@ from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
 from tfdist.training.data.check_batch_rows import uneven_rows
-from tfdist.training.same_call import why_out_of_step
+from tfdist.training.same_call import in_call, why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
@@ -64,6 +64,13 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
             problem = f"lost {' and '.join(gone)}: {broken}" if gone else broken
         keep_servers_at_exit()
         raise TaskLost(what, problem, remedy=_remedy(what, strategy)) from error
+
+
+@contextlib.contextmanager
+def public_call(name: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Count the block as a call of tfdist, which all workers must make, and name the tasks that it loses."""
+    with in_call(name, strategy), naming_lost_tasks(name, strategy):
+        yield
 
 
 def _remedy(what: str, strategy: tf.distribute.Strategy) -> str:

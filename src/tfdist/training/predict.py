@@ -31,7 +31,7 @@ from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.keras.sharded_variables import read_by_rows
-from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.lost_task_errors import public_call
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
@@ -39,7 +39,6 @@ from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunn
 from tfdist.training.prediction_outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
-from tfdist.training.same_call import in_call
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.size_errors import explaining_sizes
 from tfdist.training.stop_together import Stopping
@@ -80,8 +79,7 @@ def predict(
     data, expected = _limited(made, steps, 1 if is_keras_2(model) else steps_per_execution(model))
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     with (
-        in_call("predict", strategy),
-        naming_lost_tasks("predict", strategy),
+        public_call("predict", strategy),
         explaining_sizes(strategy),
         traces_kept(model) as traces,
     ):

@@ -12,8 +12,8 @@ from tfdist._utils.write_files import fresh_path, storage_errors, temporary_fold
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
 from tfdist.training.keras.compat import is_keras_2, keras_of
-from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.same_call import check_same_call, in_call
+from tfdist.training.lost_task_errors import public_call
+from tfdist.training.same_call import check_same_call
 from tfdist.training.stop_together import wait_for_all
 
 _SUFFIXES = (".keras", ".h5", "")
@@ -50,7 +50,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         remedy = "Call fit, or the model itself on a batch, before"
         raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)
     strategy = current_strategy() or tf.distribute.get_strategy()
-    with in_call("save", strategy), naming_lost_tasks("save", strategy):
+    with public_call("save", strategy):
         check_same_call(strategy)
         with _place_to_write(target) as place:
             _write(model, place)

@@ -17,8 +17,7 @@ from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
-from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.same_call import in_call
+from tfdist.training.lost_task_errors import public_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner
 
@@ -91,7 +90,7 @@ def on_several_replicas(method: Callable[..., Any], of_keras: Callable[..., Any]
 def _run(what: str, model: Any, arrays: tuple[Any, Any, Any], class_weight: Any) -> Any:
     """Run one step on one batch, and return the results."""
     strategy, is_training = strategy_of(model, None), what == "train_on_batch"
-    with in_call(what, strategy), naming_lost_tasks(what, strategy), traces_kept(model) as traces:
+    with public_call(what, strategy), traces_kept(model) as traces:
         batch = _tensors(model, strategy, arrays, class_weight)
         if strategy.num_replicas_in_sync > 1:
             check_rows([part for part in tf.nest.flatten(batch) if part is not None])
