@@ -204,8 +204,11 @@ def _depends_on_examples(tensor: Any) -> bool:
 
 
 @contextlib.contextmanager
-def replicas_called_together(keras: Any, model: Any) -> Iterator[None]:
-    """Prepare a Keras 3 model, within the block, for replicas that wait for each other in its layers."""
+def replicas_called_together(keras: Any, model: Any, replicas: int) -> Iterator[None]:
+    """Prepare a Keras 3 model, within the block, for several replicas that meet in its layers."""
+    if replicas == 1:
+        yield
+        return
     with added_losses_of_threads(model), masked_moments_synchronized(keras, model):
         yield
 

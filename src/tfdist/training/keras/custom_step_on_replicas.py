@@ -234,16 +234,12 @@ class SharedCustomStep(MetricStep):
             for metric in self._metrics.metrics
             if type(metric) is self._keras.metrics.Sum
         ]
-        is_shared = self._replicas > 1
-        together = (
-            replicas_called_together(self._keras, self._model) if is_shared else contextlib.nullcontext()
-        )
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
             methods_replaced(methods),
-            together,
+            replicas_called_together(self._keras, self._model, self._replicas),
         ):
             yield
 

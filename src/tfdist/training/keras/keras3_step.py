@@ -242,13 +242,14 @@ class Keras3Step(MetricStep):
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        is_shared = self._strategy.num_replicas_in_sync > 1
-        noting = self._batch_means.noted() if is_shared else contextlib.nullcontext()
-        refused = assignments_refused(self._model)
-        together = (
-            replicas_called_together(self._keras, self._model) if is_shared else contextlib.nullcontext()
-        )
-        with losses_of_one_process(self._keras), self._randomness.drawing(), noting, refused, together:
+        replicas = self._strategy.num_replicas_in_sync
+        with (
+            losses_of_one_process(self._keras),
+            self._randomness.drawing(),
+            self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
+            assignments_refused(self._model),
+            replicas_called_together(self._keras, self._model, replicas),
+        ):
             yield
 
     def _after_batch(self, totals: Totals, sums: Sequence[tf.Tensor]) -> Totals:
