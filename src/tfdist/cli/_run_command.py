@@ -13,6 +13,7 @@ import inspect
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -171,6 +172,19 @@ def _help(own: Collection[str]) -> str:
         text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def worker_counts(text: str, most: int) -> list[int]:
+    """Return the numbers of workers, of at most so many, that `1..4` or `1,2,4` names."""
+    counts: list[int] = []
+    if bounds := re.fullmatch(r"([0-9]{1,5})\.\.([0-9]{1,5})", text):
+        counts = list(range(int(bounds[1]), int(bounds[2]) + 1))
+    elif re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
+        counts = sorted({int(number) for number in text.split(",")})
+    if not counts or not 1 <= counts[0] <= counts[-1] <= most:
+        expected = f"1..4 or 1,2,4, of at most {most} workers"
+        raise ConfigError("--workers", expected=expected, received=shown(text))
+    return counts
 
 
 def check_utf_8(where: str, *texts: str) -> None:

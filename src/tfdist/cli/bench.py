@@ -7,7 +7,6 @@ Every worker has the same share of the machine in every row, as if it had a mach
 what may make the config faster here, and says what to write into it. Nothing is left of the runs.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +15,9 @@ from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import as_json, local_path, write_output
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._quiet_start import prepare_data
-from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
+from tfdist.cli._run_command import Changes, Flag, NeededConfig, run, worker_counts
 from tfdist.cluster.config import ClusterSection
-from tfdist.errors import ConfigError, shown
+from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, read_config
 
 if TYPE_CHECKING:
@@ -112,16 +111,7 @@ def _counts(text: str | None, bench: "Bench") -> list[int]:
     if bench.is_one_process:
         problem = f"has no effect with {bench.strategy}, which is one process"
         raise ConfigError("--workers", problem, remedy="Leave it out, or add a cluster to the config")
-    bounds = re.fullmatch(r"([0-9]{1,2})\.\.([0-9]{1,2})", text)
-    counts: list[int] = []
-    if bounds:
-        counts = list(range(int(bounds[1]), int(bounds[2]) + 1))
-    elif re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text):
-        counts = sorted({int(number) for number in text.split(",")})
-    if not counts or not 1 <= counts[0] <= counts[-1] <= _MOST_WORKERS:
-        expected = f"1..4 or 1,2,4, of at most {_MOST_WORKERS} workers"
-        raise ConfigError("--workers", expected=expected, received=shown(text))
-    return counts
+    return worker_counts(text, _MOST_WORKERS)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@
 --check compares the simulation with published results. TensorFlow is not loaded.
 """
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path
-from tfdist.cli._run_command import Flag, run
-from tfdist.errors import ConfigError, shown
+from tfdist.cli._run_command import Flag, run, worker_counts
+from tfdist.errors import ConfigError
 
 if TYPE_CHECKING:
     from tfdist.simulation.forecast import Forecast
@@ -98,19 +97,9 @@ def _check() -> None:
 
 def _counts(text: str) -> list[int]:
     """Parse `1..1000` as 1, 2, 5, 10 and so on, or `1,2,4` as these numbers."""
-    bounds = re.fullmatch(r"([0-9]{1,5})\.\.([0-9]{1,5})", text)
-    if bounds:
-        least, most = int(bounds[1]), int(bounds[2])
-        steps = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
-        counts = sorted({least, most, *(step for step in steps if least <= step <= most)})
-    elif re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
-        counts = sorted({int(count) for count in text.split(",")})
-    else:
-        raise ConfigError("--workers", expected="1..1000 or 1,2,4", received=shown(text))
-    if not 1 <= counts[0] <= counts[-1] <= _MOST_WORKERS or (bounds and least > most):
-        expected = f"numbers in 1…{_MOST_WORKERS}, the smaller one first"
-        raise ConfigError("--workers", expected=expected, received=shown(text))
-    return counts
+    counts = worker_counts(text, _MOST_WORKERS)
+    steps = {digit * 10**power for power in range(5) for digit in (1, 2, 5)} | {counts[0], counts[-1]}
+    return [count for count in counts if count in steps or ".." not in text]
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ def test_each_strategy_has_a_table_and_advice_is_given(tmp_path):
     [
         ([], "tfdist: --config: is missing. Name a file"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
-        ([f"--config={CONFIG}", "--workers=0..3"], "tfdist: --workers: expected numbers in 1…1000"),
+        (
+            [f"--config={CONFIG}", "--workers=0..3"],
+            "tfdist: --workers: expected 1..4 or 1,2,4, of at most 1000 workers",
+        ),
         ([f"--config={CONFIG}", "--check=all"], "command line"),
         (["--check", "--workers=2"], "--workers: has no effect with --check alone"),
     ],
