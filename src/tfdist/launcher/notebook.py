@@ -58,17 +58,11 @@ def notebook_launcher(
         raise ConfigError("notebook_launcher", expected="a function", received=shown(function))
     cloudpickle = _cloudpickle()
     cluster = ClusterConfig.local(workers=workers, ps=ps)
-    try:
-        pickled = cloudpickle.dumps((function, tuple(args)))
-    except Exception as error:
-        remedy = "Create models and data sets, and open files, inside the function"
-        raise ConfigError(
-            "notebook_launcher", f"the function cannot be sent: {error}", remedy=remedy
-        ) from error
+    sent = pickled(function, args, "notebook_launcher")
     folder = Path(run_dir) if run_dir else new_run_folder("notebook")
     with temporary_folder("tfdist-") as scratch:
         call, result = Path(scratch, "call"), Path(scratch, "result")
-        call.write_bytes(pickled)
+        call.write_bytes(sent)
         launch(
             cluster,
             [sys.executable, "-m", "tfdist.launcher.notebook", str(call), str(result)],
@@ -91,6 +85,16 @@ def _cloudpickle() -> ModuleType:
         problem = "needs cloudpickle, which is not installed"
         raise ConfigError("notebook_launcher", problem, remedy="pip install 'tfdist[notebook]'") from None
     return cloudpickle  # type: ignore[no-any-return]
+
+
+def pickled(function: Callable[..., Any], args: Sequence[Any], where: str) -> bytes:
+    """Return a function and its arguments as `main` reads them; `where` begins the message of an error."""
+    cloudpickle = _cloudpickle()
+    try:
+        return bytes(cloudpickle.dumps((function, tuple(args))))
+    except Exception as error:
+        remedy = "Create models and data sets, and open files, inside the function"
+        raise ConfigError(where, f"the function cannot be sent: {error}", remedy=remedy) from error
 
 
 def main(call: str, result: str, who: str = "chief") -> None:

@@ -14,7 +14,7 @@ from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, check_alone
-from tfdist.launcher.notebook import EVERY_TASK
+from tfdist.launcher.notebook import EVERY_TASK, pickled
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import Placement, RaySection
@@ -149,7 +149,7 @@ def _work_of(
         return {
             **common,
             "command": command,
-            "files": {_CALL: _pickled(what, args)},
+            "files": {_CALL: pickled(what, args, "launch")},
             "results": _files(_RESULT),
         }
     if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
@@ -191,16 +191,6 @@ def _files(*names: str) -> tuple[str, ...]:
     from tfdist.engines.ray.actor import FILES  # loads Ray
 
     return tuple(f"{FILES}/{name}" for name in names)
-
-
-def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    import cloudpickle  # beside Ray, by the extra
-
-    try:
-        return bytes(cloudpickle.dumps((function, tuple(args))))
-    except Exception as error:
-        remedy = "Create models and data sets, and open files, inside the function"
-        raise ConfigError("launch", f"the function cannot be sent: {error}", remedy=remedy) from error
 
 
 def _result(what: Any, cluster: Any, run_dir: Path) -> Any:
