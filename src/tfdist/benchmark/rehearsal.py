@@ -21,11 +21,11 @@ from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError
+from tfdist.trainer.check_without_training import check_options, checked_model, described
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.measure_model import memory_of_this_process, sizes_of
 from tfdist.trainer.model_and_batches import steps_per_epoch, total_steps
 from tfdist.trainer.model_sizes import Replicas
-from tfdist.trainer.rehearsal import check_options, checked_model, described
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
 

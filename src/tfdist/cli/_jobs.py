@@ -12,7 +12,7 @@ from tfdist._utils.write_files import local_path
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.roles import DEFAULT_PORT
+from tfdist.cluster.roles_and_sizes import DEFAULT_PORT
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.protocol import Engine, engine_names, find_engine

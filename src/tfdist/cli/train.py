@@ -111,11 +111,11 @@ def _main(
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:
     """Check the config without training, and print what a run would do."""
     load_tensorflow_quietly()
-    from tfdist.trainer.rehearsal import rehearse
+    from tfdist.trainer.check_without_training import check_without_training
 
     print(f"# What {settings.path} says, defaults included:\n\n{config_text(settings.config)}")
     print(f"{plan_text(cluster, cluster.tasks(), settings)}\n")
-    for line in rehearse(settings.config, cluster, folder):
+    for line in check_without_training(settings.config, cluster, folder):
         print(line)
 
 

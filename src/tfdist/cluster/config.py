@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from tfdist._utils.yaml import Document, Source, decode, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, split_address
-from tfdist.cluster.roles import ROLES, Sizes, stated_sizes
+from tfdist.cluster.roles_and_sizes import ROLES, Sizes, stated_sizes
 from tfdist.cluster.schedulers import PRECEDENCE
 from tfdist.cluster.schedulers.open_mpi import OpenMPI
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler

@@ -13,7 +13,7 @@ from tfdist.coordination.background_threads import TaskThreads, end_process
 from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.coordination.own_sockets import break_connections, peers_at
 from tfdist.errors import TaskLost
-from tfdist.launcher.chief_reports import report_silent
+from tfdist.launcher.send_reports import report_silent
 
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
 # more.

@@ -16,9 +16,9 @@ from tfdist.coordination.calls_between_tasks import call, call_each, register
 from tfdist.coordination.health import answers
 from tfdist.coordination.stall_limit import Activity, StallLimit, StallTimeout
 from tfdist.coordination.stall_watch import end_stalled_process, stalled
-from tfdist.launcher.chief_reports import report_silent
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import TaskStalled
+from tfdist.launcher.send_reports import report_silent
 
 _NAME = "end_stalled_worker"
 _SECONDS_TO_REACT = 10.0

@@ -29,7 +29,7 @@ from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, exit_with_status, shown
-from tfdist.launcher.chief_reports import PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import failure_file
 

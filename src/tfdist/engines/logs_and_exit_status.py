@@ -10,10 +10,10 @@ from pathlib import Path
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.read_logs import Line, read_logs
 from tfdist.errors import StorageError
-from tfdist.launcher.chief_reports import SAVED_STEP
 from tfdist.launcher.progress_text import describe_progress
-from tfdist.launcher.reports import read_reports
+from tfdist.launcher.report_messages import read_reports
 from tfdist.launcher.run_events import Progressed
+from tfdist.launcher.send_reports import SAVED_STEP
 
 _SECONDS_BETWEEN_READS = 0.5
 

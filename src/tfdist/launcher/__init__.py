@@ -8,11 +8,11 @@ process is killed. The supervisor writes what a task prints into the task's log 
 terminal nor the end of this process can block a task. The launcher shows what it reads from the logs.
 """
 
-from tfdist.launcher.chief_reports import report_silent
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.record_events import report_progress
+from tfdist.launcher.send_reports import report_silent
 from tfdist.launcher.share_cores_and_gpus import Cores, own_cores, own_gpus, share_cores
 from tfdist.launcher.supervisor.fork_server import fork_tasks
 

@@ -15,9 +15,9 @@ from tfdist._utils.stop_signal_names import stop_signals
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.roles import ROLES
+from tfdist.cluster.roles_and_sizes import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
-from tfdist.launcher import chief_reports
+from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
@@ -177,8 +177,8 @@ def launch(
 def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:
     """Return the variables by which the chief reports: to the launcher, an engine's file and the events."""
     told = {
-        chief_reports.VARIABLE: chief_reports.address(reporter),
-        **chief_reports.inherited_progress_file(),
+        send_reports.VARIABLE: send_reports.address(reporter),
+        **send_reports.inherited_progress_file(),
     }
     return told if events is None else {**told, EVENTS: str(events.absolute())}
 

@@ -22,7 +22,7 @@ from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile
-from tfdist.launcher.reports import Joined, Silence, read_line
+from tfdist.launcher.report_messages import Joined, Silence, read_line
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints

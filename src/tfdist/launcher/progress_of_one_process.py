@@ -8,11 +8,11 @@ from typing import TextIO
 
 import msgspec
 
-from tfdist.launcher.chief_reports import prints_progress
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import ProgressLines, describe_run
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted
+from tfdist.launcher.send_reports import prints_progress
 from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
 _CLEAR = "\r\x1b[2K"

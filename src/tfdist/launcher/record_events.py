@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tfdist.launcher import chief_reports
+from tfdist.launcher import send_reports
 from tfdist.launcher.run_events import AnyEvent, Progressed, TaskSpeed, Warned, stamped
 
 VARIABLE = "TFDIST_EVENTS"  # the file to which the chief of a launch adds its events
@@ -121,9 +121,9 @@ def record(event: AnyEvent) -> None:
     if (file := _file or _file_of_script) is not None:
         file.add(event)
     if isinstance(event, Progressed):
-        chief_reports.send_progress(event)
+        send_reports.send_progress(event)
     else:
-        chief_reports.report_event(msgspec.json.encode(event))
+        send_reports.report_event(msgspec.json.encode(event))
 
 
 def report_progress(

@@ -12,7 +12,7 @@ from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
 from tfdist.coordination.waiting import await_servers
 from tfdist.errors import TaskLost, first_line
-from tfdist.launcher.chief_reports import report_joined
+from tfdist.launcher.send_reports import report_joined
 
 _FUNCTIONS_PER_TASK = 4  # more than training makes: most of its functions are in one task as a whole
 

@@ -44,7 +44,7 @@ from tfdist.launcher.run_events import FILE, Configured, Exported, PhaseBegun, R
 from tfdist.models.output_kind import Outputs
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
-from tfdist.trainer.answers import classify, write_answers
+from tfdist.trainer.classify_test_images import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints

@@ -94,7 +94,7 @@ def test_a_lost_command_is_started_again_while_restarts_are_left(opt_ml, ending,
 # Each start of the command lasts for no time, and saves a checkpoint as often as it is told to.
 SAVING = """
 import os, pathlib, sys
-from tfdist.launcher.chief_reports import write_saved_step
+from tfdist.launcher.send_reports import write_saved_step
 count = pathlib.Path(sys.argv[1])
 starts = int(count.read_text() if count.exists() else 0) + 1
 count.write_text(str(starts))

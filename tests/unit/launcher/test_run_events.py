@@ -9,10 +9,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tfdist.launcher import chief_reports, record_events, run_events
+from tfdist.launcher import record_events, run_events, send_reports
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.record_events import EventFile, events_to_file, record
-from tfdist.launcher.reports import read_line, read_reports
+from tfdist.launcher.report_messages import read_line, read_reports
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -98,7 +98,7 @@ def test_a_run_of_a_month_has_a_small_file(tmp_path, monkeypatch):
 
 def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     reader, writer = os.pipe()
-    monkeypatch.setenv(chief_reports.VARIABLE, chief_reports.address(writer))
+    monkeypatch.setenv(send_reports.VARIABLE, send_reports.address(writer))
     monkeypatch.setenv(record_events.VARIABLE, str(tmp_path / "events.jsonl"))
     with events_to_file():  # the launcher has named the file
         record(PhaseBegun(phase="training"))

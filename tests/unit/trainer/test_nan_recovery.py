@@ -15,9 +15,9 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
+from tfdist.trainer.check_without_training import check_without_training
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_batches import compiled_model
-from tfdist.trainer.rehearsal import rehearse
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
@@ -142,4 +142,4 @@ def test_workers_at_their_own_pace_cannot_go_back(tmp_path):
     with pytest.raises(
         ConfigError, match=r"skip is not supported with parameter_server: .*Take parameter_server_sync"
     ):
-        rehearse(settings.config, settings.find_cluster(environ={}), tmp_path)
+        check_without_training(settings.config, settings.find_cluster(environ={}), tmp_path)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tfdist._utils.yaml import Source
-from tfdist.cluster.roles import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 

@@ -1,6 +1,6 @@
 """Read the variables that Open MPI's mpirun sets."""
 
-from tfdist.cluster.roles import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.cluster.schedulers.slurm import expand_hosts
 from tfdist.errors import ConfigError

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from tfdist._utils.yaml import Source
-from tfdist.cluster.roles import Sizes
+from tfdist.cluster.roles_and_sizes import Sizes
 from tfdist.errors import ConfigError, shown
 
 

@@ -1,6 +1,6 @@
 """Read SkyPilot's SKYPILOT_NODE_IPS and SKYPILOT_NODE_RANK."""
 
-from tfdist.cluster.roles import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 import re
 
-from tfdist.cluster.roles import Sizes
+from tfdist.cluster.roles_and_sizes import Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tfdist._utils.yaml import Source, read_json
-from tfdist.cluster.roles import ROLES, Sizes
+from tfdist.cluster.roles_and_sizes import ROLES, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
 from tfdist.errors import ConfigError, did_you_mean, shown
 

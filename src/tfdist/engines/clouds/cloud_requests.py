@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tfdist.cluster.roles import ROLES
+from tfdist.cluster.roles_and_sizes import ROLES
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, did_you_mean, shown

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.roles import SIZES
+from tfdist.cluster.roles_and_sizes import SIZES
 from tfdist.engines.clouds.cloud_requests import (
     load_client,
     merged,
@@ -27,7 +27,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.errors import ConfigError, TfdistError, shown
-from tfdist.launcher.chief_reports import LOG_PROGRESS
+from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
 _CHANNEL = "tfdist"  # the input channel with the secret

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import Task
-from tfdist.cluster.roles import ROLES, SIZES
+from tfdist.cluster.roles_and_sizes import ROLES, SIZES
 from tfdist.engines.clouds.cloud_requests import (
     load_client,
     merged,
@@ -30,7 +30,7 @@ from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError, first_line
-from tfdist.launcher.chief_reports import LOG_PROGRESS
+from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
 _LAST_ENTRIES = 200

@@ -13,7 +13,7 @@ import msgspec
 
 from tfdist.engines.job_description import Job, without_references
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.launcher.chief_reports import LOG_PROGRESS
+from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection
 
 Object = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tfdist.engines.job_description import SHELL_CONFIG, SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.launcher.chief_reports import SAVED_STEP
+from tfdist.launcher.send_reports import SAVED_STEP
 
 _CORES_OPTION = "cpus-per-task"
 _CORES = "${SLURM_CPUS_PER_TASK:-}"

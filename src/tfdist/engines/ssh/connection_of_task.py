@@ -18,10 +18,10 @@ import msgspec
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh.plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
-from tfdist.launcher.chief_reports import report_event, send_progress
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.reports import read_line
+from tfdist.launcher.report_messages import read_line
 from tfdist.launcher.run_events import Progressed
+from tfdist.launcher.send_reports import report_event, send_progress
 
 _SECONDS_BETWEEN_SIGNS = 10.0  # of life, for the other end
 

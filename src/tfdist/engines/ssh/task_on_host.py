@@ -26,7 +26,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh.plan import NO_CONNECTION, Order, write_private
 from tfdist.errors import LOST, exit_with_status
-from tfdist.launcher import chief_reports
+from tfdist.launcher import send_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.start_supervisor import started_supervisor
@@ -100,7 +100,7 @@ def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     variables = task_environment(cluster, task, share, defaults, None, is_width_forced=is_width_forced)
     variables["no_grpc_proxy"] = ",".join([variables["no_grpc_proxy"], *plan.addresses.values()])
     if task == cluster.lead:
-        variables[chief_reports.VARIABLE] = chief_reports.address(reporter)
+        variables[send_reports.VARIABLE] = send_reports.address(reporter)
     if plan.is_single:
         del variables["TF_CONFIG"]
     mark = os.urandom(8).hex()
@@ -122,7 +122,7 @@ def _supervisor_plan(
         mark=f"{LAUNCH}={variables[LAUNCH]}",
         cores=(),
         log=log,
-        progress=reporter if chief_reports.VARIABLE in variables else None,
+        progress=reporter if send_reports.VARIABLE in variables else None,
         serves=False,
         alone=False,
     )

@@ -20,7 +20,7 @@ from tfdist.engines.ssh.engine import Ssh, plan_of
 from tfdist.engines.ssh.launch import FoundHost, check_hosts, cluster_on
 from tfdist.engines.ssh.plan import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
-from tfdist.launcher.reports import Silence, read_reports
+from tfdist.launcher.report_messages import Silence, read_reports
 from tfdist.launcher.run_events import Progressed
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, SshSection

@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
 from tfdist.launcher.progress_text import ProgressLines
-from tfdist.launcher.reports import Joined, Silence
+from tfdist.launcher.report_messages import Joined, Silence
 from tfdist.launcher.run_events import Progressed
 
 VARIABLE = "TFDIST_PROGRESS"

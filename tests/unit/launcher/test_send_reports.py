@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.launcher import chief_reports, progress_text
-from tfdist.launcher.chief_reports import VARIABLE, address, report_joined, report_silent
+from tfdist.launcher import progress_text, send_reports
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.record_events import report_progress
-from tfdist.launcher.reports import Joined, Silence, read_reports
+from tfdist.launcher.report_messages import Joined, Silence, read_reports
 from tfdist.launcher.run_events import Progressed
+from tfdist.launcher.send_reports import VARIABLE, address, report_joined, report_silent
 
 COUNTS = st.integers(0, 2**63 - 1)
 
@@ -50,14 +50,14 @@ def test_a_report_arrives(pipe):
 
 def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
-    monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(path))
-    monkeypatch.setattr(chief_reports, "_written_at", float("-inf"))
+    monkeypatch.setenv(send_reports.PROGRESS_FILE, str(path))
+    monkeypatch.setattr(send_reports, "_written_at", float("-inf"))
     report_progress(1, 10, loss=0.5)
     report_progress(2, 10)  # at once after the first: left out
     assert list(read_reports(path.read_bytes())) == [Progressed(1, 10, None, 0.5)]
     report_progress(10, 10)  # but never the last one
     assert list(read_reports(path.read_bytes())) == [Progressed(10, 10)]
-    monkeypatch.setenv(chief_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
+    monkeypatch.setenv(send_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
     report_progress(10, 10)  # is no error of the training
     assert [file.name for file in tmp_path.iterdir()] == ["progress.json"]
 
@@ -65,11 +65,11 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
 def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress_text.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(chief_reports, "_lines", progress_text.ProgressLines())
+    monkeypatch.setattr(send_reports, "_lines", progress_text.ProgressLines())
     now[0] = 10.0
     report_progress(1, 10)
     assert capsys.readouterr().out == ""
-    monkeypatch.setenv(chief_reports.LOG_PROGRESS, "1")
+    monkeypatch.setenv(send_reports.LOG_PROGRESS, "1")
     report_progress(1, 10, loss=0.5)
     now[0] = 12.0
     report_progress(2, 10)  # soon after the first: left out

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from PIL import Image
 
-from tfdist.trainer.answers import classify, write_answers
+from tfdist.trainer.classify_test_images import classify, write_answers
 
 
 class _Model:

@@ -29,7 +29,7 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint import find_newest
 
 
-def rehearse(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:
+def check_without_training(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:
     """Check what a run needs; return a summary, line by line."""
     check_options(config, cluster, folder)
     data = open_data(**config.data.wanted())
