@@ -66,7 +66,7 @@ def exchange_over_ring(
 ) -> None:
     """Add gradients up over a ring; if the tasks cannot connect, raise or log it, as `options` demand."""
     try:
-        strategy.exchange_over_ring(
+        strategy.use_ring(
             cluster,
             secret,
             wire_type=options.dtype or "float32",

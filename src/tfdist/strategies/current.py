@@ -27,6 +27,11 @@ def current_strategy() -> Any:
     return _strategy
 
 
+def is_chief_of(strategy: Any) -> bool:
+    """Return whether this process is the one that writes files where a strategy trains."""
+    return bool(strategy.extended.should_checkpoint)
+
+
 def is_chief() -> bool:
     """Return whether this process is the one that writes files and prints results.
 

@@ -95,7 +95,7 @@ def make_strategy(
         ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
         TaskLost: A task did not start in time.
     """
-    check_cluster("make_strategy", cluster)
+    check_is_cluster("make_strategy", cluster)
     cluster = ClusterConfig() if cluster is None else cluster
     options = StrategyOptions.of(
         communication=communication,
@@ -117,7 +117,7 @@ def make_strategy(
     return made
 
 
-def check_cluster(where: str, cluster: object) -> None:
+def check_is_cluster(where: str, cluster: object) -> None:
     """Raise ConfigError if a user's argument is something else than a cluster: a path, a name, a dict."""
     if cluster is not None and not isinstance(cluster, ClusterConfig):
         remedy = "Read one with ClusterConfig.from_environment() or ClusterConfig.from_yaml(path)"
@@ -188,12 +188,12 @@ def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) ->
     name = strategy_name(strategy, cluster, devices=devices)
     if strategy == "auto":
         _log.info("strategy auto takes %s: %s", *choose_strategy(cluster, devices=devices))
-    _check_cluster(cluster, name)
+    _check_fits(cluster, name)
     options.check(name)
     return name
 
 
-def _check_cluster(cluster: ClusterConfig, name: str) -> None:
+def _check_fits(cluster: ClusterConfig, name: str) -> None:
     """Raise ConfigError for a strategy that the cluster cannot run, or that is not for this task."""
     trainers = cluster.size("chief") + cluster.size("worker")
     at = cluster.source.at("ps")

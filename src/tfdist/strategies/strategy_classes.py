@@ -106,7 +106,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         if self._limit:
             replace_cross_device_ops(self, lambda replaced: LimitedAllReduce(replaced, self._limit))
 
-    def exchange_over_ring(
+    def use_ring(
         self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool, is_encrypted: bool
     ) -> None:
         """Add gradients up over a ring of TCP connections from now on; all workers must call it.

@@ -41,7 +41,7 @@ class Elastic:
 
     Attributes:
         cluster: The cluster of these tasks.
-        strategy: The arguments of `make_strategy` for this cluster.
+        strategy_options: The arguments of `make_strategy` for this cluster.
     """
 
     def __init__(self, config: Config, section: ElasticSection, cluster: ClusterConfig) -> None:
@@ -50,7 +50,7 @@ class Elastic:
         sections = msgspec.to_builtins(config)
         self._marks = marks_of(cluster, {f"{name} section": value for name, value in sections.items()})
         present = self._gather(config.strategy.start_timeout or START_TIMEOUT, section)
-        self.strategy = {
+        self.strategy_options = {
             **config.strategy_options(cluster),
             # Not auto: it would take another strategy for one worker.
             "strategy": "parameter_server_sync" if cluster.ps else "multi_worker_mirrored",

@@ -157,7 +157,7 @@ def _connected(
     """Connect to the other tasks, and watch them while the block runs."""
     options = config.strategy_options(cluster)
     if elastic is not None:
-        cluster, options = elastic.cluster, elastic.strategy
+        cluster, options = elastic.cluster, elastic.strategy_options
     record(PhaseBegun(phase="connecting"))
     with notice.kept():
         strategy = make_strategy(cluster, **options)

@@ -13,11 +13,11 @@ from tfdist.errors import DataError
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
+from tfdist.strategies.current import is_chief_of
 from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
 from tfdist.training.data.distribute import Data, known_steps
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.logs import as_logs
 from tfdist.training.model_checks import has_own
 from tfdist.training.report_progress_to_launcher import FitReports
@@ -207,4 +207,4 @@ def _profiled_steps(strategy: tf.distribute.Strategy) -> ProfiledSteps:
     steps = parse_steps(text, _PROFILE) if text else None
     events = os.environ.get(EVENTS)  # which the launcher sets for the chief
     folder = Path(events).parent if events else Path.cwd()
-    return ProfiledSteps(steps, strategy, folder if is_chief(strategy) else None)
+    return ProfiledSteps(steps, strategy, folder if is_chief_of(strategy) else None)

@@ -15,7 +15,7 @@ from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.start_servers import start_servers
-from tfdist.strategies.factory import check_cluster, make_strategy
+from tfdist.strategies.factory import check_is_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
@@ -76,7 +76,7 @@ def start(
     if _started:
         return _started_with(wanted)
     print_own_errors_in_a_line()
-    check_cluster("start", cluster)
+    check_is_cluster("start", cluster)
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:

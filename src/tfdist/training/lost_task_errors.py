@@ -12,6 +12,7 @@ from tfdist.coordination.end_announcements import keep_servers_at_exit
 from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
+from tfdist.strategies.current import is_chief_of
 from tfdist.training.data.check_batch_rows import uneven_rows
 from tfdist.training.same_call import in_call, why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
@@ -76,7 +77,7 @@ def public_call(name: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
 def _remedy(what: str, strategy: tf.distribute.Strategy) -> str:
     """Return what to do about a lost task; the chief may be alone in a call that all workers must make."""
     is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if what not in ("evaluate", "predict") or not is_mirrored or not strategy.extended.should_checkpoint:
+    if what not in ("evaluate", "predict") or not is_mirrored or not is_chief_of(strategy):
         return "Its own log says why; start the cluster again, from the last checkpoint"
     return (
         f"If only the chief called {what}, let all workers call it, or let all call tfdist.save(model, path) "

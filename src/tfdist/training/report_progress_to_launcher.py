@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
-from tfdist.strategies.current import made_with
-from tfdist.training.keras.callbacks import is_chief
+from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
 from tfdist.training.replica_stats import EXAMPLES, record_task_speed
@@ -33,7 +32,7 @@ class FitReports:
         """Prepare the reports of so many epochs, each of a number of steps if that is known."""
         self._model, self._strategy = model, strategy
         self._cluster, self._name = made_with(strategy)
-        self._is_chief, self._epochs, self._steps = is_chief(strategy), epochs, steps
+        self._is_chief, self._epochs, self._steps = is_chief_of(strategy), epochs, steps
         self._reported_at = time.monotonic()
         self._speed, self._phase = _Speed(), ""
 

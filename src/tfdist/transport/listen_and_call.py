@@ -62,21 +62,21 @@ class Listener:
         self._is_open = False
         self._listener.close()
 
-    def caller(self, ranks: bytes, proofs: Proofs, seconds: float) -> Connection:
-        """Wait for the task that can prove that the connection is between these ranks.
+    def caller(self, ends: bytes, proofs: Proofs, seconds: float) -> Connection:
+        """Wait for the task that can prove that the connection is between these ends.
 
         Raises:
             ConnectError: No such task has connected in time.
         """
-        for connection in self.callers(ranks, proofs, seconds):
+        for connection in self.callers(ends, proofs, seconds):
             return connection
         raise ConnectError("no task that knows the secret has connected")
 
-    def callers(self, ranks: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[Connection]:
-        """Yield each connection that comes in time, and is proven to be between these ranks."""
+    def callers(self, ends: bytes, proofs: Proofs, seconds: float = float("inf")) -> Iterator[Connection]:
+        """Yield each connection that comes in time, and is proven to be between these ends."""
         deadline = time.monotonic() + seconds
         try:
-            unproven = UnprovenCallers(self._listener, ranks, proofs)
+            unproven = UnprovenCallers(self._listener, ends, proofs)
         except ValueError:  # `close` came first
             return
         with contextlib.closing(unproven):
@@ -84,7 +84,7 @@ class Listener:
                 yield from unproven.proven(_SECONDS_BETWEEN_POLLS)
 
 
-def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float) -> Connection:
+def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) -> Connection:
     """Connect to another task.
 
     Raises:
@@ -98,7 +98,7 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _proven_by_both(connection, where, ranks, proofs)
+            return _proven_by_both(connection, where, ends, proofs)
         except TimeoutError as error:
             connection.close()
             raise ConnectError(f"{where} does not answer") from error
@@ -112,12 +112,12 @@ def call(address: tuple[str, int], ranks: bytes, proofs: Proofs, seconds: float)
     raise ConnectError(f"{where} closes the connection: is its secret the same?") from problem
 
 
-def _proven_by_both(connection: socket.socket, where: str, ranks: bytes, proofs: Proofs) -> Connection:
+def _proven_by_both(connection: socket.socket, where: str, ends: bytes, proofs: Proofs) -> Connection:
     """Prove to the called task that this one knows the secret, and check its own proof."""
     deadline = time.monotonic() + HANDSHAKE_TIMEOUT
     if read_exactly(connection, len(GREETING), deadline) != GREETING:
         raise ConnectError(f"{where} is not a task of this version of tfdist")
-    challenge = (ranks, read_exactly(connection, NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
+    challenge = (ends, read_exactly(connection, NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
     connection.sendall(challenge[-1] + proofs.prove(b"caller", *challenge))
     if not proofs.is_proven(read_exactly(connection, PROOF_BYTES, deadline), b"called", *challenge):
         raise ConnectError(f"{where} does not know the secret")

@@ -37,13 +37,13 @@ class _Caller:
 class UnprovenCallers:
     """The callers of one listener whose handshakes are not over."""
 
-    def __init__(self, listener: socket.socket, ranks: bytes, proofs: Proofs) -> None:
+    def __init__(self, listener: socket.socket, ends: bytes, proofs: Proofs) -> None:
         """Accept the callers of a listener that never blocks.
 
         Raises:
             ValueError: The listener is closed.
         """
-        self._listener, self._ranks, self._proofs = listener, ranks, proofs
+        self._listener, self._ends, self._proofs = listener, ends, proofs
         self._callers: list[_Caller] = []  # in the order of arrival
         self._is_failure_reported = False
         self._selector = selectors.DefaultSelector()
@@ -123,7 +123,7 @@ class UnprovenCallers:
         return True
 
     def _challenge(self, caller: _Caller) -> tuple[bytes, bytes, bytes]:
-        return self._ranks, caller.nonce, caller.received[:NONCE_BYTES]
+        return self._ends, caller.nonce, caller.received[:NONCE_BYTES]
 
     def _free_place(self) -> None:
         """Disconnect the oldest caller of the address that has the most."""

@@ -23,8 +23,8 @@ from tfdist.diagnostics.doctor.protocol import (
     Measured,
     Participant,
     Received,
+    ends_of,
     proofs_of,
-    ranks_of,
     round_trips,
 )
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
@@ -249,7 +249,7 @@ def test_only_the_lead_has_a_task_measure(link):
 def test_what_is_no_message_ends_only_its_connection(cluster, data):
     with Answering(participant(cluster, SECOND)):
         address = ("127.0.0.1", int(cluster.worker[1].split(":")[1]))
-        with call(address, ranks_of(cluster, SECOND), proofs_of(SECRET), 5.0) as connection:
+        with call(address, ends_of(cluster, SECOND), proofs_of(SECRET), 5.0) as connection:
             connection.sendall(data)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""

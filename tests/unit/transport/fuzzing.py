@@ -34,8 +34,8 @@ from tfdist.diagnostics.doctor.protocol import (
     Measure,
     Participant,
     Time,
+    ends_of,
     proofs_of,
-    ranks_of,
 )
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
@@ -361,7 +361,7 @@ def attack_doctor(count: int, chance: random.Random) -> Findings:
     findings, cluster = Findings(), ClusterConfig.local(workers=2)
     task, other = Task("worker", 0), Task("worker", 1)
     own, theirs = (Facts(task=str(each), cluster=fingerprint(cluster)) for each in (task, other))
-    ranks, proofs = ranks_of(cluster, task), proofs_of(SECRET)
+    ends, proofs = ends_of(cluster, task), proofs_of(SECRET)
     handshake = chance.randbytes(NONCE_BYTES) + proofs.prove(b"caller", chance.randbytes(68))
     messages = [
         msgspec.json.encode(each) for each in (theirs, Clock(), Bulk(100), Measure("worker:1"), End())
@@ -377,13 +377,13 @@ def attack_doctor(count: int, chance: random.Random) -> Findings:
             if number % 10:
                 findings.let_in += len(caller.send(mutated(chance, handshake + inside))) > _GREETED
             else:
-                with call(address, ranks, proofs, _SECONDS) as proven, contextlib.suppress(OSError):
+                with call(address, ends, proofs, _SECONDS) as proven, contextlib.suppress(OSError):
                     proven.sendall(mutated(chance, inside))
                     proven.shutdown(socket.SHUT_WR)
                     _rest(proven)
             findings.sessions += 1
             if number % 100 == 0:
-                with Link(call(address, ranks, proofs, _SECONDS)) as link:
+                with Link(call(address, ends, proofs, _SECONDS)) as link:
                     link.send(theirs)
                     link.receive(Facts)
                     link.send(Clock())

@@ -21,8 +21,8 @@ from tfdist.diagnostics.doctor.protocol import (
     Received,
     Request,
     Time,
+    ends_of,
     proofs_of,
-    ranks_of,
 )
 from tfdist.transport.unproven_callers import UnprovenCallers
 
@@ -67,8 +67,8 @@ class Answering:
         self._listener.close()
 
     def _accept(self) -> None:
-        ranks = ranks_of(self._own.cluster, self._own.task)
-        unproven = UnprovenCallers(self._listener, ranks, proofs_of(self._own.secret))
+        ends = ends_of(self._own.cluster, self._own.task)
+        unproven = UnprovenCallers(self._listener, ends, proofs_of(self._own.secret))
         with contextlib.closing(unproven):
             while not self._is_over:
                 for connection in unproven.proven(_SECONDS_BETWEEN_POLLS):

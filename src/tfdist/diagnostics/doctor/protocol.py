@@ -166,7 +166,7 @@ def proofs_of(secret: bytes | None) -> Proofs:
     return Proofs(secret or b"", _MARK)
 
 
-def ranks_of(cluster: ClusterConfig, called: Task) -> bytes:
+def ends_of(cluster: ClusterConfig, called: Task) -> bytes:
     """Return what a proof is bound to besides the secret: the task that is called."""
     return struct.pack("!I", cluster.tasks().index(called))
 
@@ -197,8 +197,8 @@ class Participant:
             LinkError: It sends something else.
         """
         address = split_address(self.cluster.address(other))
-        ranks, proofs = ranks_of(self.cluster, other), proofs_of(self.secret)
-        connection = call(address, ranks, proofs, _SECONDS_TO_CONNECT)
+        ends, proofs = ends_of(self.cluster, other), proofs_of(self.secret)
+        connection = call(address, ends, proofs, _SECONDS_TO_CONNECT)
         link = Link(connection)
         try:
             link.send(self.facts)

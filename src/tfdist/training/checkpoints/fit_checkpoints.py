@@ -19,6 +19,7 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
+from tfdist.strategies.current import is_chief_of
 from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import (
@@ -41,7 +42,6 @@ from tfdist.training.keras.callback_states import (
     states_of,
     weights_of,
 )
-from tfdist.training.keras.callbacks import is_chief
 from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
@@ -120,7 +120,7 @@ class FitCheckpoints(NoCheckpoints):
             server_termination,
             writer,
         )
-        self._is_chief = is_chief(strategy)
+        self._is_chief = is_chief_of(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
         self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
         self.is_leaving = False

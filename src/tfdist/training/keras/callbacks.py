@@ -14,17 +14,13 @@ from tfdist._utils.keras_private import (
 )
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
+from tfdist.strategies.current import is_chief_of
 from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.variables_of_run import optimizer_variables, take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on
 # workers other than the chief, so that all take part in reading variables. Its CSVLogger is the exception.
 _WRITERS = {2: ("CSVLogger",), 3: ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")}
-
-
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether this process is the one that writes files."""
-    return bool(strategy.extended.should_checkpoint)
 
 
 def make_callbacks(
@@ -42,7 +38,7 @@ def make_callbacks(
     for callback in callbacks if is_keras_2(model) else ():
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             allow_any_strategy(callback)
-    if not is_chief(strategy):
+    if not is_chief_of(strategy):
         names = _WRITERS[2 if is_keras_2(model) else 3]
         kinds = tuple(getattr(keras.callbacks, name) for name in names)
         callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]
@@ -106,7 +102,7 @@ def follow_chief(
         begun = epoch_to_resume(model) or begun
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return int(begun)
-    chief = is_chief(strategy)
+    chief = is_chief_of(strategy)
     begun, restores = take_from_chief(strategy, [int(begun), len(restorers)], is_chief=chief)
     if restores:
         variables = _variables(model)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
 from tfdist.errors import ConfigError
+from tfdist.strategies.current import is_chief_of
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
 from tfdist.training.sums_and_means_in_graph import adds_one, only_added_to
@@ -182,7 +183,7 @@ class MetricState:
         write_to_servers(self._strategy, lambda: self._assign(totals))
 
     def _assign(self, totals: Sequence[Any]) -> None:
-        is_chief = self._strategy.extended.should_checkpoint
+        is_chief = is_chief_of(self._strategy)
         for variable, value in self.values(totals):
             copies = self._strategy.experimental_local_results(variable.value)
             is_summed = len(copies) > 1 or isinstance(
