@@ -32,7 +32,7 @@ _LONGEST_KEY = 60
 Path = tuple[str | int, ...]
 T = TypeVar("T")
 
-# What a shell writes into a command for `<(...)`, and standard input: pipes that somebody writes to.
+# Names of pipes that somebody writes to: standard input, and those that a shell makes for `<(...)`.
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 # libyaml's parser is about ten times as fast as PyYAML's own, the only one on a platform without wheels.

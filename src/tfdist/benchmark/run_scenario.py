@@ -1,7 +1,7 @@
 """Describe scenarios, in which a config trains on this machine, and run them.
 
-Each worker has the same share of the machine. What its tasks have measured is collected, and their files are
-deleted.
+Each worker has the same share of the machine. A trial collects the measurements of its tasks, and deletes
+their files.
 """
 
 import json

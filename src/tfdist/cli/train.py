@@ -2,8 +2,8 @@
 
     python -m tfdist.train --config configs/ps2w.yaml --set train.epochs=3
 
-Where the file counts tasks, they are started on this machine. Where it gives addresses, this process is one
-of them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
+If the file counts tasks, they are started on this machine. If it gives addresses, this process is one of
+them: --task says which, or a scheduler's variables do. Without a cluster it trains in this process.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ SILENCE_LIMIT = 10.0  # seconds, TensorFlow's own limit for its tasks
 _MOST_COUNTED_AT_ONCE = 5.0  # this process itself may have been stopped for a while
 _ANSWER_TIMEOUT = 2.0
 HTTP2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # an empty SETTINGS frame
-# What an HTTP/2 client sends first (RFC 9113, 3.4). Every gRPC server answers with a SETTINGS frame, from a
+# The first bytes of an HTTP/2 client (RFC 9113, 3.4). Every gRPC server answers with a SETTINGS frame, from a
 # separate thread. So a live process answers. A stopped process does not, although the kernel still accepts
 # connections for it.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS

@@ -107,9 +107,8 @@ class _SparedTask:
         """Note whether the task answers; it may be back on another machine."""
         if is_alive and not self._is_alive:
             peers = peers_at(self._address)
-            if not self._broke_connections(
-                self._peers - peers
-            ):  # nothing else ends those to the first machine
+            # Nothing else ends the connections to the machine before.
+            if not self._broke_connections(self._peers - peers):
                 return
             self._peers = peers
         if is_alive:

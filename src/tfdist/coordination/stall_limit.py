@@ -15,8 +15,8 @@ LEAST_SECONDS = 300.0  # with auto
 _TIMES_THE_MEDIAN = 20
 _TIMES_THE_LONGEST = 3
 _STEPS_REMEMBERED = 101
-# What is done for the first time may trace graphs, compile them, and fill buffers and caches. Of what is not
-# done at each step, the steps tell nothing: it may be long, such as an evaluation by a callback.
+# An activity may trace graphs, compile them, and fill buffers and caches when it is done for the first time.
+# The steps tell nothing of one that is not part of each step, such as an evaluation by a callback.
 _TIMES_IF_RARE_OR_FIRST = 10
 # A stuck task ends itself after the limit. Those that wait for it must not end before, nor if the other task
 # does two rare things in a row, such as a callback's evaluation and a checkpoint.

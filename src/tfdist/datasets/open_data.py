@@ -271,9 +271,8 @@ def _resolved(path: Path) -> Path:
 
 
 def _read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
-    from tfdist.datasets.from_files import (
-        read_path,
-    )  # loads TensorFlow, which a prepared data set does not need
+    # Loads TensorFlow, which a prepared data set does not need.
+    from tfdist.datasets.from_files import read_path
 
     return read_path(path, image_size)
 

@@ -153,7 +153,7 @@ def core_limit(root: Path) -> float | None:
 def memory_left(root: Path = Path("/")) -> int | None:
     """Return how many bytes this process and its neighbours in the control group may still take.
 
-    What the system caches of files counts as free, because it gives that up first.
+    Files that the system caches count as free, because it gives them up first.
     """
     left = []
     for folder in _folders(root, "memory"):

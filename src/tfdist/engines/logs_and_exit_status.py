@@ -69,7 +69,7 @@ def lines_of(
 ) -> Iterator[Line]:
     """Yield the name of a task and a line that it has printed, for each line.
 
-    Where the job is an array, the names begin with the index of one of its jobs: `3/worker:0`.
+    If the job is an array, the names begin with the index of one of its jobs: `3/worker:0`.
 
     Args:
         submission: The job.

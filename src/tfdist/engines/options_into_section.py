@@ -26,9 +26,9 @@ def with_options(
     Args:
         section: The section.
         options: The value of each name, written as in YAML; that of a variable, such as `environment.NAME`,
-            is the text itself. A name is a text with dots, such as
-            `volume.size`. What follows a mapping of names to values is one name, such as
-            `cloud.google.com/gke-accelerator` in `node_selector`. `worker:NAME` is for that role alone.
+            is the text itself. A name is a text with dots, such as `volume.size`. The rest after a mapping
+            of names to values is one name, such as `cloud.google.com/gke-accelerator` in `node_selector`.
+            `worker:NAME` is for that role alone.
         path_of: The path in the section of a role (empty for all) and a name; by default, the name itself.
         roles: The roles among which a value for all is divided when one of them gets its own.
 

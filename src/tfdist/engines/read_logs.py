@@ -1,7 +1,7 @@
 """Read the logs of a job, each by itself: one that cannot be read leaves the lines of the others.
 
-Where logs are followed, a failure may pass, so each log is read again in the next round. At the end, only a
-log counts as unread whose last reading has failed.
+A failure may pass while logs are followed, so each log is read again in the next round. At the end, a log
+counts as unread only if its last reading has failed.
 """
 
 import sys

@@ -13,7 +13,7 @@ from tfdist.launcher.run_events import Progressed, RunStarted
 
 _BAR_WIDTH, _SHORTEST_BAR = 24, 6
 _SECONDS_BETWEEN_LINES, _SECONDS_BEFORE_LAST_LINE = 10.0, 1.0
-# What `describe_progress` returns, after what a logger, or a bar of Keras that has no end, writes before it.
+# The text of `describe_progress`, after that of a logger, or of a bar of Keras that has no end.
 _LINE = re.compile(r"step \d[\d,]*(?: of [\d,]+ \(\d+ %\))?(?:, .*)?$")
 
 

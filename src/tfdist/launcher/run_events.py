@@ -97,7 +97,7 @@ class Configured(_Event):
 class RunStarted(_Event, kw_only=True):
     """The chief starts to train, or resumes from the checkpoint of a step.
 
-    Where a script calls `fit`, the data have no name, and their sizes, also that of a batch, are 0.
+    If a script calls `fit`, the data have no name, and their sizes, also that of a batch, are 0.
     """
 
     strategy: str

@@ -4,8 +4,8 @@ Only the chief gets the variable TFDIST_PROGRESS, which names the pipe's descrip
 `7:81442`. A child of the chief inherits the variable, but its descriptor 7 may be another file or closed.
 
 For engines whose user looks at a run from elsewhere, a file has the last report of progress. Beside it, the
-file SAVED_STEP has the step of the last checkpoint; a new one renews the engine's count of restarts. Where
-the user sees no file of the run, the chief prints its progress, since all engines keep what tasks print.
+file SAVED_STEP has the step of the last checkpoint; a new one renews the engine's count of restarts. If the
+user sees no file of the run, the chief prints its progress, since all engines keep what tasks print.
 """
 
 import contextlib

@@ -152,7 +152,7 @@ class NotesForLogs:
     def without(self, text: str, task: str) -> str:
         """Return whole lines of a task without those for its log file alone.
 
-        Where there is a live view, a line of tfdist that several tasks write is shown for the first of them.
+        A live view shows a line of tfdist that several tasks write for the first of them only.
         """
         if self._notes is None:
             return text

@@ -1,8 +1,8 @@
 """Find out by how much the clocks of the tasks differ, from exchanges that need all of their tasks.
 
 No task has the sum of a ring before every task has come to it, and no message arrives before it is sent. So
-each exchange bounds from both sides how far two clocks are apart, as a round trip does. What lies in the
-middle of all bounds is wrong by half of their distance at most.
+each exchange bounds from both sides how far two clocks are apart, as a round trip does. The middle of all
+bounds is wrong by half of their distance at most.
 """
 
 from collections import defaultdict

@@ -7,7 +7,7 @@ from tfdist._utils.profiler_span import AWAIT_SUMS, EXCHANGE, WAITING
 from tfdist.profiling.clock_alignment import Alignment
 from tfdist.profiling.spans import Recording, Span
 
-# Where several happen at a time, the first of these counts: an exchange that is hidden costs no time.
+# If several happen at a time, the first of these counts: an exchange that is hidden costs no time.
 KINDS = ("compute", "input", "waiting", "exchange")
 _OTHER = "other"
 # Operations that call Python, which names what it does, or that only start another one.

@@ -2,7 +2,7 @@
 
 The store decides what a run continues from: a start fetches the newest complete checkpoint there, and removes
 what an earlier start has left in the copies. A checkpoint is complete when its about.json is there, which is
-written last and removed first. Where a folder has no address, these functions leave it alone.
+written last and removed first. These functions leave a folder without an address alone.
 """
 
 import contextlib
@@ -188,9 +188,8 @@ class RemoteRunFolder:
             return
         if self._count is not None:
             self._count.result()
-        put_file(
-            self._folder, self._folder.checkpoints / "reached"
-        )  # first: if this upload ends, these steps are lost
+        # The count comes first: if the upload of the checkpoint is stopped, these steps are lost.
+        put_file(self._folder, self._folder.checkpoints / "reached")
         folder, address = self._folder.checkpoints / str(step), f"{self._checkpoints}/{step}"
         _put_folder(folder, address, mark=_COMPLETE)
         names = {

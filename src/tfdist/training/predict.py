@@ -140,7 +140,7 @@ def _collected(
 ) -> list[_Part]:
     """Return the parts of all batches, and call the callbacks around each execution as Keras does.
 
-    Where the number of batches is not known, Keras begins one more at the end of the data.
+    If the number of batches is not known, Keras begins one more at the end of the data.
     """
     model.stop_predicting = False
     calls.on_predict_begin()
@@ -221,7 +221,7 @@ def _outputs(model: Any, strategy: tf.distribute.Strategy, batch: Any) -> tuple[
 def _numbered(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, whole: bool) -> tf.data.Dataset:
     """Return a data set with a number for each example, to find its place however the data are distributed.
 
-    Where one replica has the whole batch, which need not be of examples alone, the batch has one number.
+    If one replica has the whole batch, which need not be of examples alone, the batch has one number.
     Unless `whole`, keep only the inputs of each batch. If a batch has fewer examples than there are replicas,
     the last one is repeated, with the number -1: models may refuse one that is made up.
     """

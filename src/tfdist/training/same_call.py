@@ -1,7 +1,7 @@
 """Make sure that all mirrored workers are in the same call of tfdist: `fit`, `evaluate` and so on.
 
-Every call has a number. The first exchange of a call tells the number and the name to all workers. What no
-exchange can find, such as a worker whose script has ended, the `CallWatch` of each process finds.
+Every call has a number. The first exchange of a call tells the number and the name to all workers. The
+`CallWatch` of each process finds what no exchange can find, such as a worker whose script has ended.
 """
 
 import contextlib

@@ -117,9 +117,8 @@ def _phase(what: str, model: Any, strategy: tf.distribute.Strategy, batch: Any, 
         session = Session(model, strategy, data, traces=traces, trains=is_training, tests=not is_training)
         phase = session.training() if is_training else session.testing()
         if isinstance(phase.runner, SynchronousRunner) and _is_dense(batch):
-            phase.runner.trace(
-                _IteratorOfOneBatch(session.spec), phase.step.begin()
-            )  # once, for batches of any size
+            # Once, for batches of any size.
+            phase.runner.trace(_IteratorOfOneBatch(session.spec), phase.step.begin())
         return phase
 
     return traces.get((what, strategy, kinds(batch)), made)

@@ -59,7 +59,7 @@ class TlsConnection:
         self._unsent = memoryview(b"")  # encrypted bytes
         self._accepted = 0  # how many bytes they are when decrypted
 
-        # What concerns the socket alone.
+        # These concern the socket alone.
         self.fileno, self.close, self.shutdown = connection.fileno, connection.close, connection.shutdown
         self.setsockopt, self.setblocking = connection.setsockopt, connection.setblocking
         self.settimeout, self.gettimeout = connection.settimeout, connection.gettimeout

@@ -12,7 +12,7 @@ CLUSTER = "the cluster"  # the name of its mark
 MOST_BYTES = 1 << 16  # the longest line
 LONGEST_REASON = 200  # characters
 SECONDS_TO_SPEAK = 5.0
-# What msgspec raises for a line that is no such message; its MsgspecError does not cover invalid UTF-8.
+# msgspec's errors for a line that is no such message; its MsgspecError does not cover invalid UTF-8.
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _Name = Annotated[str, Meta(max_length=64)]

@@ -23,7 +23,7 @@ class Met(NamedTuple):
     Attributes:
         facts: What it says of its host.
         round_trip: Seconds of the fastest question and answer.
-        ahead: Seconds by which its clock is ahead of this host's, give or take half a round trip.
+        ahead: Seconds by which its clock is ahead of this host's, within half a round trip.
         reaches_any_port: Whether a port that its system has chosen can be reached; None if it has none.
     """
 

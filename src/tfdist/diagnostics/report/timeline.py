@@ -37,10 +37,8 @@ def _phase_after(event: run_events.AnyEvent, phase: str) -> str:
             return _STARTING
         case run_events.PhaseBegun():
             return event.phase
-        case run_events.Progressed() | run_events.EpochEnded() if phase in (
-            "",
-            _STARTING,
-        ):  # of a script of the user's own
+        # Reports of a script of the user's own.
+        case run_events.Progressed() | run_events.EpochEnded() if phase in ("", _STARTING):
             return "training"
         case run_events.TasksRestarting(all_tasks=True):
             return "restarting"

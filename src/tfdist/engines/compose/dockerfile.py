@@ -66,7 +66,7 @@ def _words(*words: str) -> str:
 def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
     """Return the versions of the packages that tfdist needs here, without those that the user chooses.
 
-    What only the extras need may not be installed here; then pip chooses the version.
+    A package that only the extras need may not be installed here; then pip chooses the version.
     """
     skipped = {_name_of(requirement) for requirement in chosen}
     versions: dict[str, str] = {}

@@ -69,7 +69,7 @@ class KubectlEngine(abc.ABC):
         try:
             _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
         except TfdistError:
-            # kubectl applies what it can. What is left behind must not hide why it has failed.
+            # kubectl applies what it can. Errors of the clean-up must not hide why it has failed.
             for objects in self._objects_of(submission):
                 with contextlib.suppress(TfdistError):
                     _delete(submission, objects)

@@ -107,7 +107,7 @@ def needs_ray() -> None:
 
 
 def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collection[str], where: str) -> None:
-    """Raise ConfigError for resources of a role that the cluster lacks, or that are no numbers."""
+    """Raise ConfigError for resources of a role that the cluster lacks, or that are not numbers."""
     for role, amounts in resources.items():
         if role not in roles:
             raise ConfigError(where, f"there is no {shown(role)}", remedy=did_you_mean(role, roles))

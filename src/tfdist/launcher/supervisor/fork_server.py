@@ -24,7 +24,7 @@ from .plan import TaskPlan, as_bytes
 from .process_tree import is_stopped
 from .start_child import STOP_SIGNALS, become, start
 
-# What the fork server must know: the descriptor of its control socket, and its supervisor's pid.
+# The fork server's own variable: the descriptor of its control socket, and its supervisor's pid.
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
 _VARIABLE = "TFDIST_FORK_SERVER"
 _FORK_TIMEOUT = 60.0

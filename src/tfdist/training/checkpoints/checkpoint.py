@@ -32,7 +32,7 @@ _FORMAT = 1
 _VARIABLES = "variables"
 _ABOUT = "about.json"
 ROUNDING_ERRORS = "rounding_errors.npz"
-# What TensorFlow's reader raises for damaged files: IndexError, say, if one is too short.
+# The errors of TensorFlow's reader for damaged files: IndexError, say, if one is too short.
 _DAMAGED = (tf.errors.OpError, IndexError, MemoryError, ValueError)
 _log = logging.getLogger("tfdist")
 

@@ -47,7 +47,7 @@ def made_of_whole_batch(
 ) -> list[Any]:
     """Return what a step has made of the known gradients of the whole batch, the same on all replicas.
 
-    What it computes of these alone is the same already; of anything else, the mean is taken.
+    Gradients that it computes of these alone are the same already; of all others, the mean is taken.
     """
     known = [gradient for gradient in known if gradient is not None]
     made = list(gradients)

@@ -78,7 +78,7 @@ class LayerWrites:
         ]
 
 
-# What TensorFlow says of an assignment that all replicas make, in a branch for those that have examples.
+# TensorFlow's words for an assignment that all replicas make, in a branch for those that have examples.
 _MERGED_IN_A_BRANCH = "`merge_call` called while defining a new graph"
 _LAYER = re.compile(r"calling (\w+)\.call\(\)")
 

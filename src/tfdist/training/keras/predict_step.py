@@ -1,7 +1,7 @@
 """Predict for one batch.
 
-Where several replicas or workers call a Keras 3 model, what its layers write is caught, as in evaluation,
-shared by the replicas, and written once.
+If several replicas or workers call a Keras 3 model, the writes of its layers are caught, as in evaluation,
+shared by the replicas, and made once.
 """
 
 from collections.abc import Callable, Sequence
