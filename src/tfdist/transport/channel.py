@@ -268,7 +268,7 @@ class Channel:
 
     def _read_into(self, into: Array, why_lost: WhyLost, unless: Callable[[], bool] = lambda: False) -> bool:
         """Fill an array; return False if `unless` became true before the first byte came."""
-        filled, check = 0, _SilenceCheck(why_lost)
+        filled, check = 0, SilenceCheck(why_lost)
         while filled < len(into):
             try:
                 count = self._connection.recv_into(into[filled:].data, 0, socket.MSG_WAITALL)
@@ -288,7 +288,7 @@ class Channel:
         return True
 
     def _write_all(self, pieces: list[memoryview], why_lost: WhyLost) -> None:
-        check = _SilenceCheck(why_lost)
+        check = SilenceCheck(why_lost)
         while pieces:
             try:
                 count = self._connection.sendmsg(pieces[:_MAX_PIECES])
@@ -331,7 +331,7 @@ class _SentCodecs:
         return codec, marks
 
 
-class _SilenceCheck:
+class SilenceCheck:
     """Ask, while no bytes move, whether the other end is still there."""
 
     def __init__(self, why_lost: WhyLost) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.coordination.stall_watch import exchanging
+from tfdist.transport.channel import SilenceCheck
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_links import Neighbour
 
@@ -200,17 +201,14 @@ class _Round:
         self._incoming.appendleft(self._received_header)
         self._header_left = len(header)
         self._bytes_ready += len(header)
-        since = 0.0
+        check = SilenceCheck(self._why_lost)
         while self._drop_finished():
             has_received = bool(self._incoming) and self._receive()
             has_sent = bool(self._outgoing and self._bytes_ready) and self._send()
             if has_received or has_sent:
-                since = 0.0
+                check.renew()
             elif not self._wait():
-                since = since or time.monotonic() - _SECONDS_BETWEEN_CHECKS
-                why = self._why_lost(time.monotonic() - since)
-                if why:
-                    raise ExchangeError(why)
+                check.ask()
 
     def _drop_finished(self) -> bool:
         """Drop segments that have come or gone wholly; return whether more remain."""
