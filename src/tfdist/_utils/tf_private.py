@@ -413,9 +413,9 @@ def only_trace(function: Any) -> Any:
 
 def schedule_traced(coordinator: Any, trace: Any, args: Sequence[Any]) -> Any:
     """Schedule a concrete function as `ClusterCoordinator.schedule` does, without the scope for tracing."""
-    for each in args:
-        if isinstance(each, _AskedWhenSent):
-            each.is_traced = True
+    for argument in args:
+        if isinstance(argument, _AskedWhenSent):
+            argument.is_traced = True
     return coordinator._cluster.schedule(trace, args=args, kwargs=None)
 
 

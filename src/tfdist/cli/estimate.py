@@ -45,12 +45,12 @@ def main(
 
 def _print_json(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:
     tasks = {
-        each.task: {
-            **asdict(each),
-            "total": each.total,
-            "milliseconds": {f"{speed} Gbit/s": milliseconds(each.sent, speed) for speed in _SPEEDS},
+        task.task: {
+            **asdict(task),
+            "total": task.total,
+            "milliseconds": {f"{speed} Gbit/s": milliseconds(task.sent, speed) for speed in _SPEEDS},
         }
-        for each in estimates
+        for task in estimates
     }
     print(json_format.dumps({"strategy": name, "libraries": sizes.libraries, "tasks": tasks}, indent=2))
 
@@ -65,19 +65,19 @@ def _print_tables(name: StrategyName, sizes: ModelSizes, estimates: Sequence[Tas
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(f"{name}, {_megabytes(parameters)} of variables. Memory of each task, in MB:")
     estimates = one_of_each(estimates)
-    parts = list(dict.fromkeys(part for each in estimates for part in each.memory))
-    table = Table("", *(each.task for each in estimates), box=SIMPLE)
+    parts = list(dict.fromkeys(part for task in estimates for part in task.memory))
+    table = Table("", *(task.task for task in estimates), box=SIMPLE)
     for part in parts:
-        table.add_row(part, *(_number(each.memory.get(part, 0)) for each in estimates))
-    table.add_row("in all", *(_number(each.total) for each in estimates), style="bold")
-    table.add_row("data, shared", *(_number(each.data) for each in estimates))
+        table.add_row(part, *(_number(task.memory.get(part, 0)) for task in estimates))
+    table.add_row("in all", *(_number(task.total) for task in estimates), style="bold")
+    table.add_row("data, shared", *(_number(task.data) for task in estimates))
     console.print(table)
     console.print(f"TensorFlow's libraries take {_megabytes(sizes.libraries)} more on each machine.")
     console.print("\nWhat each task sends in a step:")
     times = Table("", "MB", *(f"ms at {speed} Gbit/s" for speed in _SPEEDS), box=SIMPLE)
-    for each in estimates:
-        row = (f"{milliseconds(each.sent, speed):,.1f}" for speed in _SPEEDS)
-        times.add_row(each.task, f"{each.sent / 1e6:,.2f}", *row)
+    for task in estimates:
+        row = (f"{milliseconds(task.sent, speed):,.1f}" for speed in _SPEEDS)
+        times.add_row(task.task, f"{task.sent / 1e6:,.2f}", *row)
     console.print(times)
 
 

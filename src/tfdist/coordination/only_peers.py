@@ -151,7 +151,7 @@ def _check(hosts: Collection[str]) -> None:
 
 
 def _attach(listener: socket.socket, hosts: Collection[str]) -> None:
-    instructions = [struct.pack("=HBBI", *each) for each in _program(hosts)]
+    instructions = [struct.pack("=HBBI", *instruction) for instruction in _program(hosts)]
     code = ctypes.create_string_buffer(b"".join(instructions))
     program = struct.pack("@HP", len(instructions), ctypes.addressof(code))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -251,7 +251,7 @@ class CallWatch:
     def _compare(self, state: CallState) -> None:
         """End all tasks if they are out of step, and warn of one that is late."""
         known = self._with(state)
-        states = [each for _, each in known]
+        states = [state for _, state in known]
         if self._is_over or self._found.is_set() or len(states) < 2:
             return
         now = self._clock()

@@ -63,8 +63,8 @@ def estimate_tasks(
 def one_of_each(estimates: Sequence[TaskEstimate]) -> list[TaskEstimate]:
     """Return one estimate for neighbours that are equal, with the names of the first and the last task."""
     found = []
-    for (_, equal), group in groupby(estimates, lambda each: (_role(each), replace(each, task=""))):
-        names = [each.task for each in group]
+    for (_, equal), group in groupby(estimates, lambda task: (_role(task), replace(task, task=""))):
+        names = [task.task for task in group]
         last = names[-1].partition(":")[2]
         found.append(replace(equal, task=names[0] if len(names) == 1 else f"{names[0]}…{last}"))
     return found
@@ -160,13 +160,13 @@ class _Step:
         return len(hosts) == 1 and self._config.communication.is_auto
 
     def _held(self, variables: Sequence[VariableSizes]) -> tuple[int, int]:
-        return sum(each.value for each in variables), sum(each.slots for each in variables)
+        return sum(size.value for size in variables), sum(size.slots for size in variables)
 
     def _read(self) -> int:
         return sum(variable.bytes_read(self._examples) for variable in self._sizes.variables)
 
     def _gradients(self) -> int:
-        return sum(each.bytes_read(self._examples) for each in self._sizes.variables if each.is_trained)
+        return sum(size.bytes_read(self._examples) for size in self._sizes.variables if size.is_trained)
 
     def _activations(self) -> int:
         """Return the bytes that the backward pass needs of the forward pass, and those of two gradients."""
@@ -193,8 +193,8 @@ class _Step:
         if members < 2:
             return 0
         trained = [variable for variable in self._sizes.variables if variable.is_trained]
-        dense = sum(self._wire(each, is_read=False) for each in trained if not each.rows_per_example)
-        rows = sum(self._wire(each, is_read=False) for each in trained if each.rows_per_example)
+        dense = sum(self._wire(size, is_read=False) for size in trained if not size.rows_per_example)
+        rows = sum(self._wire(size, is_read=False) for size in trained if size.rows_per_example)
         return round(2 * (members - 1) / members * dense + (members - 1) * rows)
 
     def _placed(self) -> list[list[VariableSizes]]:
@@ -202,7 +202,7 @@ class _Step:
         servers = self._cluster.size("ps")
         placed: list[list[VariableSizes]] = [[] for _ in range(servers)]
         loads = [0] * servers
-        for number, part in enumerate(part for each in self._sizes.variables for part in self._shards(each)):
+        for number, part in enumerate(part for size in self._sizes.variables for part in self._shards(size)):
             server = loads.index(min(loads)) if self._is_in_step else number % servers
             placed[server].append(part)
             loads[server] += part.value

@@ -94,11 +94,11 @@ def _divided(parts: Sequence[tuple[int, int, int]]) -> list[int]:
 def summary(shares: Sequence[TaskShares], alignment: Alignment) -> list[str]:
     """Return a table of the tasks' shares, and how their clocks were compared, line by line."""
     columns = (*KINDS, _OTHER)
-    width = max([4, *(len(each.task) for each in shares)])
+    width = max([4, *(len(of_task.task) for of_task in shares)])
     lines = [f"{'task':<{width}}  {'a step':>9}  " + "  ".join(f"{name:>8}" for name in columns)]
-    for each in shares:
-        step = f"{1e3 * each.seconds / each.steps:.1f} ms" if each.steps else "-"
-        parts = "  ".join(f"{each.shares[name]:>8.0%}" for name in columns)
-        lines.append(f"{each.task:<{width}}  {step:>9}  {parts}")
+    for of_task in shares:
+        step = f"{1e3 * of_task.seconds / of_task.steps:.1f} ms" if of_task.steps else "-"
+        parts = "  ".join(f"{of_task.shares[name]:>8.0%}" for name in columns)
+        lines.append(f"{of_task.task:<{width}}  {step:>9}  {parts}")
     error = f" (within {alignment.largest_error / 1e6:.2g} ms)" if alignment.largest_error else ""
     return [*lines, f"clocks: {alignment.method}{error}"]

@@ -60,7 +60,7 @@ def write_timeline(
         raise DataError("timeline", "the profiler has recorded nothing in any task", remedy=remedy)
     alignment = align(recordings, known)
     shares = shares_of(recordings, alignment)
-    table = [asdict(each) for each in shares]
+    table = [asdict(of_task) for of_task in shares]
     begin = min(each.spans[0].begin + alignment.shifts[each.task] for each in recordings)
     trace = {
         "displayTimeUnit": "ms",

@@ -157,7 +157,7 @@ def _connected(
     names = ("implementation", "dtype", "bytes_per_pack", "encryption")
     agreed = {
         "strategy": name,
-        **{f"communication.{each}": getattr(options.communication, each) for each in names},
+        **{f"communication.{option}": getattr(options.communication, option) for option in names},
         "precision": options.precision,
         f"{SECRET} (set or not)": secret is not None,
     }

@@ -65,7 +65,7 @@ class GradientBuckets:
     @property
     def rounding_errors(self) -> dict[str, Any]:
         """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
-        kept = {name: each.residual for name, each in self._narrowings.items()}
+        kept = {name: narrowing.residual for name, narrowing in self._narrowings.items()}
         return self._restored | {name: error for name, error in kept.items() if error is not None}
 
     @rounding_errors.setter

@@ -172,7 +172,7 @@ class StepTransfer:
     def _fetch_variables(self, server: int, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Fetch variables in buckets, so that the first layers need not wait for those of the last ones."""
         came: list[tf.Tensor] = []
-        for bucket in plan_buckets([_type_and_bytes(each) for each in variables], self._bucket_bytes):
+        for bucket in plan_buckets(list(map(_type_and_bytes, variables)), self._bucket_bytes):
             # Both ends take the buckets in one order. Data order them: TensorFlow would drop a stateless
             # operation on which others only wait.
             with tf.device(Task("ps", server).cpu):
@@ -194,7 +194,7 @@ class StepTransfer:
         delivered: list[Any] = [None] * len(gradients)
         # The server receives only after it has sent the variables.
         ready, before = self._ticket, self._sent[server]
-        for places in plan_from_last([_type_and_bytes(each) for each in gradients], self._bucket_bytes):
+        for places in plan_from_last(list(map(_type_and_bytes, gradients)), self._bucket_bytes):
             mine = [gradients[place] for place in places]
             manifest = self._manifest(server, mine, is_state=False)
             # hand_over returns the ticket when the gradients are ready, so no thread of the server waits

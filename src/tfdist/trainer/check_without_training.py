@@ -36,7 +36,7 @@ def check_without_training(config: Config, cluster: ClusterConfig, folder: RunFo
     parameters = checked_model(config, data).count_params()
     total, per_epoch = total_steps(config, data), steps_per_epoch(config, data)
     profiled_range(config, total)  # raises if it is beyond the end
-    place = next(each for each in (folder.root, *folder.root.parents) if is_folder(each))
+    place = next(path for path in (folder.root, *folder.root.parents) if is_folder(path))
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free
     begun = _step_to_resume_from(folder)

@@ -90,7 +90,7 @@ def _variables(model: Any, rows_read: Sequence[int]) -> Iterator[VariableSizes]:
     values = sum(bytes_of(variable) for variable in model.trainable_variables)
     # Scalars are the step and the learning rate.
     slots = sum(bytes_of(variable) for variable in optimizer_variables(optimizer) if len(variable.shape))
-    rows = {id(each): count for each, count in zip(model.trainable_variables, rows_read, strict=True)}
+    rows = {id(variable): count for variable, count in zip(model.trainable_variables, rows_read, strict=True)}
     for variable in model.variables:
         is_trained = id(variable) in trained
         yield VariableSizes(

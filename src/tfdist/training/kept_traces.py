@@ -50,7 +50,7 @@ class Traces:
     def keep_only(self, *made: Any) -> None:
         """Forget all but these."""
         kept = set(map(id, made))
-        self.made = {key: each for key, each in self.made.items() if id(each) in kept}
+        self.made = {key: trace for key, trace in self.made.items() if id(trace) in kept}
 
     @classmethod
     def of(cls, model: Any) -> "Traces":

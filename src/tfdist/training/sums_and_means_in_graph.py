@@ -135,10 +135,12 @@ def _reduces_first_axis(operation: tf.Operation) -> bool:
 def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int]) -> str | None:
     first, second = operation.inputs
     if operation.type != "Mul" and all(
-        each.type in _OF_SHAPE for each in operations_behind([second], until=_is_size)
+        operation.type in _OF_SHAPE for operation in operations_behind([second], until=_is_size)
     ):
         kind = reduction_of(first, rows, means)
-        is_by_examples = any(each.type in _SIZES for each in operations_behind([second], until=_is_size))
+        is_by_examples = any(
+            operation.type in _SIZES for operation in operations_behind([second], until=_is_size)
+        )
         return {"sum": "mean"}.get(str(kind)) if is_by_examples else kind
     if is_same(second):
         return reduction_of(first, rows, means)

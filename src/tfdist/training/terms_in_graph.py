@@ -103,7 +103,7 @@ def _is_divisor(number: tf.Tensor, rows: int | None, is_trained: bool) -> bool:
     """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
     if reduction_of(number, rows) == "sum":
         behind = operations_behind([number]) if is_trained else []
-        return not any(tensor.dtype == tf.resource for each in behind for tensor in each.inputs)
+        return not any(tensor.dtype == tf.resource for operation in behind for tensor in operation.inputs)
     operation = number.op
     if operation.type in (*_PASSES_ON, "Cast"):
         return _is_divisor(operation.inputs[0], rows, is_trained)

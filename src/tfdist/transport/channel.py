@@ -124,7 +124,7 @@ class Channel:
             headers = [_Header(_MARK, mark, step, FORGET, 0, 0, given_back) for mark in unused]
             headers.append(_Header(_MARK, codec.mark, step, form, size, begin, given_back))
             self._write_all(
-                [memoryview(b"".join(_HEADER.pack(*each) for each in headers)), *pieces], why_lost
+                [memoryview(b"".join(_HEADER.pack(*header) for header in headers)), *pieces], why_lost
             )
 
     def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:

@@ -78,7 +78,7 @@ def compare_hosts(own: Facts, met: Mapping[Task, Met], *, needs_any_port: bool) 
     """
     if not met:
         return
-    facts = {own.task: own, **{str(task): each.facts for task, each in met.items()}}
+    facts = {own.task: own, **{str(task): call.facts for task, call in met.items()}}
     yield from _versions(facts)
     yield from _config_and_data(facts)
     yield _clocks(met)
@@ -90,7 +90,7 @@ def _versions(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     names = {"tfdist": "tfdist", "tensorflow": "TensorFlow", "keras": "Keras", "python": "Python"}
     equal = []
     for field, name in names.items():
-        values = {task: str(getattr(each, field)) or "none" for task, each in facts.items()}
+        values = {task: str(getattr(host, field)) or "none" for task, host in facts.items()}
         if len(set(values.values())) == 1:
             equal.append(f"{name} {next(iter(values.values()))}")
             continue
@@ -102,14 +102,14 @@ def _versions(facts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _config_and_data(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    if any(each.config for each in facts.values()):
-        values = {task: each.config or "none" for task, each in facts.items()}
+    if any(host.config for host in facts.values()):
+        values = {task: host.config or "none" for task, host in facts.items()}
         remedy = "Copy one file to all hosts, and give all the same --set"
         yield _equal("config", "the config", values, remedy)
-    if any(each.data for each in facts.values()):
-        values = {task: each.data or "none" for task, each in facts.items()}
+    if any(host.data for host in facts.values()):
+        values = {task: host.data or "none" for task, host in facts.items()}
         yield _equal("data", "the data", values, "Copy the data to all hosts, or mount them")
-        places = {task: each.folder for task, each in facts.items() if each.data}
+        places = {task: host.folder for task, host in facts.items() if host.data}
         remedy = "Set TFDIST_CACHE_DIR to the same folder on all hosts: workers beside a ps need one path"
         if len(set(values.values())) == 1 and len(set(places.values())) > 1:
             yield _find.warning("data", f"the folder differs: {_who(places)}", remedy)
@@ -124,9 +124,9 @@ def _equal(check: str, what: str, values: Mapping[str, str], remedy: str) -> Fin
 
 
 def _clocks(met: Mapping[Task, Met]) -> Finding:
-    apart = {task: each.ahead for task, each in met.items() if abs(each.ahead) > _MOST_SECONDS_APART}
+    apart = {task: call.ahead for task, call in met.items() if abs(call.ahead) > _MOST_SECONDS_APART}
     if not apart:
-        most = max(abs(each.ahead) + each.round_trip / 2 for each in met.values())
+        most = max(abs(call.ahead) + call.round_trip / 2 for call in met.values())
         return _find.ok("clocks", f"all that were met are within {1e3 * most:.2g} ms of this host's")
     listed = ", ".join(f"{task} {seconds:+.1f} s" for task, seconds in apart.items())
     remedy = "Synchronize them (chrony, systemd-timesyncd): logs and curves have the hosts' times"
@@ -134,7 +134,7 @@ def _clocks(met: Mapping[Task, Met]) -> Finding:
 
 
 def _any_port(met: Mapping[Task, Met]) -> Finding:
-    blocked = [str(task) for task, each in met.items() if each.reaches_any_port is False]
+    blocked = [str(task) for task, call in met.items() if call.reaches_any_port is False]
     if not blocked:
         return _find.ok("other ports", "ports that the system chooses can be reached, as the transport needs")
     found = (

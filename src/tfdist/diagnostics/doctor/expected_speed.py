@@ -27,16 +27,16 @@ _find = Findings(CLUSTER)
 
 def check_links(links: Links) -> Iterator[Finding]:
     """Yield the speed of each link; of many, only the slowest ones."""
-    failed = {pair: each.problem for pair, each in links.items() if each.problem}
+    failed = {pair: link.problem for pair, link in links.items() if link.problem}
     for (first, second), problem in failed.items():
         remedy = "Run the command again for all tasks at the same time, with --measure for each"
         yield _find.warning("link", f"{first} to {second} was not measured: {problem}", remedy)
     measured = sorted(
-        ((pair, each) for pair, each in links.items() if not each.problem),
+        ((pair, link) for pair, link in links.items() if not link.problem),
         key=lambda item: item[1].bytes_per_second,
     )
-    for (first, second), each in measured[:_MOST_LINES]:
-        speed, trip = each.bytes_per_second / 1e6, 1e3 * each.round_trip
+    for (first, second), link in measured[:_MOST_LINES]:
+        speed, trip = link.bytes_per_second / 1e6, 1e3 * link.round_trip
         yield _find.ok(
             "link", f"{first} to {second}: {speed:.{0 if speed >= 10 else 2}f} MB/s, round trip {trip:.2g} ms"
         )
@@ -60,7 +60,7 @@ def expected_speed(
         speeds: The examples per second of each task that trains, by itself.
         parts: The parts of the run, by name; nothing follows without model and speed.
     """
-    measured = [each for each in links.values() if not each.problem]
+    measured = [link for link in links.values() if not link.problem]
     known = {task: speeds[task] for task in cluster.computing_tasks() if speeds.get(task)}
     if not measured or not known or not {"model", "speed"} <= parts.keys():
         return
@@ -93,8 +93,8 @@ def _setup(
             bucket_bytes=_RING_BUCKET,
         ),
         network=Network(
-            bytes_per_second=min(each.bytes_per_second for each in measured),
-            latency=max(each.round_trip for each in measured) / 2,
+            bytes_per_second=min(link.bytes_per_second for link in measured),
+            latency=max(link.round_trip for link in measured) / 2,
         ),
         servers=Servers(count=max(1, cluster.size("ps"))),
     )

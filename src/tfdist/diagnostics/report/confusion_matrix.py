@@ -87,7 +87,7 @@ def mistakes(answers: Answers | None) -> str:
     """Write the mistakes with their images."""
     if answers is None or not answers.mistakes:
         return ""
-    figures = "".join(_figure(each, answers) for each in answers.mistakes)
+    figures = "".join(_figure(mistake, answers) for mistake in answers.mistakes)
     text = "<p>The wrong answers to which the model assigns the highest probability.</p>"
     return f'{text}<ul class="mistakes">{figures}</ul>'
 

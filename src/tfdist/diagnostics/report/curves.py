@@ -46,7 +46,7 @@ def _epochs(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
     """Return a chart for each metric of `fit`, with its values on training and validation data."""
     ended = [facts.all(EpochEnded) for facts in runs]
     metrics = dict.fromkeys(
-        name.removeprefix("val_") for each in ended for event in each for name in event.logs
+        name.removeprefix("val_") for events in ended for event in events for name in event.logs
     )
     charts = []
     for metric in list(metrics)[:_MOST_METRICS]:
@@ -66,7 +66,7 @@ def _epochs(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
 def speed_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     """Draw the speed of the cluster and the time of a step over the time of the run, with what happened."""
     longest = max(facts.seconds for facts in runs)
-    _, size, unit = next(each for each in _UNITS if longest >= each[0])
+    _, size, unit = next(row for row in _UNITS if longest >= row[0])
 
     def now(seconds: float) -> float:
         return seconds / size
@@ -112,7 +112,7 @@ def _step_series(
             "fastest task": _over_tasks(curves[0], min),
         }
     else:
-        each_median = (_over_tasks(each, statistics.median) for each in curves)
+        each_median = (_over_tasks(curve, statistics.median) for curve in curves)
         lines = {f"{name}, median task": points for name, points in zip(names, each_median, strict=True)}
     return [Series(name, points, style) for style, (name, points) in enumerate(lines.items())]
 

@@ -248,14 +248,14 @@ def _answers(folder: Path) -> Answers | None:
     if answers is None:
         return None
     known = range(len(answers.classes))
-    answers.counts = [each for each in answers.counts if each[0] in known and each[1] in known]
+    answers.counts = [cell for cell in answers.counts if cell[0] in known and cell[1] in known]
     answers.mistakes = [each for each in answers.mistakes if each.label in known and each.answer in known]
     room = _MOST_PICTURE_CHARACTERS
     for index, mistake in enumerate(answers.mistakes[:_MOST_PICTURES]):
         picture = _picture(folder / f"mistake-{index}.png")
         if len(picture) <= room:
             mistake.picture, room = picture, room - len(picture)
-    answers.mistakes = [each for each in answers.mistakes if each.picture]
+    answers.mistakes = [mistake for mistake in answers.mistakes if mistake.picture]
     return answers
 
 

@@ -175,14 +175,14 @@ def _tasks(facts: RunFacts) -> str:
 def where_time_went(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     """Write how long each phase took, as bars and numbers, and for one run what each task did meanwhile."""
     phases = [phase_seconds(facts) for facts in runs]
-    every = list(dict.fromkeys(name for each in phases for name in each))
-    most = max((seconds for each in phases for seconds in each.values()), default=0.0)
+    every = list(dict.fromkeys(name for of_run in phases for name in of_run))
+    most = max((seconds for of_run in phases for seconds in of_run.values()), default=0.0)
     if not most:
         return ""
     rows = []
     for name in every:
         cells = "".join(
-            _bar(each.get(name, 0.0), most, sum(each.values()), run) for run, each in enumerate(phases)
+            _bar(of_run.get(name, 0.0), most, sum(of_run.values()), run) for run, of_run in enumerate(phases)
         )
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     head = (
@@ -219,14 +219,14 @@ def recorded_steps(facts: RunFacts) -> str:
 
 
 def _recorded(steps: RecordedSteps) -> str:
-    kinds = list(dict.fromkeys(kind for each in steps.tasks for kind in each.shares))
+    kinds = list(dict.fromkeys(kind for task in steps.tasks for kind in task.shares))
     rows = [
         [
-            each.task,
-            f"{number(1e3 * each.seconds / each.steps)} ms" if each.steps else "",
-            *(f"{100 * each.shares.get(kind, 0.0):.0f} %" for kind in kinds),
+            task.task,
+            f"{number(1e3 * task.seconds / task.steps)} ms" if task.steps else "",
+            *(f"{100 * task.shares.get(kind, 0.0):.0f} %" for kind in kinds),
         ]
-        for each in steps.tasks[:_MOST_TASKS]
+        for task in steps.tasks[:_MOST_TASKS]
     ]
     which = "Recorded while the run trained"
     if steps.first_step is not None and steps.last_step is not None:
@@ -312,7 +312,7 @@ def _roles(launched: LaunchStarted) -> list[str]:
 def _flags(name: str, value: Any) -> list[str]:
     """Return an option of the launch as `tfdist launch` takes it."""
     if isinstance(value, list):
-        return [f"--{name}={each}" for each in value]
+        return [f"--{name}={item}" for item in value]
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
     return [] if value is None else [f"--{name}={value}"]

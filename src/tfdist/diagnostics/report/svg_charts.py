@@ -108,11 +108,11 @@ class _Scale:
 
 def draw_chart(chart: Chart) -> str:
     """Return a figure of HTML and SVG; empty if no series has a point."""
-    series = [each for each in map(_cleaned, chart.series) if each.points]
+    series = [curve for curve in map(_cleaned, chart.series) if curve.points]
     if not series:
         return ""
     name = slug(chart.title)
-    drawn = [replace(each, points=_thinned(each.points)) for each in series]
+    drawn = [replace(curve, points=_thinned(curve.points)) for curve in series]
     return (
         f'<figure class="chart"><figcaption><h3>{escape(chart.title)}</h3></figcaption>'
         f"{_legend(chart, drawn)}{_svg(chart, drawn, name)}"
@@ -139,8 +139,8 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _svg(chart: Chart, series: Sequence[Series], name: str) -> str:
-    xs = [x for each in series for x, _ in each.points]
-    ys = [y for each in series for _, y in each.points]
+    xs = [x for curve in series for x, _ in curve.points]
+    ys = [y for curve in series for _, y in curve.points]
     xs += [mark.x for mark in chart.marks] + [end for band in chart.bands for end in (band.begin, band.end)]
     across = _Scale(xs, _LEFT, _WIDTH - _RIGHT)
     ys, room = ([*ys, 0.0], 0.0) if chart.from_zero else (ys, _ROOM)
@@ -148,11 +148,11 @@ def _svg(chart: Chart, series: Sequence[Series], name: str) -> str:
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">',
         f'<title id="{name}-t">{escape(chart.title)}</title>',
-        f'<desc id="{name}-d">{escape("; ".join(_described(chart, each) for each in series))}</desc>',
+        f'<desc id="{name}-d">{escape("; ".join(_described(chart, curve) for curve in series))}</desc>',
         *(_band(band, across) for band in chart.bands),
         _axes(chart, across, up),
         *(_mark(mark, across) for mark in chart.marks),
-        *(_line(each, across, up, chart) for each in series),
+        *(_line(curve, across, up, chart) for curve in series),
         "</svg>",
     ]
     return "".join(parts)
@@ -176,7 +176,7 @@ def _axes(chart: Chart, across: _Scale, up: _Scale) -> str:
         parts.append(
             f'<text x="{_LEFT - 8}" y="{y:.1f}" dy=".35em" class="end">{escape(chart.format_y(value))}</text>'
         )
-    is_whole = all(float(x).is_integer() for each in chart.series for x, _ in each.points)
+    is_whole = all(float(x).is_integer() for curve in chart.series for x, _ in curve.points)
     for index, value in enumerate(across.ticks(whole=is_whole)):
         odd = " odd" if index % 2 else ""  # a narrow page leaves these out
         x = across(value)
@@ -222,10 +222,10 @@ def _line(series: Series, across: _Scale, up: _Scale, chart: Chart) -> str:
 
 def _legend(chart: Chart, series: Sequence[Series]) -> str:
     entries = [
-        f'<li><svg viewBox="-14 -7 28 14" width="28" height="14" aria-hidden="true"><g class="{each.look}">'
+        f'<li><svg viewBox="-14 -7 28 14" width="28" height="14" aria-hidden="true"><g class="{curve.look}">'
         f'<path class="line" d="M-14,0H14"/>'
-        f'<g class="dots"><path d="{_SHAPES[each.style]}"/></g></g></svg>{escape(each.name)}</li>'
-        for each in series
+        f'<g class="dots"><path d="{_SHAPES[curve.style]}"/></g></g></svg>{escape(curve.name)}</li>'
+        for curve in series
     ]
     for kind in dict.fromkeys(mark.kind for mark in chart.marks):
         entries.append(
@@ -241,11 +241,11 @@ def _legend(chart: Chart, series: Sequence[Series]) -> str:
 def _numbers(chart: Chart, series: Sequence[Series]) -> str:
     """Return the points as a table, all series side by side; of many points only some."""
     rows: dict[float, dict[int, str]] = {}
-    for column, each in enumerate(series):
-        for x, y in each.points[:: math.ceil(len(each.points) / _MOST_ROWS)]:
+    for column, curve in enumerate(series):
+        for x, y in curve.points[:: math.ceil(len(curve.points) / _MOST_ROWS)]:
             rows.setdefault(x, {})[column] = chart.format_y(y)
     cells = [
         [number(x), *(row.get(column, "") for column in range(len(series)))]
         for x, row in sorted(rows.items())
     ]
-    return table([chart.x_name, *(each.name for each in series)], cells, label=f"Numbers of {chart.title}")
+    return table([chart.x_name, *(curve.name for curve in series)], cells, label=f"Numbers of {chart.title}")

@@ -74,7 +74,7 @@ def made_of_whole_batch(
 def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:
     """Return whether a gradient is computed of known ones and constants alone."""
     if tf.executing_eagerly():  # nothing shows how it was computed
-        return any(gradient is each for each in known)
+        return any(gradient is other for other in known)
     of_known = {tensor.op for tensor in tensors_of(known)}
     return all(
         operation in of_known

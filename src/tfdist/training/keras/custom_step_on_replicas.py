@@ -416,7 +416,7 @@ class SharedCustomStep(MetricStep):
         if replica.uses is not None:
             replica.uses.append(OptimizerUse(optimizer, variables))
             replica.changes_gradients |= not all(
-                any(gradient is each for each in (None, *replica.gradients)) for gradient in gradients
+                any(gradient is other for other in (None, *replica.gradients)) for gradient in gradients
             )
             return None
         updating = self._updates.get(_key(optimizer, variables))

@@ -37,7 +37,7 @@ def methods_kept(model: Any, kept: ReplacedMethods) -> Iterator[None]:
             for owner in _with_attributes(_owners(model)):
                 own = before.get(id(owner), {})
                 kept.setdefault(id(owner), (owner, {}))[1].update(
-                    {name: each for name, each in _replaced(owner).items() if each is not own.get(name)}
+                    {name: method for name, method in _replaced(owner).items() if method is not own.get(name)}
                 )
 
 
