@@ -73,10 +73,7 @@ class Partitioner:
         # Otherwise it belongs to a shard already. A nested scope calls this creator again.
         if self._is_cutting or "colocate_with" in kwargs or kwargs.get("initial_value") is None:
             return next_creator(**kwargs)
-        initial = kwargs["initial_value"]
-        with tf.init_scope():
-            value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
-        kwargs["initial_value"] = value
+        value = kwargs["initial_value"] = _initial_value(kwargs)
         shards = self._partition(value.shape, value.dtype)[0] if value.shape.rank else 1
         with attributes_set(self, _is_cutting=True):
             if shards < 2:
@@ -87,9 +84,7 @@ class Partitioner:
 
     def _beside(self, whole: Sharded, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """Make a slot variable beside the shards of a variable; beside the first if it has another shape."""
-        initial = kwargs["initial_value"]
-        with tf.init_scope():
-            value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        value = _initial_value(kwargs)
         is_alike = value.shape == whole.shape
         values = tf.split(value, [shard.shape[0] for shard in whole.variables]) if is_alike else [value]
         with attributes_set(self, _is_cutting=True):
@@ -112,3 +107,10 @@ class Partitioner:
             )
             for index, part in enumerate(tf.split(value, sizes))
         ]
+
+
+def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:
+    """Return the initial value of a variable, outside of a graph."""
+    initial = kwargs["initial_value"]
+    with tf.init_scope():
+        return tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))

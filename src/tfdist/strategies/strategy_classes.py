@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
@@ -212,14 +213,12 @@ class SynchronousParameterServer(tf.distribute.experimental.CentralStorageStrate
     def _place(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if self._is_placing:  # a nested scope
             return next_creator(**kwargs)
-        self._is_placing = True
+        device = min(self._load, key=lambda device: self._load[device])
         try:
-            with tf.device(min(self._load, key=lambda device: self._load[device])):
+            with attributes_set(self, _is_placing=True), tf.device(device):
                 made = next_creator(**kwargs)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise _made_in_a_step(kwargs.get("name") or "a variable") from error
-        finally:
-            self._is_placing = False
         if kwargs.get("aggregation") == tf.VariableAggregation.SUM:
             add_up_assignments(made)
         for device in self._load:
