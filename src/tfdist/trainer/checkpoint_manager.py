@@ -230,8 +230,9 @@ def _check_facts(newest: checkpoint.Checkpoint) -> None:
     try:
         msgspec.convert(newest.facts, _Facts)
     except msgspec.ValidationError as error:
-        where, remedy = str(newest.folder / "about.json"), "Remove this checkpoint, to resume from another"
-        raise ConfigError(where, f"is malformed: {error}", remedy=remedy) from None
+        where, problem = str(newest.folder / checkpoint.ABOUT), f"is malformed: {error}"
+        remedy = "Remove this checkpoint, to resume from another"
+        raise ConfigError(where, problem, remedy=remedy) from None
 
 
 def _check_same(newest: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:

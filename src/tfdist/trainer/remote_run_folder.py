@@ -30,6 +30,7 @@ from tfdist.errors import StorageError
 from tfdist.launcher.run_events import FILE, read_event
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint import (
+    ABOUT,
     Checkpoint,
     is_checkpoint,
     list_steps,
@@ -38,7 +39,6 @@ from tfdist.training.checkpoints.checkpoint import (
     steps_in,
 )
 
-_COMPLETE = "about.json"  # the mark of a complete checkpoint
 _MODEL = "saved_model.pb"  # the mark of a complete export
 _REPORT_FILES, _REPORT_FOLDERS = (FILE, "report.json"), ("report", "timeline")
 _SECONDS_BETWEEN_COUNTS = 10.0
@@ -62,7 +62,7 @@ def check_address(folder: RunFolder) -> None:
 def newest_step(address: str) -> int | None:
     """Return the step of the newest checkpoint at an address that is marked as complete, if any."""
     steps = reversed(steps_in(list_names(address)))
-    return next((step for step in steps if read_file(f"{address}/{step}/{_COMPLETE}") is not None), None)
+    return next((step for step in steps if read_file(f"{address}/{step}/{ABOUT}") is not None), None)
 
 
 class RemoteRunFolder:
@@ -134,15 +134,15 @@ class RemoteRunFolder:
     def _fetch_checkpoint(self, address: str, step: int) -> str | None:
         """Copy a checkpoint to this machine; return what is wrong with it, if it is not complete."""
         source, target = f"{address}/{step}", self._folder.checkpoints / str(step)
-        about = read_file(f"{source}/{_COMPLETE}")
+        about = read_file(f"{source}/{ABOUT}")
         if about is None:
-            return f"{_COMPLETE} is missing"
+            return f"{ABOUT} is missing"
         if not _is_same(target, about):
             try:
                 with fresh_folder(target) as partial:
                     download(source, partial, list_files(source))
             except StorageError:
-                if read_file(f"{source}/{_COMPLETE}") is not None:
+                if read_file(f"{source}/{ABOUT}") is not None:
                     raise
                 return "was removed meanwhile"
         opened = open_checkpoint(target)
@@ -191,13 +191,13 @@ class RemoteRunFolder:
         # The count comes first: if the upload of the checkpoint is stopped, these steps are lost.
         put_file(self._folder, self._folder.checkpoints / "reached")
         folder, address = self._folder.checkpoints / str(step), f"{self._checkpoints}/{step}"
-        _put_folder(folder, address, mark=_COMPLETE)
+        _put_folder(folder, address, mark=ABOUT)
         names = {
             old: list_names(f"{self._checkpoints}/{old}") for old in steps_in(list_names(self._checkpoints))
         }
         own = [old for old, files in names.items() if files and is_checkpoint(files)]
         for old in obsolete(own, keep, [*also, step]):
-            remove_file(f"{self._checkpoints}/{old}/{_COMPLETE}")
+            remove_file(f"{self._checkpoints}/{old}/{ABOUT}")
             remove_tree(f"{self._checkpoints}/{old}")
 
     def put_summaries(self) -> None:
@@ -261,7 +261,7 @@ def _put_folder(folder: Path, address: str, mark: str) -> None:
 def _is_same(folder: Path, about: bytes) -> bool:
     """Return whether a complete checkpoint on this machine is the one with that about.json."""
     with contextlib.suppress(FileNotFoundError):
-        return (folder / _COMPLETE).read_bytes() == about and isinstance(open_checkpoint(folder), Checkpoint)
+        return (folder / ABOUT).read_bytes() == about and isinstance(open_checkpoint(folder), Checkpoint)
     return False
 
 

@@ -30,7 +30,7 @@ from tfdist.errors import ConfigError, StorageError, first_line, shown
 
 _FORMAT = 1
 _VARIABLES = "variables"
-_ABOUT = "about.json"
+ABOUT = "about.json"  # written last: the mark of a complete checkpoint
 ROUNDING_ERRORS = "rounding_errors.npz"
 # The errors of TensorFlow's reader for damaged files: IndexError, say, if one is too short.
 _DAMAGED = (tf.errors.OpError, IndexError, MemoryError, ValueError)
@@ -125,7 +125,7 @@ def save(
             write_whole(partial / name, data)
         sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
         about = {"format": _FORMAT, "step": step, "facts": facts, "variables": described, "sha256": sums}
-        write_json(partial / _ABOUT, about)
+        write_json(partial / ABOUT, about)
     return Checkpoint(final, step, dict(facts), tuple(described))
 
 
@@ -156,7 +156,7 @@ def steps_in(names: Iterable[str]) -> list[int]:
 def open_checkpoint(folder: Path) -> Checkpoint | str:
     """Return a checkpoint, or a text that says what is wrong with it."""
     try:
-        about = read_json_file(folder / _ABOUT)
+        about = read_json_file(folder / ABOUT)
         if about["format"] != _FORMAT:
             return f"is of format {shown(about['format'])}, which this tfdist does not read"
         for name, wanted in about["sha256"].items():
@@ -180,13 +180,13 @@ def _damage(folder: Path, sums: Container[str], variables: Iterable[tuple[str, A
     data = sorted(folder.glob(f"{_VARIABLES}.data-*"))
     for name in (f"{_VARIABLES}.index", *(file.name for file in data)):
         if name not in sums:
-            return f"{_ABOUT} has no SHA-256 of {name}"
+            return f"{ABOUT} has no SHA-256 of {name}"
     with _reader(folder) as reader:
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     size = 0
     for name, shape, dtype in variables:
         if name not in shapes or (tuple(shapes[name]), dtypes[name].name) != (shape, dtype):
-            return f"{_VARIABLES}.index does not have {shown(name)} as {_ABOUT} says"
+            return f"{_VARIABLES}.index does not have {shown(name)} as {ABOUT} says"
         size += 0 if dtypes[name] == tf.string else math.prod(shape) * dtypes[name].size
     if sum(file.stat().st_size for file in data) < size:
         return f"{_VARIABLES}.data-… is shorter than its {size} bytes"
@@ -242,7 +242,7 @@ def obsolete(steps: Sequence[int], keep: int, also: Sequence[int]) -> list[int]:
 
 def is_checkpoint(names: Iterable[str]) -> bool:
     """Return whether a folder with these files is a checkpoint, of which some may be missing."""
-    rest = set(names) - {_ABOUT, ROUNDING_ERRORS}
+    rest = set(names) - {ABOUT, ROUNDING_ERRORS}
     return not rest or any(name.startswith((f"{_VARIABLES}.index", f"{_VARIABLES}.data-")) for name in rest)
 
 

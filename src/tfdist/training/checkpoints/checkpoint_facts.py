@@ -92,7 +92,7 @@ def find_together(
         if newest is None:
             return {}
         facts = {**newest.facts, "variables": newest.variables}
-        _converted(facts, str(newest.folder / "about.json"))
+        _converted(facts, str(newest.folder / checkpoint.ABOUT))
         return facts
 
     facts = raise_together(strategy, find, is_chief=is_chief)
