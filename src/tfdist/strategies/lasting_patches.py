@@ -2,7 +2,7 @@
 
 All patches that last:
 
-- `fit`, `evaluate` and `predict` of models: `replace_methods`, and `join_cluster` after `tfdist.start()`;
+- methods of models that train and predict: `replace_methods`, and `join_cluster` after `tfdist.start()`;
 - the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
 - `reset_default_graph`: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
@@ -72,12 +72,18 @@ def _modules() -> list[Any]:
     return [tf.compat.v1, importlib.import_module("tensorflow.compat.v2").compat.v1]
 
 
-_METHODS = ("fit", "evaluate", "predict")
+# Methods, and the modules of what replaces them: the package that trains is above this one.
+_METHODS = {
+    "fit": "tfdist",
+    "evaluate": "tfdist",
+    "predict": "tfdist",
+    "predict_on_batch": "tfdist.training.predict",
+}
 _outside: list[Any] = []  # the function that `save_and_load_outside_scopes` has made
 
 
 def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
-    """Replace `fit`, `evaluate` and `predict` for models that are made under strategies of some kinds.
+    """Replace `fit`, `evaluate`, `predict` and `predict_on_batch` for models made under some strategies.
 
     Other models keep Keras's own methods. Nothing changes if Keras 3 is not loaded, or if the methods have
     been replaced before.
@@ -121,7 +127,6 @@ def _by_strategy(name: str, of_keras: Callable[..., Any], kinds: tuple[type, ...
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(model.distribute_strategy, kinds):
             return of_keras(model, *args, **kwargs)
-        # By its public name: the package that trains is above this one.
-        return getattr(importlib.import_module("tfdist"), name)(model, *args, **kwargs)
+        return getattr(importlib.import_module(_METHODS[name]), name)(model, *args, **kwargs)
 
     return method

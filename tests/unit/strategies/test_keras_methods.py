@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     keras.__version__.startswith("2."), reason="Keras 2 trains on clusters itself"
 )
 
-METHODS = ("fit", "evaluate", "predict")
+METHODS = ("fit", "evaluate", "predict", "predict_on_batch")
 X, Y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
 
 

@@ -183,6 +183,13 @@ def test_names_the_sizes_of_zipped_batches_that_do_not_split():
         trained(lambda model, data: fit(model, data, shuffle=False, verbose=0), 5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2's own splits a batch")
+def test_a_model_of_a_strategy_predicts_each_example_of_a_batch_once():
+    with own_strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    np.testing.assert_allclose(model.predict_on_batch(X), model(X), atol=1e-5)
+
+
 def test_names_rows_that_are_known_before():
     data = tf.data.Dataset.from_tensors((X, X[:4]))
     with pytest.raises(DataError, match=r"received tensors of 4 and 9 rows\. Repeat what is the same"):
