@@ -1,18 +1,46 @@
 """Start the tasks of a cluster by hand on two hosts, which a wire joins."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from setups import SETUPS, config
 from training import Training
-from wire import Wire
+from wire import HOSTS, Wire
 
-__all__ = ["Tasks", "begun"]
+__all__ = ["CLUSTERS", "Tasks", "begun_with"]
+
+_NEAR, _FAR = HOSTS
+CLUSTERS = {
+    "multi_worker_mirrored": {"worker": [f"{_NEAR}:2222", f"{_FAR}:2222"]},
+    "parameter_server": {
+        "chief": [f"{_NEAR}:2222"],
+        "ps": [f"{_NEAR}:2223"],
+        "worker": [f"{_NEAR}:2224", f"{_FAR}:2224"],
+    },
+    "parameter_server_sync": {
+        "chief": [f"{_NEAR}:2222"],
+        "ps": [f"{_NEAR}:2223", f"{_FAR}:2223"],
+        "worker": [f"{_NEAR}:2224", f"{_FAR}:2224"],
+    },
+}
+# The tasks at the near end, of which the first leads, and those at the far one.
+_TASKS = {
+    "multi_worker_mirrored": (("worker:0",), ("worker:1",)),
+    "parameter_server": (("chief:0", "worker:0", "ps:0"), ("worker:1",)),
+    "parameter_server_sync": (("chief:0", "worker:0", "ps:0"), ("ps:1", "worker:1")),
+}
 
 
 class Tasks(dict[str, Training]):
-    """The tasks of a cluster by name; the first one leads the others."""
+    """The tasks of a cluster by name; the first one leads the others.
+
+    Attributes:
+        alone: Those that end if they are cut off, while the others continue.
+    """
+
+    alone: tuple[str, ...] = ()
 
     @property
     def lead(self) -> Training:
@@ -41,14 +69,17 @@ class Tasks(dict[str, Training]):
 
 
 @contextlib.contextmanager
-def begun(
-    folder: Path, run: dict[str, Any], cache: str, sides: Mapping[str, int]
+def begun_with(
+    strategy: str, folder: Path, cache: str, *, steps: int = 200, **changes: Any
 ) -> Iterator[tuple[Wire, Tasks]]:
-    """Yield a wire, and the tasks at its ends, of which none is started."""
+    """Yield a wire, and the tasks of a strategy at its ends, of which none is started."""
+    run = config(strategy, steps, **{"cluster": CLUSTERS[strategy], "launch": {}, **changes})
     with Wire() as wire, contextlib.ExitStack() as stack:
         tasks = Tasks()
-        for name, side in sides.items():
-            training = Training(folder, run, cache, task=name, prefix=wire.inside(side))
-            tasks[name] = stack.enter_context(training)
-            tasks[name].environ["TFDIST_SECRET"] = "what all of them know"
+        tasks.alone = SETUPS[strategy].alone[1:] if strategy == "parameter_server" else ()
+        for side, names in enumerate(_TASKS[strategy]):
+            for name in names:
+                training = Training(folder, run, cache, task=name, prefix=wire.inside(side))
+                tasks[name] = stack.enter_context(training)
+                tasks[name].environ["TFDIST_SECRET"] = "what all of them know"
         yield wire, tasks

@@ -1,7 +1,6 @@
 """Prove of a run that has ended that it is whole, exact, and leaves nothing behind."""
 
 import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,20 +63,32 @@ def prove_exact(
 
 def prove_lost(training: Training, hits: Sequence[Hit]) -> None:
     """Check that the run resumed at the newest whole checkpoint after each fault, and what each one cost."""
-    every, history = training.config["checkpoint"]["every"], training.history()
+    every = training.config["checkpoint"]["every"]
+    histories = iter([*training.past, training.history()])
+    history = next(histories)
     torn_above: int | None = (
         None  # the newest whole checkpoint below a torn one, which is not written again yet
     )
-    for hit in hits:
-        torn_above = hit.safe if hit.fault.tears or hit.safe == torn_above else None
-        if hit.is_alone:
+    for hit, following in zip(hits, [*hits[1:], None], strict=True):
+        harm = hit.fault.harm
+        torn_above = hit.safe if harm.tears or hit.safe == torn_above else None
+        if harm.forgets:
+            history = next(histories)
+        if not harm.loses:
+            restarts = history[hit.starts : None if following is None else following.starts]
+            assert not restarts, f"{hit}: began again at {restarts}"
+        if hit.continues:
             continue
         lost = hit.reached - hit.safe
-        assert lost == 0 or hit.fault.number != signal.SIGTERM, f"{hit}: lost {lost} steps"
-        assert lost <= every * (1 + (torn_above is not None)), f"{hit}: lost {lost} steps"
+        assert lost == 0 or not harm.saves, f"{hit}: lost {lost} steps"
+        # In the background, training goes on while one checkpoint is written.
+        most = every * (1 + (torn_above is not None) + training.config["checkpoint"]["background"])
+        assert lost <= most, f"{hit}: lost {lost} steps"
         assert hit.starts < len(history), f"{hit}: did not go on"
         after = history[hit.starts]
-        assert after == {"at_step": hit.safe, "lost": max(0, lost)}, f"{hit}: went on at {after}"
+        counted = 0 if harm.loses_count else max(0, lost)
+        assert after == {"at_step": hit.safe, "lost": counted}, f"{hit}: went on at {after}"
+    history = training.history()
     assert training.report()["steps_lost"] == sum(each["lost"] for each in history)
     assert training.report()["starts"] == len(history)
 

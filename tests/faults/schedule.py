@@ -1,16 +1,18 @@
 """Draw faults from a seed, and inflict each at a moment that is seen, not slept for."""
 
-import os
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from harms import DAMAGES, TORN_DATA, ClockSet, DiskFull, Harm, OutOfMemory, Signal
 from setups import Setup
-from training import TORN, Training
+from training import Training
 
-__all__ = ["Fault", "Hit", "draw", "endure"]
+__all__ = ["OF_A_STEP", "Fault", "Hit", "draw", "endure", "possible", "prepared"]
 
 _LONGEST_PAUSE = 0.1
 _WHEN = {
@@ -28,27 +30,22 @@ class Fault(NamedTuple):
     Attributes:
         victim: Who is hit: a task, or `launcher`, the command itself.
         moment: When: `start`, `step`, `checkpoint`, `last` (when all steps are done) or `export`.
-        number: By which signal.
+        harm: What is done.
         pause: How many seconds after the moment was seen.
-        tears: Whether the newest checkpoint is torn besides.
     """
 
     victim: str
     moment: str
-    number: signal.Signals = signal.SIGKILL
+    harm: Harm = Signal()
     pause: float = 0.0
-    tears: bool = False
 
     @property
     def kind(self) -> str:
-        """Return what happens, whoever the victim is: the signal, and when it comes."""
-        if self.number != signal.SIGKILL:
-            return self.number.name
-        return f"{self.number.name} {_WHEN[self.moment]}{', newest checkpoint torn' if self.tears else ''}"
+        """Return what happens, whoever the victim is, and of SIGKILL alone when it comes."""
+        return f"{self.harm.name} {_WHEN[self.moment]}" if self.harm == Signal() else self.harm.name
 
     def __str__(self) -> str:
-        torn = ", its checkpoint torn" if self.tears else ""
-        return f"{self.number.name} to {self.victim} at {self.moment} + {1000 * self.pause:.0f} ms{torn}"
+        return f"{self.harm.name} to {self.victim} at {self.moment} + {1000 * self.pause:.0f} ms"
 
 
 class Hit(NamedTuple):
@@ -56,7 +53,7 @@ class Hit(NamedTuple):
 
     Attributes:
         fault: Which one.
-        is_alone: Whether the victim came back alone. Else nobody could write any more.
+        is_alone: Whether the victim came back alone. Else nobody could write any more, unless nobody was lost.
         safe: The newest whole checkpoint.
         reached: The step that the run had come to.
         starts: How often it had been begun.
@@ -71,36 +68,88 @@ class Hit(NamedTuple):
     seconds: float | None
 
     @property
+    def continues(self) -> bool:
+        """Return whether the run continued, and did not begin again."""
+        return self.is_alone or not self.fault.harm.loses
+
+    @property
     def steps_lost(self) -> int:
         """Return how many steps were done again."""
-        return 0 if self.is_alone else max(0, self.reached - self.safe)
+        return 0 if self.continues else max(0, self.reached - self.safe)
+
+
+def _one_that_saves(chance: random.Random, setup: Setup) -> str:
+    return chance.choice(setup.savers)
+
+
+def _anyone(chance: random.Random, setup: Setup) -> str:
+    return chance.choice(setup.victims)
+
+
+def _one_that_is_watched(chance: random.Random, setup: Setup) -> str:
+    return chance.choice([each for each in setup.victims if not each.startswith(("launcher", "evaluator"))])
+
+
+def _command(chance: random.Random, setup: Setup) -> str:
+    return "launcher"
+
+
+_DAY = 86_400.0
+# What each word for a fault in a step does, and to whom.
+OF_A_STEP: Mapping[str, tuple[Callable[[random.Random, Setup], str], Sequence[Harm]]] = MappingProxyType(
+    {
+        "torn": (_one_that_saves, (TORN_DATA,)),
+        "notice": (_one_that_saves, (Signal(signal.SIGTERM),)),
+        "silence": (_one_that_is_watched, (Signal(signal.SIGSTOP),)),
+        "damage": (_one_that_saves, DAMAGES),
+        "memory": (_anyone, (OutOfMemory(),)),
+        "disk": (_command, (DiskFull(),)),
+        "clock": (_command, (ClockSet(_DAY), ClockSet(-_DAY))),
+    }
+)
 
 
 def draw(seed: int, setup: Setup, moments: Sequence[str]) -> list[Fault]:
     """Draw a fault for each moment.
 
-    All victims come before one comes again, except at three moments of a step, whose victims are independent:
-    `torn`, with a tear, at which the whole cluster is started again; `notice`, at which SIGTERM comes to one
-    that saves; and `silence`, at which a task is stopped.
+    All victims come before one comes again, except for the words of OF_A_STEP, whose victims are independent.
     """
     chance = random.Random(seed)
     faults: list[Fault] = []
     order: list[str] = []
     for moment in moments:
-        of_step = Fault("", "step", pause=chance.uniform(0, _LONGEST_PAUSE))
-        if moment == "torn":
-            faults.append(of_step._replace(victim=chance.choice(setup.savers), tears=True))
-        elif moment == "notice":
-            faults.append(of_step._replace(victim=chance.choice(setup.savers), number=signal.SIGTERM))
-        elif moment == "silence":
-            watched = [each for each in setup.victims if not each.startswith(("launcher", "evaluator"))]
-            faults.append(of_step._replace(victim=chance.choice(watched), number=signal.SIGSTOP))
+        pause = chance.uniform(0, _LONGEST_PAUSE)
+        if moment in OF_A_STEP:
+            victim, harms = OF_A_STEP[moment]
+            # In this order: a harm of several is drawn, and one alone takes no number of the seed's.
+            harm = chance.choice(harms) if len(harms) > 1 else harms[0]
+            faults.append(Fault(victim(chance, setup), "step", harm, pause))
         else:
             order = order or chance.sample(setup.victims, len(setup.victims))
             # What is seen of a moment that is short is over after a pause.
-            pause = of_step.pause if moment in ("start", "step") else 0.0
-            faults.append(Fault(order.pop(), moment, pause=pause))
+            faults.append(Fault(order.pop(), moment, pause=pause if moment in ("start", "step") else 0.0))
     return faults
+
+
+def possible(moments: Sequence[str]) -> list[str]:
+    """Return those of the moments at which a fault can be inflicted here, and say why it cannot at the others."""
+    found = []
+    for moment in moments:
+        _, [harm, *_] = OF_A_STEP.get(moment, (None, [Signal()]))
+        if why := harm.why_not():
+            print(f"left out: {moment}: {why}", flush=True)
+        else:
+            found.append(moment)
+    return found
+
+
+@contextlib.contextmanager
+def prepared(training: Training, faults: Sequence[Fault]) -> Iterator[None]:
+    """Make what the faults need before a training starts, and remove it after its end."""
+    with contextlib.ExitStack() as stack:
+        for harm in {type(fault.harm): fault.harm for fault in faults}.values():
+            stack.enter_context(harm.prepared(training))
+        yield
 
 
 def endure(
@@ -117,17 +166,18 @@ def endure(
         _Life(training).wait_for(fault)
         time.sleep(fault.pause)
         before, begun = training.tasks(), time.monotonic()
-        os.kill(before[fault.victim], fault.number)
-        is_over = fault.victim == "launcher"
-        is_alone = not is_over and fault.victim in setup.alone
+        fault.harm.inflict(training, before[fault.victim])
+        is_over = fault.victim == "launcher" and fault.harm.loses
+        is_alone = fault.victim in setup.alone
         if is_over:
-            _see_end(training, fault)
-        else:
+            status = training.end()
+            assert status == fault.harm.status, f"{status} after {fault}: {training.tail()}"
+        elif fault.harm.loses:
             lost = {before[fault.victim]} if is_alone else set(before.values()) - {before["launcher"]}
             training.until(lambda lost=lost: lost.isdisjoint(training.alive()), f"{lost} end after {fault}")
-        if fault.tears:
-            _tear(training)
-        safe, reached, starts = training.newest(), training.reached(), len(training.history())
+        reached = training.reached()
+        fault.harm.settle(training)
+        safe, starts = training.newest(), len(training.history())
         if is_over:
             training.start()
         seconds = None
@@ -138,21 +188,6 @@ def endure(
     status = training.end()
     assert status == 0, f"ended with {status}: {training.tail()}"
     return hits
-
-
-def _see_end(training: Training, fault: Fault) -> None:
-    """See that a command ends as promised: 138 says that all is saved, and that it is to be typed again."""
-    is_killed = fault.victim == "launcher" and fault.number == signal.SIGKILL
-    status = training.end()
-    assert status == (-signal.SIGKILL if is_killed else 138), f"{status} after {fault}: {training.tail()}"
-
-
-def _tear(training: Training) -> None:
-    """Cut the newest checkpoint short, as a disk may that loses power; the one before is whole."""
-    torn = training.run / "checkpoints" / str(training.newest())
-    [data] = torn.glob("variables.data-*")
-    os.truncate(data, data.stat().st_size // 2)
-    (torn / TORN).touch()
 
 
 class _Life:

@@ -1,14 +1,11 @@
 """Two workers on hosts of their own, joined by a wire of 100 Mbit/s that is slow, loses packets, or is cut."""
 
 import pytest
-from hosts import begun
+from hosts import begun_with
 from proofs import prove_exact, prove_nothing_left
-from setups import config
 from wire import HOSTS, why_no_wire
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(why := why_no_wire()), reason=why)]
-
-CLUSTER = {"worker": [f"{host}:2222" for host in HOSTS]}
 
 
 @pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.again)])
@@ -18,9 +15,7 @@ def workers(request, cache):
 
 
 def workers_with(communication, cache):
-    run = config("multi_worker_mirrored", 200, cluster=CLUSTER, launch={}, communication=communication)
-
-    return lambda folder: begun(folder, run, cache, {"worker:0": 0, "worker:1": 1})
+    return lambda folder: begun_with("multi_worker_mirrored", folder, cache, communication=communication)
 
 
 @pytest.fixture(scope="module")

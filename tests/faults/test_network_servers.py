@@ -6,16 +6,15 @@ import sys
 import time
 
 import pytest
-from hosts import begun
+from hosts import begun_with
 from proofs import prove_exact, prove_nothing_left
-from setups import SILENCE, config
+from setups import SILENCE
 from wire import HOSTS, NAMES, why_no_wire
 
 from curves import curve
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(why := why_no_wire()), reason=why)]
 
-STEPS = 200
 NEAR, FAR = HOSTS
 ELSEWHERE, STRANGER = "10.80.0.3", "10.80.0.9"
 SCAN = """
@@ -38,26 +37,6 @@ async def scan():
     print(json.dumps(seen))
 asyncio.run(scan())
 """
-CLUSTERS = {
-    "parameter_server": {
-        "chief": [f"{NEAR}:2222"],
-        "ps": [f"{NEAR}:2223"],
-        "worker": [f"{NEAR}:2224", f"{FAR}:2224"],
-    },
-    "parameter_server_sync": {
-        "chief": [f"{NEAR}:2222"],
-        "ps": [f"{NEAR}:2223", f"{FAR}:2223"],
-        "worker": [f"{NEAR}:2224", f"{FAR}:2224"],
-    },
-}
-FAR_TASKS = {"parameter_server": ["worker:1"], "parameter_server_sync": ["ps:1", "worker:1"]}
-
-
-def begun_with(strategy, folder, cache, *, steps=STEPS, cluster=None, **changes):
-    """Return a wire, and the tasks at its ends, as a context."""
-    run = config(strategy, steps, cluster=cluster or CLUSTERS[strategy], launch={}, **changes)
-    names = ["chief:0", "worker:0", "ps:0", *FAR_TASKS[strategy]]
-    return begun(folder, run, cache, {name: int(name in FAR_TASKS[strategy]) for name in names})
 
 
 @pytest.fixture(scope="module")

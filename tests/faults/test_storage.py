@@ -3,9 +3,9 @@
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
+from harms import DiskFull, fill, small_disk
 from proofs import prove_exact, prove_nothing_left
 from setups import config
 from training import Training
@@ -19,25 +19,12 @@ pytestmark = pytest.mark.faults
 @pytest.fixture
 def disk(tmp_path):
     """Mount a small disk as a run's folder, and unmount it after the test."""
+    if why := DiskFull.why_not():
+        pytest.skip(why)
     folder = tmp_path / "run"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode:
-        pytest.skip(f"no small disk can be had here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=20)
-
-
-def fill(disk):
-    with open(disk / "ballast", "wb", 0) as ballast:
-        for size in (1 << 20, 1 << 10, 1):
-            try:
-                while ballast.write(b"\0" * size):
-                    pass
-            except OSError:
-                continue
-    return disk / "ballast"
+    with small_disk(folder):
+        yield folder
 
 
 @pytest.mark.parametrize(

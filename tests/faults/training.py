@@ -52,6 +52,8 @@ class Training:
             MARK: self.mark,
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.clock: Any = None  # what sets the clock of its tasks, where a fault does
+        self.past: list[list[dict[str, int]]] = []  # histories that a fault has damaged
 
     # -- the command --
 
@@ -136,15 +138,16 @@ class Training:
     def reached(self) -> int:
         """Return the step that the run has reached, or 0."""
         try:
-            return int((self.run / "checkpoints" / "reached").read_text() or 0)
+            text = (self.run / "checkpoints" / "reached").read_text().strip()
         except FileNotFoundError:
             return 0
+        return int(text) if text.isdigit() else 0  # a fault may have damaged it
 
     def history(self) -> list[dict[str, int]]:
         """Return for each start of the run its first step, and how many steps were lost."""
         try:
             return json.loads((self.run / "checkpoints" / "history.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):  # a fault may have damaged it
             return []
 
     def report(self) -> dict[str, Any]:

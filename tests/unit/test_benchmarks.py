@@ -47,14 +47,15 @@ def test_a_script_that_shares_code_with_the_tests_finds_it(script: str) -> None:
 
 
 SOAK = """
-import signal, soak
-from schedule import Fault, Hit
-kill, stop = Fault("worker:0", "step"), Fault("worker:0", "step", signal.SIGSTOP)
-torn = Fault("worker:0", "step", tears=True)
-whole = soak.Run([kill, torn], [Hit(kill, False, 20, 25, 1, 4.0), Hit(torn, True, 20, 99, 1, None)], 5, True)
-broken = soak.Run([kill, stop], [Hit(kill, False, 20, 50, 1, 6.0)], 30, False)
-print(soak.rows_by_strategy({"mirrored": [whole, broken], "one_device": []}))
-print(soak.rows_by_fault([whole, broken]))
+import pathlib, sys, soak
+file = pathlib.Path(sys.argv[1])
+hits = [soak.Seen("kill", 5, 4.0), soak.Seen("torn", 0, None)]
+soak.keep(file, soak.Run("mirrored, two hosts", 7, 1000, "here", ["kill", "torn"], hits, True))
+soak.keep(file, soak.Run("mirrored, two hosts", 3, 600, "there", ["kill", "stop"], [soak.Seen("kill", 30, 6.0)]))
+runs = soak.kept(file)
+print([soak.head(runs)])
+print(soak.rows_by_strategy(runs))
+print(soak.rows_by_fault(runs))
 """
 
 
@@ -66,16 +67,21 @@ def test_no_file_of_the_tests_has_the_name_of_a_benchmark() -> None:
     assert names[0] & names[1] == set()
 
 
-def test_a_broken_run_has_recovered_from_none_of_its_faults() -> None:
+def test_a_soak_counts_all_runs_that_are_kept_and_a_broken_one_as_recovered_from_nothing(
+    tmp_path: Path,
+) -> None:
     environ = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    ended = subprocess.run([sys.executable, "-c", SOAK], env=environ, capture_output=True, text=True)
-    by_strategy, by_fault = map(ast.literal_eval, ended.stdout.splitlines())
+    command = [sys.executable, "-c", SOAK, str(tmp_path / "runs.jsonl")]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True)
+    [head], by_strategy, by_fault = map(ast.literal_eval, ended.stdout.splitlines())
+    where = "1 of 1000 steps on here; 1 of 600 steps on there"
+    assert head == f"Runs with a checkpoint every 20; seeds 3 to 7; {where}."
     times = ["5.0 s", "6.0 s (n = 2)"]
-    assert by_strategy == [["`mirrored`", "2", "4", "2", "9 (a run: 30)", *times]]
+    assert by_strategy == [["`mirrored`, two hosts", "2", "4", "2", "9 (a run: 30)", *times]]
     assert by_fault == [
-        ["SIGKILL in a step", "2", "1", "18 (a fault: 30)", *times],
-        ["SIGKILL in a step, newest checkpoint torn", "1", "1", "0 (a fault: 0)", "-", "-"],
-        ["SIGSTOP", "1", "0", "-", "-", "-"],
+        ["kill", "2", "1", "18 (a fault: 30)", *times],
+        ["stop", "1", "0", "-", "-", "-"],
+        ["torn", "1", "1", "0 (a fault: 0)", "-", "-"],
     ]
 
 
