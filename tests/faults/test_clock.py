@@ -2,9 +2,13 @@
 
 import ast
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from harms import Clock, ClockSet
 from proofs import prove_exact, prove_nothing_left
 from setups import config
 from training import Training
@@ -37,6 +41,48 @@ def test_no_module_reads_the_clock_on_the_wall():
             if isinstance(node, ast.Attribute) and node.attr in OF_THE_WALL and not is_field:
                 found.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
     assert found == []
+
+
+IDLE = """
+import sys, tensorflow as tf, tfdist
+cluster = tfdist.ClusterConfig.from_tf_config()
+if cluster.task.type == "worker":
+    tfdist.serve(cluster)
+else:
+    with tfdist.connect(cluster):
+        with tf.device("/job:worker/task:0"):
+            variable = tf.Variable(5.0)
+        print("made", flush=True)
+        sys.stdin.readline()
+        print(variable.numpy(), flush=True)
+"""
+
+
+@pytest.mark.faults
+def test_a_server_whose_clock_is_set_forward_keeps_its_variables(tmp_path):
+    """TensorFlow's servers look every second who has not called them for long."""
+    if why := ClockSet.why_not():
+        pytest.skip(why)
+    clock = Clock(tmp_path)
+    cluster = tfdist.ClusterConfig.local(1, chief=1)
+
+    def begun(task):
+        config = {"TF_CONFIG": cluster.tf_config_json(task), "CUDA_VISIBLE_DEVICES": "-1"}
+        environ = {**os.environ, **clock.environ, **config}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-c", IDLE], env=environ, text=True, **pipes)
+
+    with begun("worker") as worker, begun("chief") as chief:
+        try:
+            assert chief.stdout.readline() == "made\n"
+            clock.set(86_400.0)
+            time.sleep(3)
+            told, _ = chief.communicate("\n", timeout=60)
+            assert told == "5.0\n"
+            assert worker.wait(60) == 0
+        finally:
+            chief.kill()
+            worker.kill()
 
 
 JUMPING = """

@@ -6,6 +6,7 @@ from here, and asserts that the installed TensorFlow has them.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -124,9 +125,26 @@ def connected_tasks() -> Any:
     return context.get_server_def()
 
 
+# TensorFlow's default is 600 s by the wall clock: a server whose clock is set forward by more than that
+# removes all variables and functions of a process that does not call it in the same second.
+_SECONDS_UNTIL_REMOVED = 10**9
+
+
+@contextlib.contextmanager
+def servers_keep_state() -> Iterator[None]:
+    """Keep what this process stores on the servers that the block connects to, as long as they run."""
+    connection = context.context()
+    keep = functools.partial(connection.set_server_def, keep_alive_secs=_SECONDS_UNTIL_REMOVED)
+    with (
+        attributes_set(context, _KEEP_ALIVE_SECS=_SECONDS_UNTIL_REMOVED),
+        attributes_set(connection, set_server_def=keep),
+    ):
+        yield
+
+
 def update_connections(server_def: Any) -> None:
     """Connect to other tasks, such as those that were started again, and send them all traced functions."""
-    context.context().update_server_def(server_def)
+    context.context().update_server_def(server_def, keep_alive_secs=_SECONDS_UNTIL_REMOVED)
 
 
 def abort_collectives(code: int, message: str) -> None:

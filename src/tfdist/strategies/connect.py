@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import connected_tasks
+from tfdist._utils.tf_private import connected_tasks, servers_keep_state
 from tfdist.cluster.addresses_and_free_ports import is_free, port_taken, split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.only_peers import admitting_only_peers
@@ -37,6 +37,7 @@ def connecting(
             if connects:
                 stack.enter_context(admitting_only_peers(cluster))
                 _await_all(where, training, shared, timeout)
+                stack.enter_context(servers_keep_state())
             yield
             if connects and shared is None:
                 _make_room_for_functions(training)
