@@ -24,7 +24,6 @@ from tfdist.training.logs import as_logs
 from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.session import Phase, Session
-from tfdist.training.size_errors import explaining_sizes
 from tfdist.training.stop_together import Stopping
 
 
@@ -68,11 +67,7 @@ def evaluate(
     hooks = epoch_hooks(model, x, "test")
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     expected = known_steps(x, "steps") if steps is None else steps
-    with (
-        public_call("evaluate", strategy),
-        explaining_sizes(strategy),
-        traces_kept(model) as traces,
-    ):
+    with public_call("evaluate", strategy), traces_kept(model) as traces:
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)

@@ -23,7 +23,6 @@ from tfdist.training.keras.datasets_from_inputs import (
 from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.session import Session
-from tfdist.training.size_errors import explaining_sizes
 
 
 def fit(
@@ -112,11 +111,7 @@ def fit(
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
         settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
-        with (
-            events_to_file(),
-            explaining_sizes(strategy),
-            traces_kept(model) as traces,
-        ):
+        with events_to_file(), traces_kept(model) as traces:
             tests, is_saved = validation_data is not None, checkpoints.are_saved
             session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()

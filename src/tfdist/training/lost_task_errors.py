@@ -15,6 +15,7 @@ from tfdist.errors import TaskLost
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.data.check_batch_rows import uneven_rows
 from tfdist.training.same_call import in_call, why_out_of_step
+from tfdist.training.size_errors import explaining_sizes
 from tfdist.transport.listen_and_call import ExchangeError
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
@@ -69,8 +70,8 @@ def naming_lost_tasks(what: str, strategy: tf.distribute.Strategy) -> Iterator[N
 
 @contextlib.contextmanager
 def public_call(name: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Count the block as a call of tfdist, which all workers must make, and name the tasks that it loses."""
-    with in_call(name, strategy), naming_lost_tasks(name, strategy):
+    """Count the block as a call of tfdist, which all workers must make, and explain its errors."""
+    with in_call(name, strategy), naming_lost_tasks(name, strategy), explaining_sizes(strategy):
         yield
 
 

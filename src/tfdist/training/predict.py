@@ -40,7 +40,6 @@ from tfdist.training.prediction_outputs import decoded, encoded, joined
 from tfdist.training.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
-from tfdist.training.size_errors import explaining_sizes
 from tfdist.training.stop_together import Stopping
 
 # The numbers of some examples, or of a batch, and the outputs for them.
@@ -78,11 +77,7 @@ def predict(
     # Keras 3 runs whole executions.
     data, expected = _limited(made, steps, 1 if is_keras_2(model) else steps_per_execution(model))
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with (
-        public_call("predict", strategy),
-        explaining_sizes(strategy),
-        traces_kept(model) as traces,
-    ):
+    with public_call("predict", strategy), traces_kept(model) as traces:
         both = [*callbacks, *epoch_hooks(model, x, "predict")]
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         size = None if is_keras_2(model) else size_of_shuffled(made)

@@ -47,10 +47,10 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         strategy: The strategy of the replicas.
     """
     if isinstance(data, tf.data.Dataset):
-        data = with_placeholders(data)
-        replicas = strategy.num_replicas_in_sync
-        zipped = with_splittable_zips(data, replicas) if replicas > 1 else None
-        data = _batches_to_split(data, strategy) if zipped is None else zipped
+        data, zipped, replicas = with_placeholders(data), None, strategy.num_replicas_in_sync
+        if replicas > 1:
+            zipped = with_splittable_zips(data, replicas)
+            data = with_equal_rows(data) if zipped is None else zipped
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
@@ -91,7 +91,9 @@ def distribute_to_workers(
     Each worker reads its own part. The chief reads what workers cannot read.
     """
     if isinstance(data, tf.data.Dataset):
-        data = _batches_to_split(data, strategy)
+        data = with_placeholders(data)
+        if strategy.num_replicas_in_sync > 1:
+            data = with_equal_rows(data)
         if chief_must_read(data):
             data = ChiefData.of(data)
     if isinstance(data, ChiefData):
@@ -103,11 +105,6 @@ def distribute_to_workers(
     made = data if isinstance(data, tf.data.Dataset) else _checked(data)
     distributed = WorkersData(made, strategy, coordinator, workers)
     return distributed, distributed.element_spec
-
-
-def _batches_to_split(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
-    dataset = with_placeholders(dataset)
-    return with_equal_rows(dataset) if strategy.num_replicas_in_sync > 1 else dataset
 
 
 def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[..., tf.data.Dataset]:
