@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.operations_behind import operations_behind
+
 
 def add_up_assignments(variable: Any) -> None:
     """Make replicas that assign to a variable what they compute from its value add the differences up."""
@@ -27,18 +29,13 @@ def _is_computed_from(value: Any, variable: Any) -> bool:
         return False
     if tf.executing_eagerly():
         return bool(tf.reduce_any(value != 0))
-    left, seen = [value.op], set()
-    while left:
-        operation = left.pop()
-        if operation in seen:
-            continue
-        seen.add(operation)
-        if operation.type == "ReadVariableOp" and _is_handle(operation.inputs[0], variable):
-            return True
-        left.extend(tensor.op for tensor in operation.inputs)
-        outers = map(_outer, operation.outputs)
-        left.extend(outer.op for outer in outers if outer is not None and not _is_eager(outer))
-    return False
+    behind = list(operations_behind([value]))
+    reads = (operation for operation in behind if operation.type == "ReadVariableOp")
+    if any(_is_handle(operation.inputs[0], variable) for operation in reads):
+        return True
+    outers = (_outer(output) for operation in behind for output in operation.outputs)
+    symbolic = (outer for outer in outers if outer is not None and not _is_eager(outer))
+    return any(_is_computed_from(outer, variable) for outer in symbolic)
 
 
 def _is_handle(tensor: Any, variable: Any) -> bool:

@@ -6,11 +6,13 @@ metrics do so; the graph shows it, if each operation between the old value and t
 this property.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfdist._utils.operations_behind import operations_behind
 
 _PASSES_ON = (
     "Cast", "Identity", "Neg", "EnsureShape", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
@@ -34,20 +36,6 @@ _PUT_BACK = (
     "UnsortedSegmentSum",
 )  # fmt: skip
 _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
-
-
-def operations_behind(
-    tensors: Iterable[tf.Tensor], until: Callable[[tf.Operation], bool] = lambda _: False
-) -> Iterator[tf.Operation]:
-    """Yield the operations that tensors are computed by, back to operations at which to stop."""
-    seen, waiting = set(), [tensor.op for tensor in tensors]
-    while waiting:
-        operation = waiting.pop()
-        if operation not in seen:
-            seen.add(operation)
-            yield operation
-            if not until(operation):
-                waiting += [tensor.op for tensor in operation.inputs]
 
 
 def passed_on(tensor: tf.Tensor, types: Collection[str]) -> tf.Tensor:

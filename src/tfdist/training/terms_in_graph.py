@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.operations_behind import operations_behind
 from tfdist.training.sums_and_means_in_graph import (
     has_rows,
-    operations_behind,
     passed_on,
     reduction_of,
     summands,

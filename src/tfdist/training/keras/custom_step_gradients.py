@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.operations_behind import operations_behind
 from tfdist.strategies.gradient_arithmetic import tensors_of, with_values
 from tfdist.training.data.empty_replicas import or_zero
 from tfdist.training.gradients_as_in_one_process import (
@@ -18,7 +19,6 @@ from tfdist.training.gradients_as_in_one_process import (
     with_rows_summed,
 )
 from tfdist.training.reduction import OfLoss, shared_mean
-from tfdist.training.sums_and_means_in_graph import operations_behind
 
 
 def of_whole_batch(

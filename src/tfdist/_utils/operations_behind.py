@@ -1,0 +1,19 @@
+"""Walk back through a graph, from tensors to the operations that they are computed by."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+
+def operations_behind(
+    tensors: Iterable[tf.Tensor], until: Callable[[tf.Operation], bool] = lambda _: False
+) -> Iterator[tf.Operation]:
+    """Yield the operations that tensors are computed by, back to operations at which to stop."""
+    seen, waiting = set(), [tensor.op for tensor in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            yield operation
+            if not until(operation):
+                waiting += [tensor.op for tensor in operation.inputs]
