@@ -14,7 +14,7 @@ from wire import Wire
 __all__ = ["CUT", "draw", "endure"]
 
 _LONGEST_PAUSE = 0.1
-_SERVES = " serves at "
+_FOUND = " has found the chief at "
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ def endure(wire: Wire, tasks: Tasks, faults: Sequence[Fault], hits: list[Hit] | 
 
 
 def _start_again(tasks: Tasks, names: Iterable[str]) -> None:
-    """Start tasks, and wait until those serve without which the others continue, and may end before."""
-    before = {name: tasks[name].said().count(_SERVES) for name in tasks.alone}
+    """Start tasks, and wait until those have joined without which the others continue, and may end before."""
+    before = {name: tasks[name].said().count(_FOUND) for name in tasks.alone}
     tasks.start(*names)
     for name, count in before.items():
         tasks[name].until(
-            lambda task=tasks[name], count=count: task.said().count(_SERVES) > count, f"{name} serves"
+            lambda task=tasks[name], count=count: task.said().count(_FOUND) > count,
+            f"{name} has found the chief",
         )

@@ -27,8 +27,8 @@ _TENSORFLOW_INFO = (
 _NO_GPU = r"E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: .*"
 # Lines of tfdist whose content the live view shows, or the launcher's first lines.
 _SHOWN_OTHERWISE = (
-    r"tfdist: (?:read the cluster from .*|\S+ serves at grpc://.*|strategy \w+: .*"
-    r"|using the \w+ transport\b.*|the chief has ended, so .* ends too)"
+    r"tfdist: (?:read the cluster from .*|\S+ (?:serves at grpc://|has found the chief at ).*"
+    r"|strategy \w+: .*|using the \w+ transport\b.*|the chief has ended, so .* ends too)"
 )
 _log = logging.getLogger("tfdist")
 

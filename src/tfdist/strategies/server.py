@@ -93,6 +93,7 @@ def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: floa
     while True:
         # A chief that fails at once may start and end between two health checks.
         await_servers("serve", cluster, [Task("chief", 0)], start_timeout, unless=is_shutdown_told)
+        _log.info("%s has found the chief at %s", cluster.task, chief)
         with handling_stop_signals() as notice, notice.deferred():
             _wait_until_gone(cluster, heartbeat_timeout, notice, gives_up_first=gives_up_first)
         if is_shutdown_told() or was_dismissed():

@@ -7,7 +7,7 @@ from tfdist.launcher.task_logs import NotesForLogs
 
 INFO = "I0000 00:00:1795267459.73 299 port.cc:153] oneDNN custom operations are on.\n"
 NO_GPU = "E0000 00:00:1.2 3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error\n"
-ROWS = "tfdist: worker:0 serves at grpc://127.0.0.1:1\n"
+ROWS = "tfdist: worker:0 serves at grpc://127.0.0.1:1\ntfdist: worker:0 has found the chief at a:2\n"
 WARNING = "tfdist: MNIST is not on this disk\n"
 OWN = "epoch 1 is done\n"
 
