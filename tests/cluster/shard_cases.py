@@ -9,8 +9,7 @@ from cases import batches, compute_in
 
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.keras.replaced_methods import methods_restored
-from tfdist.training.keras.sharded_variables import read_by_rows
+from tfdist.training.keras.sharded_variables import rows_read_alone
 from tfdist.training.predict import predict
 
 keras = tf.keras
@@ -78,9 +77,7 @@ def _devices(variable: Any) -> list[str]:
 
 def _whole_reads(model: Any, embedding: Any) -> list[str]:
     """Return the names of the operations that read all rows of a shard for something that is computed."""
-    with methods_restored(model):
-        if keras.__version__ >= "3":
-            read_by_rows(model.variables)  # as fit does while it runs
+    with rows_read_alone(model):  # as in fit
         graph = tf.function(embedding).get_concrete_function(tf.TensorSpec([None, 3], tf.int32)).graph
     computed: set[Any] = set()
     left = [*(each.op for each in graph.outputs), *graph.control_outputs]

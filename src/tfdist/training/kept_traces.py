@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import made_by_compile
 from tfdist.training.keras.compat import keras_of
-from tfdist.training.keras.replaced_methods import ReplacedMethods, methods_kept
 
 _ATTRIBUTE = "_tfdist_traces"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -29,12 +28,10 @@ class Traces:
 
     Attributes:
         made: The steps and functions.
-        methods: The methods of the model's objects that the steps have replaced, for the next trace.
     """
 
     def __init__(self) -> None:
         self.made: dict[Hashable, Any] = {}
-        self.methods: ReplacedMethods = {}
         self._compiled: list[Any] = []
         self._variables: list[Any] | None = None  # unknown until the first call is over
 
@@ -75,14 +72,10 @@ class Traces:
 
 @contextlib.contextmanager
 def traces_kept(model: Any) -> Iterator[Traces]:
-    """Keep the traces of a call for the next call on the same model, unless the call fails.
-
-    The methods that are replaced on the model's optimizer and variables are restored at the end of the block.
-    """
+    """Keep the traces of a call for the next call on the same model, unless the call fails."""
     traces = Traces.of(model)
     try:
-        with methods_kept(model, traces.methods):
-            yield traces
+        yield traces
     except BaseException:
         vars(model).pop(_ATTRIBUTE, None)
         raise

@@ -30,7 +30,6 @@ from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
-from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.lost_task_errors import public_call
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.parameter_servers.applied_steps import Begun
@@ -177,7 +176,6 @@ def _predicted(
     if not is_keras_2(model):
         with cluster.strategy.scope():
             build_for(model, unpacked(one[1])[0] if is_own else one[1])
-        read_by_rows(model.variables)
     step = _step(model, cluster, traces)
     key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData), is_endless(dataset))
     if cluster.coordinator is None:
@@ -194,7 +192,7 @@ def _step(model: Any, cluster: Cluster, traces: Traces) -> PredictStep | PlainPr
     predict_part = functools.partial(_outputs, model, strategy)
     is_in_one_process = cluster.coordinator is None and strategy.num_replicas_in_sync == 1
     if is_in_one_process or is_keras_2(model):
-        return PlainPredictStep(strategy, predict_part)
+        return PlainPredictStep(model, strategy, predict_part)
     return PredictStep(model, strategy, randomness_of(model, strategy, traces), predict_part)
 
 

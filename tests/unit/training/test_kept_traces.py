@@ -176,23 +176,6 @@ def test_a_callback_may_evaluate_the_model_that_is_trained():
     assert _traces_of(lambda: fit(model, _data(), epochs=2, callbacks=[evaluating], verbose=0)) == 0
 
 
-def test_a_later_trace_finds_the_methods_that_the_first_one_replaced():
-    found = []
-
-    def loss(y, y_pred):
-        found.append("update_step" in vars(model.optimizer))
-        return keras.losses.sparse_categorical_crossentropy(y, y_pred)
-
-    model = _model()
-    model.compile(keras.optimizers.SGD(0.1), loss)
-    fit(model, _data(8, drop_remainder=True), verbose=0)
-    first = len(found)
-    fit(model, _data(5, drop_remainder=True), verbose=0)
-    assert len(found) > first
-    assert all(found[first:])
-    assert "update_step" not in vars(model.optimizer)
-
-
 def test_neither_data_nor_the_model_are_kept():
     model, data = _model(), _data()
     fit(model, data, validation_data=data, verbose=0)

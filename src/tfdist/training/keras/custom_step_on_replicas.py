@@ -46,17 +46,16 @@ from tfdist.training.keras.loss_normalization import (
     losses_of_one_process,
     recorded_divisors,
 )
-from tfdist.training.keras.metrics import are_sums
-from tfdist.training.keras.optimizer import Updating, move_into_scope
+from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.replaced_methods import (
     methods_replaced,
-    methods_restored_of,
     replicas_hidden,
     replicas_hideable,
 )
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.keras.sharded_variables import parts_of, rows_read_alone
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
@@ -106,12 +105,11 @@ class SharedCustomStep(MetricStep):
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._written: list[Any] = []
-        self._updates: dict[tuple[int, ...], Updating] = {}
         self._logs: Any = {}
         self._uses: list[OptimizerUse] = []
         self._changes_gradients = False
         self._build(spec)
-        self._note_variables()
+        self._metrics = MetricState(model, strategy)  # also of those that are built now
         self._probe(spec)
 
     # -- of an epoch --
@@ -140,15 +138,14 @@ class SharedCustomStep(MetricStep):
         return [tf.zeros(log.like.shape, log.like.dtype) for log in self._flat_logs if log.metric is None]
 
     def _step_counters(self) -> list[Any]:
-        with self._updates_prepared():
-            counters = [updating.counter for updating in self._updates.values()]
+        counters = [counter_of_all_steps(use.optimizer) for use in self._uses]
         return [] if any(counter is None for counter in counters) else counters
 
     # -- of a batch, in cross-replica context --
 
     def run(self, batch: Any, totals: Totals) -> Totals:
         """Run the step on a batch, each replica on its part; return the totals after it."""
-        with self._tracing(), self._updates_prepared():
+        with self._tracing():
             results = self._strategy.run(self._on_replica, args=(batch, totals, GraphSeed(self._strategy)))
         sums, state, logs = (
             [self._strategy.experimental_local_results(value)[0] for value in part] for part in results
@@ -238,6 +235,7 @@ class SharedCustomStep(MetricStep):
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
+            rows_read_alone(self._model),
             methods_replaced(methods),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):
@@ -247,16 +245,6 @@ class SharedCustomStep(MetricStep):
         """Return what to replace so that all optimizers of Keras 3 apply gradients by a function."""
         optimizers = self._keras.optimizers
         return [(kind, "apply", apply) for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer)]
-
-    @contextlib.contextmanager
-    def _updates_prepared(self) -> Iterator[None]:
-        optimizers = [use.optimizer for use in self._uses]
-        with methods_restored_of(optimizers):
-            self._updates = {
-                _key(*use): Updating(self._strategy, use.optimizer, use.variables, is_called=True)
-                for use in self._uses
-            }
-            yield
 
     # -- in replica context --
 
@@ -419,8 +407,7 @@ class SharedCustomStep(MetricStep):
                 any(gradient is other for other in (None, *replica.gradients)) for gradient in gradients
             )
             return None
-        updating = self._updates.get(_key(optimizer, variables))
-        if updating is None:
+        if _key(optimizer, variables) not in {_key(*use) for use in self._uses}:
             problem = f"applies {optimizer.name} to other variables than when it was traced first"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem)
         scale = replica.scales.get(id(optimizer))
@@ -428,13 +415,14 @@ class SharedCustomStep(MetricStep):
             if replica.gradients:
                 known = made_of_whole_batch(gradients, variables, replica.size, replica.gradients)
             else:
-                are_rows_added_up = updating.adds_rows_up and not self._changes_gradients
+                are_rows_added_up = adds_rows_up(optimizer) and not self._changes_gradients
                 known = of_whole_batch(
                     gradients, variables, replica.size, are_rows_added_up=are_rows_added_up
                 )
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
-                updating.apply(gradients, strategy.experimental_local_results(scale)[0], note=self._note_step)
+                update = Update(strategy, optimizer, variables, note=self._note_step, is_called=True)
+                update.apply(gradients, strategy.experimental_local_results(scale)[0])
 
             tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))
         return None

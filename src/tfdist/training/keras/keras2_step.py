@@ -9,7 +9,7 @@ from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.compat import as_in_keras
-from tfdist.training.keras.fused_optimizers import fuse_keras_2
+from tfdist.training.keras.fused_optimizers import fused_keras_2
 from tfdist.training.keras.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
@@ -38,8 +38,6 @@ class Keras2Step(KerasStep):
         is_legacy = hasattr(model.optimizer, "get_updates")
         self._adds_up_again = is_legacy and isinstance(strategy, _OF_PS)
         _refuse_tcp(strategy)
-        if model.optimizer is not None:
-            fuse_keras_2(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
@@ -57,7 +55,8 @@ class Keras2Step(KerasStep):
 
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part."""
-        with masks_of_whole_batch(self._model, self._strategy):
+        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
+        with masks_of_whole_batch(self._model, self._strategy), fused_keras_2(optimizer):
             seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
         return Totals((), totals.stats + self._strategy.experimental_local_results(seen)[0])
 

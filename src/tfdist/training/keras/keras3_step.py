@@ -56,11 +56,11 @@ from tfdist.training.keras.loss_normalization import (
     weight_of,
 )
 from tfdist.training.keras.metrics import are_sums
-from tfdist.training.keras.optimizer import Updating
+from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import parts_of
+from tfdist.training.keras.sharded_variables import parts_of, rows_read_alone
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
@@ -133,8 +133,6 @@ class Keras3Step(MetricStep):
         self._randomness = randomness
         self._layer_writes = LayerWrites(model, strategy, randomness)
         self._trainable = parts_of(model.trainable_variables)
-        if model.optimizer is not None:
-            self._updating = Updating(strategy, model.optimizer, self._trainable)
         self._ps_variables = self._variables_on_ps()
 
     def _variables_on_ps(self) -> PsVariables | None:
@@ -150,7 +148,6 @@ class Keras3Step(MetricStep):
         trainable = parts_of(self._model.trainable_variables)
         if list(map(id, trainable)) != list(map(id, self._trainable)):
             self._trainable, self._ps_variables = trainable, self._variables_on_ps()
-            self._updating.variables = trainable
 
     @property
     def unseeded(self) -> list[Any]:
@@ -187,7 +184,8 @@ class Keras3Step(MetricStep):
         return is_changed and not is_first
 
     def _step_counters(self) -> list[Any]:
-        return [] if self._updating.counter is None else [self._updating.counter]
+        counter = counter_of_all_steps(self._model.optimizer)
+        return [] if counter is None else [counter]
 
     def results(self, totals: Totals) -> dict[str, Any]:
         """Return the metrics' results."""
@@ -198,7 +196,7 @@ class Keras3Step(MetricStep):
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part; return the totals after it."""
         self._follow_trainable()
-        scale, traced = self._updating.loss_scale(), _Traced()
+        scale, traced = loss_scale(self._model.optimizer), _Traced()
         train_on_part = functools.partial(self._train_on_part, traced=traced)
         with self._tracing():
             if self._ps_variables is not None:
@@ -214,7 +212,11 @@ class Keras3Step(MetricStep):
         weights = {id(variable) for variable in self._trainable}
         written = list(zip(traced.written, state, strict=True))
         self._write(pair for pair in written if id(pair[0]) in weights)  # which the gradients then change
-        self._updating.apply(gradients, scale, None if fetched is None else fetched.deliver, self._note_step)
+        deliver = None if fetched is None else fetched.deliver
+        optimizer, variables = self._model.optimizer, self._trainable
+        Update(self._strategy, optimizer, variables, deliver=deliver, note=self._note_step).apply(
+            gradients, scale
+        )
         if fetched is not None:
             fetched.end()
         self._write(pair for pair in written if id(pair[0]) not in weights)
@@ -248,6 +250,7 @@ class Keras3Step(MetricStep):
             self._randomness.drawing(),
             self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
             assignments_refused(self._model),
+            rows_read_alone(self._model),
             replicas_called_together(self._keras, self._model, replicas),
         ):
             yield
@@ -265,7 +268,11 @@ class Keras3Step(MetricStep):
         if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
             return None
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
-        with losses_of_one_process(self._keras), self._randomness.drawing():
+        with (
+            losses_of_one_process(self._keras),
+            self._randomness.drawing(),
+            rows_read_alone(self._model),
+        ):
             zeros = self._metrics.zeros()
             traced = _Traced()
 
@@ -382,7 +389,7 @@ class Keras3Step(MetricStep):
         if self._strategy.num_replicas_in_sync == 1:
             return gradients
         # XLA returns tensors of wrong sizes, or crashes, where several of them have sizes that it computes.
-        are_added_up = self._updating.adds_rows_up and not uses_xla(self._model, self._strategy)
+        are_added_up = adds_rows_up(self._model.optimizer) and not uses_xla(self._model, self._strategy)
         return slices_of_one_process(gradients, self._trainable, are_added_up=are_added_up)
 
     def _have_unique_rows(self, gradients: list[list[Any]]) -> list[bool]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import (
     accumulate_gradients,
     accumulators_of,
@@ -28,7 +29,7 @@ from tfdist._utils.keras_private import (
 )
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
-from tfdist.training.keras.fused_optimizers import fuse
+from tfdist.training.keras.fused_optimizers import fused
 from tfdist.training.keras.lazy_adam import LazyAdam
 
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
@@ -47,12 +48,43 @@ def move_into_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             remake_in_scope(optimizer, outside)
 
 
-class Updating:
-    """The update of a model's weights; the public methods are for cross-replica context.
+def adds_rows_up(optimizer: Any) -> bool:
+    """Return whether a sparse gradient gives the same update if the slices of a row are added up before.
 
-    Attributes:
-        variables: The weights.
+    Other optimizers square slice by slice, and clipping measures slice by slice.
     """
+    inner = _inner(optimizer)
+    clips = any(getattr(inner, name) for name in ("clipvalue", "clipnorm", "global_clipnorm"))
+    return not clips and (is_sgd_of_keras(inner) or isinstance(inner, LazyAdam))
+
+
+def loss_scale(optimizer: Any) -> tf.Tensor | None:
+    """Return the factor that multiplies the loss of one step, None if there is none.
+
+    Other workers may change the factor while this worker computes. So the caller reads it once, and passes it
+    to `Update.apply` with the gradients.
+    """
+    if _is_scaler(optimizer):
+        return tf.convert_to_tensor(optimizer.dynamic_scale.value)
+    factor = optimizer.loss_scale_factor
+    return None if factor is None else tf.constant(factor, tf.float32)
+
+
+def counter_of_all_steps(optimizer: Any) -> Any:
+    """Return the variable that counts each step; None if some steps are not counted."""
+    return None if _is_scaler(optimizer) else step_counter(optimizer)
+
+
+def _is_scaler(optimizer: Any) -> bool:
+    return hasattr(optimizer, "inner_optimizer")
+
+
+def _inner(optimizer: Any) -> Any:
+    return optimizer.inner_optimizer if _is_scaler(optimizer) else optimizer
+
+
+class Update:
+    """One update of a model's weights; the public methods are for cross-replica context."""
 
     def __init__(
         self,
@@ -60,76 +92,43 @@ class Updating:
         optimizer: Any,
         variables: list[Any],
         *,
+        deliver: Deliver | None = None,
+        note: Callable[[], None] | None = None,
         is_called: bool = False,
     ) -> None:
-        """Make an update of variables.
+        """Prepare to update variables.
 
         Args:
             strategy: The strategy.
             optimizer: The optimizer.
             variables: The variables.
+            deliver: A function that sends gradients to their variables; if None, TensorFlow does.
+            note: A function to call, in the graph, as soon as the step is counted.
             is_called: Whether the model's own step calls the optimizer, which in `fit` nobody else does.
         """
-        self._strategy, self._is_called = strategy, is_called
-        self._scaler: Any = optimizer if hasattr(optimizer, "inner_optimizer") else None
-        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._strategy, self._variables = strategy, variables
+        self._scaler: Any = optimizer if _is_scaler(optimizer) else None
+        self._optimizer = _inner(optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
-        self.variables = variables
-        self._deliver: Deliver | None = None
-        self._note: Callable[[], None] | None = None
+        self._deliver, self._note, self._is_called = deliver, note, is_called
         self._arrived: list[Any] = []  # the gradients, where the step counter counts
-        self._count_exactly()
-        fuse(self._optimizer)
 
-    @property
-    def adds_rows_up(self) -> bool:
-        """Return whether a sparse gradient gives the same update if the slices of a row are added up before.
-
-        Other optimizers square slice by slice, and clipping measures slice by slice.
-        """
-        optimizer = self._optimizer
-        clips = any(getattr(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm"))
-        return not clips and (is_sgd_of_keras(optimizer) or isinstance(optimizer, LazyAdam))
-
-    def loss_scale(self) -> tf.Tensor | None:
-        """Return the factor that multiplies the loss of one step, None if there is none.
-
-        Other workers may change the factor while this worker computes. So the caller reads it once, and
-        passes it to `apply` with the gradients.
-        """
-        if self._scaler is not None:
-            return tf.convert_to_tensor(self._scaler.dynamic_scale.value)
-        factor = self._optimizer.loss_scale_factor
-        return None if factor is None else tf.constant(factor, tf.float32)
-
-    @property
-    def counter(self) -> Any:
-        """Return the variable that counts each step; None if some steps are not counted."""
-        return step_counter(self._optimizer) if self._scaler is None else None
-
-    def apply(
-        self,
-        gradients: list[Any],
-        scale: tf.Tensor | None,
-        deliver: Deliver | None = None,
-        note: Callable[[], None] | None = None,
-    ) -> None:
+    def apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         """Apply the gradients in one step; a dynamic loss scale skips steps with NaN or infinite gradients.
 
         Args:
             gradients: The global gradients.
             scale: The factor that multiplied the loss.
-            deliver: A function that sends gradients to their variables; if None, TensorFlow does.
-            note: A function to call, in the graph, as soon as the step is counted.
         """
-        self._deliver, self._note, self._arrived = deliver, note, tensors_of(gradients)
-        if self._scaler is None:
-            self._step(gradients, None)  # the optimizer divides by a constant factor itself
-            return
-        # The gradients are sums over the replicas: a NaN or infinity of one replica reaches all.
-        are_finite = self._strategy.run(_are_finite, args=(gradients,))
-        is_finite = self._strategy.experimental_local_results(are_finite)[0]
-        tf.cond(is_finite, lambda: self._taken(gradients, scale), lambda: self._left_out(scale))
+        self._arrived = tensors_of(gradients)
+        with fused(self._optimizer), attributes_set(step_counter(self._optimizer), assign_add=self._count):
+            if self._scaler is None:
+                self._step(gradients, None)  # the optimizer divides by a constant factor itself
+                return
+            # The gradients are sums over the replicas: a NaN or infinity of one replica reaches all.
+            are_finite = self._strategy.run(_are_finite, args=(gradients,))
+            is_finite = self._strategy.experimental_local_results(are_finite)[0]
+            tf.cond(is_finite, lambda: self._taken(gradients, scale), lambda: self._left_out(scale))
 
     def _taken(self, gradients: list[Any], scale: Any) -> None:
         self._step(gradients, scale)
@@ -159,7 +158,7 @@ class Updating:
             remedy = "Override update_step, or leave these options out"
             raise ConfigError("optimizer", f"{problem} ema_overwrite_frequency", remedy=remedy)
         if not has_branches:
-            with constraints_ignored([each for each in self.variables if has_constraint_of_keras(each)]):
+            with constraints_ignored([each for each in self._variables if has_constraint_of_keras(each)]):
                 self._run(self._apply, gradients, scale)
             self._constrain_copies(gradients)
             return
@@ -208,7 +207,7 @@ class Updating:
         Keras assigns a constrained weight in each replica, for which TensorFlow averages the copies: they
         may differ if a constraint is the user's own, and draws random numbers.
         """
-        for variable, gradient in zip(self.variables, gradients, strict=True):
+        for variable, gradient in zip(self._variables, gradients, strict=True):
             if gradient is not None and has_constraint_of_keras(variable):
                 self._strategy.extended.update(
                     variable_of_tensorflow(variable),
@@ -230,26 +229,22 @@ class Updating:
             self._arrived = tensors_of([gradient for gradient, _ in pairs])
         return pairs
 
-    def _count_exactly(self) -> None:
-        """Make the optimizer count a step by TensorFlow's own, atomic assign_add, once gradients are there.
+    def _count(self, value: Any) -> Any:
+        """Count a step by TensorFlow's own, atomic assign_add, once gradients are there.
 
         Keras 3's is `assign(self + value)`: if two workers count at once, one count is lost. Without an
         order, a worker that is lost while it computes may have counted the step already.
         """
         variable = step_counter(self._optimizer)
-
-        def count(value: Any) -> Any:
-            # If a server notes the step, it asks no worker for this number any more.
-            with nullcontext() if self._note is None else tf.device(variable.value.device):
-                added = tf.cast(value, variable.dtype)
-            with tf.control_dependencies(self._arrived):
-                counted = variable.value.assign_add(added)
-            if self._note is not None:
-                with tf.control_dependencies([tf.convert_to_tensor(counted)]):
-                    self._note()
-            return counted
-
-        variable.assign_add = count
+        # If a server notes the step, it asks no worker for this number any more.
+        with nullcontext() if self._note is None else tf.device(variable.value.device):
+            added = tf.cast(value, variable.dtype)
+        with tf.control_dependencies(self._arrived):
+            counted = variable.value.assign_add(added)
+        if self._note is not None:
+            with tf.control_dependencies([tf.convert_to_tensor(counted)]):
+                self._note()
+        return counted
 
     # -- in replica context --
 
@@ -257,9 +252,9 @@ class Updating:
         unscaled = _unscaled(gradients, scale)
         # Keras's `fit` calls the method that a class may override, unless the losses are scaled.
         if self._scaler is None and self._overrides("apply_gradients"):
-            self._optimizer.apply_gradients(zip(unscaled, self.variables, strict=True))
+            self._optimizer.apply_gradients(zip(unscaled, self._variables, strict=True))
         else:
-            self._optimizer.apply(unscaled, self.variables)
+            self._optimizer.apply(unscaled, self._variables)
 
     def _update(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         known, variables = self._known(gradients, scale)
@@ -276,13 +271,13 @@ class Updating:
         accumulate_gradients(self._optimizer, dense, variables)
 
     def _constrain(self, gradients: list[Any]) -> None:
-        for variable, gradient in zip(self.variables, gradients, strict=True):
+        for variable, gradient in zip(self._variables, gradients, strict=True):
             if gradient is None or variable.constraint is None or has_constraint_of_keras(variable):
                 continue
             variable.assign(variable.constraint(variable))
 
     def _known(self, gradients: list[Any], scale: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-        known, variables = known_gradients(self._optimizer, gradients, self.variables)
+        known, variables = known_gradients(self._optimizer, gradients, self._variables)
         factor = self._optimizer.loss_scale_factor
         return _unscaled(_unscaled(known, scale), factor), variables
 

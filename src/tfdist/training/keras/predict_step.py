@@ -14,6 +14,7 @@ from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.recording_scopes import recording_scope
 from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.sharded_variables import rows_read_alone
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.reduction import shared_mean
 
@@ -24,13 +25,14 @@ PredictPart: TypeAlias = Callable[[Any], tuple[tf.Tensor, Any]]
 class PlainPredictStep:
     """A step that predicts as Keras does: in one process, or of Keras 2, which writes at once."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, predict_part: PredictPart) -> None:
-        self._strategy, self._predict_part = strategy, predict_part
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy, predict_part: PredictPart) -> None:
+        self._model, self._strategy, self._predict_part = model, strategy, predict_part
 
     def run(self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> tuple[Any, Any]:
         """Return the examples' numbers and outputs, as `strategy.run` does."""
         del came
-        return self._strategy.run(self._predict_part, args=(batch,))  # type: ignore[no-any-return]
+        with rows_read_alone(self._model):
+            return self._strategy.run(self._predict_part, args=(batch,))  # type: ignore[no-any-return]
 
     def ps_cache(self, spec: Any) -> PsCache:
         """Return a cache of nothing."""
@@ -90,6 +92,6 @@ class PredictStep:
                 state = shared_mean([], state, [], size=size).state
             return numbers, outputs, state
 
-        with self._randomness.drawing(), assignments_refused(self._model):
+        with self._randomness.drawing(), assignments_refused(self._model), rows_read_alone(self._model):
             numbers, outputs, state = self._strategy.run(on_replica, args=(batch,))
         return numbers, outputs, list(zip(written, state, strict=True))

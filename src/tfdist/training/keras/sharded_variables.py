@@ -17,6 +17,7 @@ from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value, updated_by
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
+from tfdist.training.keras.compat import is_keras_2
 
 # The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
 _PARTS: dict[int, list[Any]] = {}
@@ -104,14 +105,17 @@ def slots_of_whole_variables(variables: Sequence[Any]) -> list[list[Any]]:
     return lists
 
 
-def read_by_rows(variables: Sequence[Any]) -> None:
-    """Make `tf.gather` read only the rows that it needs, where they are.
+@contextlib.contextmanager
+def rows_read_alone(model: Any) -> Iterator[None]:
+    """Make `tf.gather` read only the rows of a model's variables that it needs, where they are.
 
     `tf.gather` does so for an object with a `sparse_read`, such as TensorFlow's variables. Variables of Keras
     3 have none: each step would send a whole embedding to each worker, or copy it.
     """
-    for variable in variables:
-        variable.sparse_read = functools.partial(_rows, variable)
+    with contextlib.ExitStack() as stack:
+        for variable in [] if is_keras_2(model) else model.variables:
+            stack.enter_context(attributes_set(variable, sparse_read=functools.partial(_rows, variable)))
+        yield
 
 
 def _rows(variable: Any, indices: Any, name: str | None = None) -> Any:

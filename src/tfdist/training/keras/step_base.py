@@ -11,7 +11,6 @@ from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.metrics import MetricState
-from tfdist.training.keras.sharded_variables import read_by_rows
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
@@ -132,12 +131,7 @@ class MetricStep(KerasStep):
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         super().__init__(model, strategy)
-        self._note_variables()
-
-    def _note_variables(self) -> None:
-        """Note the variables of the metrics, and the weights read by rows, of those that are built."""
-        self._metrics = MetricState(self._model, self._strategy)
-        read_by_rows(self._model.variables)
+        self._metrics = MetricState(model, strategy)
 
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""

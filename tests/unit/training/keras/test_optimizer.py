@@ -1,5 +1,7 @@
 """Rows are added up in advance where the update stays the same, and a method that a class overrides is called."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ keras = tf.keras
 from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.lazy_adam import LazyAdam  # noqa: E402
-from tfdist.training.keras.optimizer import Updating  # noqa: E402
+from tfdist.training.keras.optimizer import Update, adds_rows_up  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="tfdist updates weights itself with Keras 3")
 
@@ -34,7 +36,7 @@ class Own(keras.optimizers.SGD):
     ],
 )
 def test_rows_are_added_up_where_the_update_is_linear(make, expected):
-    assert Updating(tf.distribute.get_strategy(), make(), []).adds_rows_up is expected
+    assert adds_rows_up(make()) is expected
 
 
 class Centered(keras.optimizers.SGD):
@@ -58,3 +60,20 @@ def test_gradients_are_applied_by_the_method_that_a_class_overrides():
     model.compile(Centered(0.1, gradient_accumulation_steps=2), "mse")
     with pytest.raises(ConfigError, match="optimizer: overrides how gradients are applied"):
         fit(model, x, x[:, :2], verbose=0)
+
+
+def test_a_step_that_is_traced_again_notes_itself_though_another_one_was_made():
+    optimizer, weight = keras.optimizers.SGD(0.1), keras.Variable(np.ones([3], "float32"))
+    optimizer.build([weight])
+    before, noted = dict(vars(optimizer.iterations)), []
+
+    def traced(name):
+        note = functools.partial(noted.append, name)
+        update = Update(tf.distribute.get_strategy(), optimizer, [weight], note=note)
+        return tf.function(lambda gradient: update.apply([gradient], None), autograph=False)
+
+    first, second = traced("first"), traced("second")
+    for step, rows in ((first, 3), (second, 3), (first, [3])):
+        step.get_concrete_function(tf.TensorSpec([3] if rows == 3 else [None]))
+    assert noted == ["first", "second", "first"]
+    assert vars(optimizer.iterations) == before
