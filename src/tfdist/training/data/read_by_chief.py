@@ -16,7 +16,7 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.training.data.dataset_checks import contains_python, is_too_large_to_send
 from tfdist.training.data.prepare_datasets import copied_from_python, untuned
-from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner, Epoch
+from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.parameter_servers.graphs_for_workers import GraphsOfBatches
 
 _END = object()
@@ -75,8 +75,8 @@ class ChiefDataRunner(CoordinatedRunner):
         with doing(_READING):
             self._next = next(self._iterator, _END)
 
-    def _has_room(self, steps: int | None, promised: int) -> bool:
-        return self._next is not _END and super()._has_room(steps, promised)
+    def _has_room(self) -> bool:
+        return self._next is not _END and super()._has_room()
 
     def _schedule(self, wanted: int) -> int:
         batches: list[Any] = []
@@ -88,6 +88,5 @@ class ChiefDataRunner(CoordinatedRunner):
         self._send(graph, batches, len(batches))
         return len(batches)
 
-    def _take_over(self, epoch: Epoch) -> bool:
-        del epoch
+    def _take_over(self) -> bool:
         return False  # the chief itself has all data

@@ -39,21 +39,27 @@ class Epoch:
 
     Attributes:
         steps: The steps that are wanted; None if the epoch is the data.
+        call: The number of the epoch, for executions.
+        done: The steps that are done.
         promised: The steps that are done or scheduled.
         counted_before: The steps that the optimizer had counted when the epoch began.
         exhausted: The workers whose data have ended.
         gone: The workers that are lost, while the data of all others have ended.
         last_news: When a worker last had a step or came to the end of its data.
         looked_at: When it was last looked whether the workers are there whose data have not ended.
+        is_winding_up: Whether it ends when what is scheduled is done.
     """
 
     steps: int | None
+    call: int = 0
     counted_before: int = 0
+    done: int = 0
     promised: int = 0
     exhausted: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     last_news: float = field(default_factory=time.monotonic)
     looked_at: float = float("-inf")
+    is_winding_up: bool = False
 
 
 class CoordinatedRunner:
@@ -80,14 +86,12 @@ class CoordinatedRunner:
         self._strategy = coordinator.strategy
         self._workers = workers
         self._scheduled = ScheduledExecutions(self._strategy, self._executions)
-        self._is_winding_up = False
-        self._is_without = False  # whether the epoch continues without a silent worker
+        self._epoch = Epoch(0)
+        self._has_taken_back = False  # whether a silent worker may still run what others have done meanwhile
         self._parts = PartsOfData(workers, self._executions)
         self._begun = 0  # how often the data have begun
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
-        self._done = 0  # steps of this epoch
-        self._call = 0  # its number
         self._last_call: tuple[Any, Any] = (None, None)
         self.is_at_rest = True
         self.waited = 0.0
@@ -128,7 +132,7 @@ class CoordinatedRunner:
 
     def wind_up(self) -> None:
         """End the running epoch when the workers have finished the executions that they were given."""
-        self._is_winding_up = True
+        self._epoch.is_winding_up = True
 
     def epoch(
         self,
@@ -163,14 +167,14 @@ class CoordinatedRunner:
         settle_writes(self._strategy)
         if steps is None or self._iterator is None:
             self._begin_data()
-        self._is_winding_up, self._done, self._call = False, 0, new_call()
         applied = self._graph.applied
-        epoch, is_well = Epoch(steps, 0 if applied is None else applied.counted()), True
+        epoch = self._epoch = Epoch(steps, new_call(), 0 if applied is None else applied.counted())
+        is_well = True
         try:
-            while steps is None or self._done < steps:
-                self._fill_queue(epoch, steps_per_execution)
+            while steps is None or epoch.done < steps:
+                self._fill_queue(steps_per_execution)
                 if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
-                    if not (self._take_over(epoch) or self._begins_data_again(epoch, repeats=repeats)):
+                    if not (self._take_over() or self._begins_data_again(repeats=repeats)):
                         return
                     continue
                 with doing(_WITH_WORKERS), span(WAITING):
@@ -180,10 +184,10 @@ class CoordinatedRunner:
                     continue
                 with doing(_WITH_WORKERS):
                     answer = self._scheduled.fetch(answered)
-                self._count(epoch, answer)
+                self._count(answer)
                 if answer.ran:
                     yield answer.ran, answer.given
-                self._note_end_of_data(epoch, answer)
+                self._note_end_of_data(answer)
         except Exception as error:
             is_well = False
             if not is_about_a_task(error):
@@ -193,21 +197,22 @@ class CoordinatedRunner:
             self._scheduled.clear()
             self._executions.forget()
             # Otherwise a task may be gone or silent, and join() would wait for its executions.
-            if is_well and not self._is_without:
+            if is_well and not self._has_taken_back:
                 self._coordinator.join()
 
-    def _fill_queue(self, epoch: Epoch, steps_per_execution: Callable[[], int]) -> None:
+    def _fill_queue(self, steps_per_execution: Callable[[], int]) -> None:
         """Schedule executions, as long as a worker has data and a worker would wait soon."""
-        while not self._is_over_for_all(epoch) and self._has_room(epoch.steps, epoch.promised):
-            wanted = min(steps_per_execution(), self._limit(epoch.steps) - epoch.promised)
-            epoch.promised += self._schedule(int(wanted))
+        while not self._is_over_for_all() and self._has_room():
+            wanted = min(steps_per_execution(), self._limit() - self._epoch.promised)
+            self._epoch.promised += self._schedule(int(wanted))
 
-    def _is_over_for_all(self, epoch: Epoch) -> bool:
-        return len(epoch.exhausted | epoch.gone) == self._workers
+    def _is_over_for_all(self) -> bool:
+        return len(self._epoch.exhausted | self._epoch.gone) == self._workers
 
-    def _take_over(self, epoch: Epoch) -> bool:
+    def _take_over(self) -> bool:
         """Assign what lost workers leave to those whose data have ended; return whether there is any."""
-        if self._is_winding_up or not (self._is_over_for_all(epoch) and self._parts.unfinished()):
+        epoch = self._epoch
+        if epoch.is_winding_up or not (self._is_over_for_all() and self._parts.unfinished()):
             return False
         readers = self._parts.hand_over(epoch.exhausted)
         lost = " and ".join(named([Task("worker", index) for index in sorted(epoch.gone)], self._strategy))
@@ -217,40 +222,44 @@ class CoordinatedRunner:
         epoch.last_news = time.monotonic()
         return True
 
-    def _begins_data_again(self, epoch: Epoch, *, repeats: bool) -> bool:
+    def _begins_data_again(self, *, repeats: bool) -> bool:
         """Begin the data again if the epoch wants more steps than they have; return whether it continues."""
-        if epoch.steps is None or not any(self._parts.taken()) or self._is_winding_up:
+        epoch = self._epoch
+        if epoch.steps is None or not any(self._parts.taken()) or epoch.is_winding_up:
             return False
-        if self._done and not repeats:
+        if epoch.done and not repeats:
             self._iterator = None
             return False
         self._begin_data()
         epoch.exhausted, epoch.gone, epoch.last_news = set(), set(), time.monotonic()
         return True
 
-    def _count(self, epoch: Epoch, answer: Answer) -> None:
+    def _count(self, answer: Answer) -> None:
         """Count the steps of an execution."""
+        epoch = self._epoch
         self.waited += answer.waited
         epoch.promised -= answer.wanted - answer.ran
-        self._done += answer.ran
+        epoch.done += answer.ran
         self.is_at_rest = not self._scheduled
         if self.is_at_rest and self._graph.applied is not None:
-            self._graph.applied.correct(epoch.counted_before + self._done)
+            self._graph.applied.correct(epoch.counted_before + epoch.done)
 
-    def _note_end_of_data(self, epoch: Epoch, answer: Answer) -> None:
+    def _note_end_of_data(self, answer: Answer) -> None:
         """Note a worker whose data have ended, and whether all workers that have data are lost."""
+        epoch = self._epoch
         if answer.ran or answer.worker not in epoch.exhausted:
             epoch.last_news = time.monotonic()
         else:
-            epoch.gone = self._gone(epoch)
+            epoch.gone = self._gone()
         if answer.ran < answer.wanted:
             self._parts.end(answer.worker)
             epoch.exhausted.add(answer.worker)
             # This worker is free at once, and would take the executions of the others.
             time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
 
-    def _gone(self, epoch: Epoch) -> set[int]:
+    def _gone(self) -> set[int]:
         """Return the lost workers, also those that have data if they are all lost; look once a second."""
+        epoch = self._epoch
         now, others = time.monotonic(), set(range(self._workers)) - epoch.exhausted - epoch.gone
         if not others or now - epoch.looked_at < _SECONDS_BETWEEN_LOOKS_AT_WORKERS:
             return epoch.gone
@@ -284,17 +293,17 @@ class CoordinatedRunner:
         self._begun += 1
         return taken
 
-    def _has_room(self, steps: int | None, promised: int) -> bool:
+    def _has_room(self) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
-        return not (is_full or self._is_winding_up) and promised < self._limit(steps)
+        return not (is_full or self._epoch.is_winding_up) and self._epoch.promised < self._limit()
 
-    def _limit(self, steps: int | None) -> float:
+    def _limit(self) -> float:
         """Return up to how many steps of the epoch may be scheduled now."""
-        limit = float("inf") if steps is None else steps
+        limit = float("inf") if self._epoch.steps is None else self._epoch.steps
         if self._rests is None:
             return limit
         every, before = self._rests
-        return min(limit, ((before + self._done) // every + 1) * every - before)
+        return min(limit, ((before + self._epoch.done) // every + 1) * every - before)
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""
@@ -303,7 +312,7 @@ class CoordinatedRunner:
 
     def _send(self, graph: Any, data: Any, wanted: int) -> None:
         """Schedule an execution of a graph on an iterator, or on batches."""
-        execution = self._graph.new_execution(wanted, self._call)
+        execution = self._graph.new_execution(wanted, self._epoch.call)
         self._parts.schedule(execution, lambda order: self._call_on_worker(graph, data, order))
         self._scheduled.add(execution)
 
@@ -329,6 +338,6 @@ class CoordinatedRunner:
             _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
             return 0
         _log.warning("%d of %d workers do not answer; the others take over their steps", count, self._workers)
-        self._is_without = True
+        self._has_taken_back = True
         self._scheduled.clear()
         return steps
