@@ -26,6 +26,7 @@ from tensorflow.python.framework import composite_tensor_gradient
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 
 from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 
 # A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
@@ -203,7 +204,7 @@ def set_cluster_resolver(strategy: tf.distribute.Strategy, resolver: Any) -> Non
 @contextlib.contextmanager
 def traced_by_chief(strategy: Any) -> Iterator[None]:
     """Allow the chief to trace a graph for asynchronous workers without a warning, within the block."""
-    if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    if not is_asynchronous(strategy):
         yield
         return
     servers = strategy.extended

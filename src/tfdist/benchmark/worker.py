@@ -11,6 +11,7 @@ import msgspec
 import tensorflow as tf
 
 from tfdist import __version__
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist._utils.write_files import write_json
 from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
@@ -56,8 +57,7 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
         session = Session(
             model, strategy, lambda context: train_batches(context, data, config, one_hot=one_hot)
         )
-        is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        workers = cluster.size("worker") if is_apart else 0
+        workers = cluster.size("worker") if is_asynchronous(strategy) else 0
         calls = steps_per_call(config, data, model, workers=workers)
         loop = _Loop(session, strategy, config, cluster, workers or 1, calls)
         loop.run(warmup)
@@ -169,7 +169,7 @@ def _exchange(strategy: tf.distribute.Strategy, cluster: ClusterConfig) -> Excha
         return "ring"
     if cluster.ps:
         return "servers"
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.num_replicas_in_sync > 1:
+    if has_mirrored_workers(strategy) and strategy.num_replicas_in_sync > 1:
         return "collectives"
     return "devices" if strategy.num_replicas_in_sync > 1 else "none"
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import Connections
@@ -51,7 +52,7 @@ class Traffic:
         addresses = addresses_of(strategy)
         self._task = None if resolver is None else Task(resolver.task_type, resolver.task_id)
         self._connections = _connections(addresses, self._task) if self._task else None
-        mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        mirrored = has_mirrored_workers(strategy)
         self._servers = [] if mirrored else [task for task in addresses if task != self._task]
         self.bytes_sent: dict[str, int] = {}
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.profiler_span import EXCHANGE, span
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import addresses_of, call, call_each, register, resolver_of
@@ -49,7 +50,7 @@ class ClusterRecording:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self._is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        self._is_mirrored = has_mirrored_workers(strategy)
         self._strategy = strategy
         resolver = resolver_of(strategy)
         own = Task("worker", 0) if resolver is None else Task(resolver.task_type, resolver.task_id)

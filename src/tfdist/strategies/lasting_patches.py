@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import wrap_names_of_attributes
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import outside_scopes
 
 
@@ -112,7 +113,7 @@ def save_and_load_outside_scopes() -> None:
 def _outside_scopes(of_keras: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_keras)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if not isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+        if not has_mirrored_workers(tf.distribute.get_strategy()):
             return of_keras(*args, **kwargs)
         with outside_scopes():
             return of_keras(*args, **kwargs)

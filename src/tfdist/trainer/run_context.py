@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
@@ -48,4 +49,4 @@ class RunContext:
     @property
     def is_asynchronous(self) -> bool:
         """Return whether each worker trains at its own pace."""
-        return isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        return is_asynchronous(self.strategy)

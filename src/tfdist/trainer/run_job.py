@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.write_files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
@@ -161,7 +161,7 @@ def _connected(
     record(PhaseBegun(phase="connecting"))
     with notice.kept():
         strategy = make_strategy(cluster, **options)
-    spared = ("worker",) if isinstance(strategy, tf.distribute.ParameterServerStrategy) else ()
+    spared = ("worker",) if is_asynchronous(strategy) else ()
     at_loss = None if elastic is None else elastic.restart
     watcher = Watcher(
         cluster, heartbeat_timeout=config.watch.heartbeat_timeout, spared=spared, at_loss=at_loss

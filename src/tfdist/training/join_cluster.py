@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.write_files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
@@ -93,7 +94,7 @@ def start(
     watch_variables(made)
     # Both last for the rest of the script.
     StallWatch.of(cluster, stall_timeout).__enter__()
-    if isinstance(made, tf.distribute.ParameterServerStrategy):
+    if is_asynchronous(made):
         watcher = Watcher(cluster, heartbeat_timeout=heartbeat_timeout, spared=["worker"], only=["worker"])
         watcher.__enter__()
     _replace_methods_of_keras()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.end_announcements import keep_servers_at_exit
@@ -77,7 +78,7 @@ def public_call(name: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 def _remedy(what: str, strategy: tf.distribute.Strategy) -> str:
     """Return what to do about a lost task; the chief may be alone in a call that all workers must make."""
-    is_mirrored = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    is_mirrored = has_mirrored_workers(strategy)
     if what not in ("evaluate", "predict") or not is_mirrored or not is_chief_of(strategy):
         return "Its own log says why; start the cluster again, from the last checkpoint"
     return (
@@ -108,8 +109,7 @@ def named(tasks: Sequence[Task], strategy: tf.distribute.Strategy) -> list[str]:
 def servers_needed(strategy: tf.distribute.Strategy) -> list[Task]:
     """Return the tasks that serve this chief, and without which it cannot continue."""
     tasks = list(addresses_of(strategy))
-    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    others = ("chief", "evaluator", *(["worker"] if is_asynchronous else []))
+    others = ("chief", "evaluator", *(["worker"] if is_asynchronous(strategy) else []))
     if not any(task.type == "ps" for task in tasks):
         return []
     return [task for task in tasks if task.type not in others]

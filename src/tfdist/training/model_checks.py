@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_compiled, layers_of
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
 from tfdist.training.gradients_as_in_one_process import has_synchronized_layers
@@ -20,20 +21,20 @@ _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredSt
 _ON_SERVERS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
-def check_model(model: Any, strategy: tf.distribute.Strategy, *, is_coordinated: bool) -> None:
+def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse a model that is not compiled, is of another scope, or overrides a method that is not called."""
     keras_of(model)  # raises if it is not a model
     if not is_compiled(model):
         raise ConfigError("model", "is not compiled", remedy="Call model.compile(optimizer, loss, …) first")
     _check_methods(model, strategy)
     check_states(model, strategy)
-    if strategy.num_replicas_in_sync > 1 or is_coordinated:
-        _check_optimizer(model, is_coordinated=is_coordinated)
+    if strategy.num_replicas_in_sync > 1 or is_asynchronous(strategy):
+        _check_optimizer(model, strategy)
     if not has_own(model, "train_step"):
         if strategy.num_replicas_in_sync > 1:
             _check_loss(model)
         _check_added_losses(model)
-    if is_coordinated and model.run_eagerly:
+    if is_asynchronous(strategy) and model.run_eagerly:
         _log.warning("run_eagerly has no effect under parameter_server: remote workers run graphs")
     if model.jit_compile and (reason := _why_without_xla(model, strategy)):
         _log.warning("jit_compile has no effect: %s", reason)
@@ -52,8 +53,8 @@ def check_targets(model: Any, batch_spec: Any, method: str) -> None:
 
 def is_alone(strategy: tf.distribute.Strategy) -> bool:
     """Return whether one replica computes all batches, one after the other."""
-    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    return strategy.num_replicas_in_sync == 1 and not (is_coordinated and worker_count(strategy) > 1)
+    has_other_workers = is_asynchronous(strategy) and worker_count(strategy) > 1
+    return strategy.num_replicas_in_sync == 1 and not has_other_workers
 
 
 def check_states(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -150,17 +151,17 @@ def _check_added_losses(model: Any) -> None:
         raise ConfigError("loss", problem, remedy="Use reduction='sum', whose gradients are the same")
 
 
-def _check_optimizer(model: Any, *, is_coordinated: bool) -> None:
+def _check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse options that asynchronous workers or several replicas do not support."""
     if is_keras_2(model) or model.optimizer is None:
         return
-    check_optimizer(model.optimizer, is_coordinated=is_coordinated)
+    check_optimizer(model.optimizer, strategy)
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         problem = "is quantized to float8, whose scales several replicas cannot average"
         raise ConfigError(f"model {model.name}", problem, remedy="Compute in mixed_bfloat16")
 
 
-def check_optimizer(optimizer: Any, *, is_coordinated: bool) -> None:
+def check_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse options of an optimizer of Keras 3 that asynchronous workers do not support."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     remedies = {
@@ -168,6 +169,6 @@ def check_optimizer(optimizer: Any, *, is_coordinated: bool) -> None:
         "ema_overwrite_frequency": "leave it out: use_ema alone puts the averages in place at the end",
     }
     for option, remedy in remedies.items():
-        if is_coordinated and getattr(optimizer, option, None):
+        if is_asynchronous(strategy) and getattr(optimizer, option, None):
             problem = f"has {option}, which counts steps, and workers take several at the same time"
             raise ConfigError("optimizer", problem, remedy=f"Take parameter_server_sync, or {remedy}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.collective_types import from_collective_type, to_collective_type
@@ -263,7 +264,7 @@ def _in_step(
 def _of_all_replicas(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     """Return the replicas' values in one tensor."""
     dtype = strategy.experimental_local_results(value)[0].dtype
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if has_mirrored_workers(strategy):
         value = strategy.run(to_collective_type, args=(value,))
     return from_collective_type(strategy.gather(value, axis=0), dtype)
 

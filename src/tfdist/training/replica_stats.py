@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
@@ -33,8 +34,8 @@ class ReplicaStats:
     """The measurements of each replica, or of each asynchronous worker."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self._is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        self._count = worker_count(strategy) if self._is_apart else strategy.num_replicas_in_sync
+        self._is_asynchronous = is_asynchronous(strategy)
+        self._count = worker_count(strategy) if self._is_asynchronous else strategy.num_replicas_in_sync
 
     def zeros(self) -> tf.Tensor:
         """Return the table to start from."""
@@ -80,7 +81,7 @@ class ReplicaStats:
             tf.cast(tf.math.is_inf(loss), tf.float64),
             tf.cast(size, tf.float64),
         ]
-        if self._is_apart:
+        if self._is_asynchronous:
             row = worker_index()
         else:
             row = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)

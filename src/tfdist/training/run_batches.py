@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_steps_per_execution
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data.distribute import Data
@@ -41,8 +42,7 @@ class DataPosition:
         cls, data: Data, model: Any, strategy: tf.distribute.Strategy, steps: int | None
     ) -> "DataPosition | None":
         """Return the beginning of data; None if epochs take all data, or if Keras 3 does not count them."""
-        is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        if steps is None or is_coordinated or is_keras_2(model):
+        if steps is None or is_asynchronous(strategy) or is_keras_2(model):
             return None
         size = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else -1
         return cls(size if size >= 0 else None)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
@@ -83,7 +84,7 @@ def why_out_of_step(*, are_all_there: bool) -> ConfigError | None:
 
 
 def _is_of_several(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1
+    return has_mirrored_workers(strategy) and worker_count(strategy) > 1
 
 
 def worker_names(strategy: tf.distribute.Strategy) -> list[str]:

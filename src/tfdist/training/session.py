@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model, build_model_eagerly
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
@@ -54,7 +55,7 @@ class Cluster:
         self.strategy = strategy
         self.coordinator = None
         self.workers = 0
-        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if is_asynchronous(strategy):
             self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
             self.workers = worker_count(strategy)
 
@@ -108,7 +109,7 @@ class Session:
         self._traces = Traces() if traces is None else traces
         self._keras_step: Any = None
         self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
-        check_model(model, strategy, is_coordinated=self._cluster.coordinator is not None)
+        check_model(model, strategy)
         self._dataset, self._spec = self._cluster.distribute(data)
         self._begins_again_after = size_of_shuffled(data)
         check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")

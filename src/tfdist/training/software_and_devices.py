@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import __version__
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import worker_count
 from tfdist.launcher.share_cores_and_gpus import own_cores
@@ -36,8 +37,7 @@ def machine() -> dict[str, str]:
 
 def devices_of(strategy: tf.distribute.Strategy) -> str:
     """Return on how many devices of all tasks a strategy computes, such as `2 CPU devices`."""
-    is_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    devices = strategy.num_replicas_in_sync * (worker_count(strategy) if is_apart else 1)
+    devices = strategy.num_replicas_in_sync * (worker_count(strategy) if is_asynchronous(strategy) else 1)
     try:
         is_on_gpus = "GPU" in strategy.extended.worker_devices[0]
     except RuntimeError:  # TensorFlow's default strategy has no list

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.keras.compat import keras_of
@@ -37,7 +38,7 @@ class Agreement:
     def __init__(
         self, strategy: tf.distribute.Strategy, *, is_chief: bool, steps_per_call: StepsPerCall | None = None
     ) -> None:
-        self._is_shared = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        self._is_shared = has_mirrored_workers(strategy)
         self._strategy, self._is_chief = strategy, is_chief
         self._calls = StepsPerCall(1) if steps_per_call is None else steps_per_call
         self._executions, self._apart = 0, 1
@@ -84,7 +85,7 @@ class Stopping:
         self, callbacks: Sequence[Any], model: Any, strategy: tf.distribute.Strategy, phase: str = "training"
     ) -> None:
         self._model, self._attribute, self._strategy = model, f"stop_{phase}", strategy
-        self._is_shared = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        self._is_shared = has_mirrored_workers(strategy)
         self.is_within_epochs = self._any(
             any(_may_stop_within(callback, model, phase) for callback in callbacks)
         )
@@ -122,7 +123,7 @@ def _may_stop_within(callback: Any, model: Any, phase: str) -> bool:
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Wait until all workers are here; a worker that ends while others work counts as lost."""
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if has_mirrored_workers(strategy):
         with doing(Activity("")):  # the chief may be writing large files
             sum_over_workers(strategy, 1.0)
 

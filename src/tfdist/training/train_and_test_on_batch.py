@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
 from tfdist.training.data.check_batch_rows import check_rows
@@ -157,16 +158,14 @@ def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     """Return a data set of one batch."""
     examples = tf.data.Dataset.from_tensor_slices(batch)
     dataset = with_placeholders(examples.batch(max(int(examples.cardinality()), 1)))
-    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if is_coordinated and strategy.num_replicas_in_sync == 1:  # otherwise each worker makes the data set
+    if is_asynchronous(strategy) and strategy.num_replicas_in_sync == 1:  # or each worker makes the data set
         return ChiefData(dataset)
     return dataset
 
 
 def _distributed(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     """Return a distributed data set of one batch."""
-    is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if is_coordinated or not _is_dense(batch):
+    if is_asynchronous(strategy) or not _is_dense(batch):
         return Cluster(strategy).distribute(_data(batch, strategy))[0]
     size = max(len(part) for part in tf.nest.flatten(batch))
     most = -(-size // strategy.num_replicas_in_sync)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import ConfigError
@@ -85,7 +86,7 @@ class State:
     def _copy(self, variable: Any) -> Any:
         """Return this process's copy: reading a moving average of Keras 2 would average over all workers."""
         value = variable_of_tensorflow(variable)
-        is_copied = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        is_copied = has_mirrored_workers(self._strategy)
         return self._strategy.experimental_local_results(value)[0] if is_copied else value
 
 
@@ -94,7 +95,7 @@ def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, 
 
     Numbers of up to 53 bits are exact, since they are sent as float64.
     """
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if not has_mirrored_workers(strategy):
         return list(values)
     with doing(EXCHANGE):
         chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])

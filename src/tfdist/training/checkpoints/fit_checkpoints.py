@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
@@ -186,17 +187,15 @@ class FitCheckpoints(NoCheckpoints):
 
     def _setup(self) -> dict[str, Any]:
         """Return what of the model and the cluster must stay the same."""
-        is_asynchronous = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
+        are_apart = is_asynchronous(self._strategy)
         setup = {
             "the optimizer": type(self._model.optimizer).__name__,
             "steps_per_execution": steps_per_execution(self._model),
-            "the strategy": "parameter_server" if is_asynchronous else "one that works in step",
+            "the strategy": "parameter_server" if are_apart else "one that works in step",
         }
-        if is_asynchronous or self._data.is_function:  # each pipeline has a part of the data
-            is_several = is_asynchronous or isinstance(
-                self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-            )
-            workers = worker_count(self._strategy) if is_several else 1
+        if are_apart or self._data.is_function:  # each pipeline has a part of the data
+            has_workers = are_apart or has_mirrored_workers(self._strategy)
+            workers = worker_count(self._strategy) if has_workers else 1
             setup["the number of workers"] = f"{workers}, {self._strategy.num_replicas_in_sync} replicas"
         return setup
 

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
 from tfdist.training.data.check_batch_rows import with_equal_rows, with_splittable_zips
@@ -51,7 +52,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         if replicas > 1:
             zipped = with_splittable_zips(data, replicas)
             data = with_equal_rows(data) if zipped is None else zipped
-        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and worker_count(strategy) > 1:
+        if has_mirrored_workers(strategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
         data = untuned(copied_from_python(data))

@@ -12,6 +12,7 @@ from tfdist._utils.keras_private import (
     epoch_to_resume,
     epoch_to_resume_keras_2,
 )
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of
@@ -100,7 +101,7 @@ def follow_chief(
             begun = epoch_to_resume_keras_2(backup, steps, begun)
     elif restorers:
         begun = epoch_to_resume(model) or begun
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if not has_mirrored_workers(strategy):
         return int(begun)
     chief = is_chief_of(strategy)
     begun, restores = take_from_chief(strategy, [int(begun), len(restorers)], is_chief=chief)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
 from tfdist.training.data.prepare_datasets import with_none
@@ -163,7 +164,7 @@ class OwnStep(KerasStep):
     def _reduced(self, value: Any) -> tf.Tensor:
         # Metrics of Keras 2 reduce over the replicas in result(), which returns one value.
         is_alone = self._strategy.num_replicas_in_sync == 1 or tf.is_tensor(value)
-        several = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        several = has_mirrored_workers(self._strategy)
         if is_alone and not several:
             return tf.convert_to_tensor(value)
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)

@@ -211,9 +211,8 @@ class SharedCustomStep(MetricStep):
                 run(zeros)  # which may read values, as a step that prints them does
         if self._metrics.needs_check:
             self._metrics.check([all(column) for column in zip(*flags, strict=True)])
-        is_coordinated = isinstance(self._strategy, tf.distribute.ParameterServerStrategy)
         for use in self._uses:
-            check_optimizer(use.optimizer, is_coordinated=is_coordinated)
+            check_optimizer(use.optimizer, self._strategy)
             move_into_scope(use.optimizer, self._strategy)
             if not use.optimizer.built:
                 with self._strategy.scope():

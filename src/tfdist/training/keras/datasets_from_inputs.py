@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import adapters_of_keras_2, class_weight_mapper, epoch_iterator, split_arrays
+from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.data.dataset_checks import MOST_BYTES
@@ -198,10 +199,10 @@ def _is_of_python(model: Any, x: Any) -> bool:
 
 def _is_read_apart(strategy: tf.distribute.Strategy, arrays: Any) -> bool:
     """Return whether several processes read the arrays, each for itself."""
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if has_mirrored_workers(strategy):
         return worker_count(strategy) > 1
     size = sum(getattr(part, "nbytes", 0) for part in tf.nest.flatten(arrays))
-    return isinstance(strategy, tf.distribute.ParameterServerStrategy) and size <= MOST_BYTES
+    return is_asynchronous(strategy) and size <= MOST_BYTES
 
 
 def is_seeded() -> bool:

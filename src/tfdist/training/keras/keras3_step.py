@@ -21,6 +21,7 @@ from tfdist._utils.keras_private import (
     count_of_compiled_losses,
     loss_trackers,
 )
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
@@ -265,7 +266,7 @@ class Keras3Step(MetricStep):
         With replicas in step, the chief runs the graph that loops over the batches, and all values fetched
         for the loop would go through the chief.
         """
-        if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+        if not is_asynchronous(self._strategy):
             return None
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
         with (

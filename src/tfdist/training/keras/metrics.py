@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.keras.compat import keras_of
@@ -58,7 +59,7 @@ class MetricState:
         self._rules = [_SUM] * len(self._owned)
         self._warned: set[str] = set()
         self._replicas = strategy.num_replicas_in_sync
-        self._is_coordinated = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        self._is_asynchronous = is_asynchronous(strategy)
         self._start: list[Any] = [np.zeros(variable.shape, variable.dtype) for variable in self.variables]
 
     @property
@@ -100,12 +101,12 @@ class MetricState:
                 _log.warning(_COUNTS_BATCHES, name, variable.name, self._replicas)
 
     def _rule(self, owned: _Owned) -> str:
-        if self._replicas == 1 and not self._is_coordinated:
+        if self._replicas == 1 and not self._is_asynchronous:
             return _FIRST
         if any(hasattr(owner, "merge_state") for owner in owned.owners):
             return _MERGE
         aggregation = getattr(owned.variable, "aggregation", None)
-        if aggregation in (_MEAN, _FIRST) and not self._is_coordinated:
+        if aggregation in (_MEAN, _FIRST) and not self._is_asynchronous:
             return str(aggregation)
         name = owned.variable.name
         problem = (

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_generators, unseeded_generator
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.parameter_servers.worker_values_in_graph import worker_index
 
@@ -109,7 +110,7 @@ class Randomness:
     def _replica(self) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-        if isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+        if is_asynchronous(self._strategy):
             replica += worker_index() * context.num_replicas_in_sync
         return replica
 
@@ -129,7 +130,7 @@ class GraphSeed:
     @contextlib.contextmanager
     def of_this_replica(self) -> Iterator[None]:
         """Set a seed that other replicas do not have, in replica context, within the block."""
-        if isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+        if is_asynchronous(self._strategy):
             seed = None  # all workers run this graph, and without a seed each draws its own
         elif self._shared is None:
             seed = None
