@@ -46,6 +46,23 @@ def test_one_keras_script_runs_on_every_kind_of_cluster(launcher, strategy, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "tasks", [["--workers=2"], ["--workers=2", "--ps=1"]], ids=["mirrored workers", "parameter server"]
+)
+def test_a_loop_of_ones_own_has_the_losses_of_one_process(tasks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strategy = ["parameter_server_sync"] if "--ps=1" in tasks else []
+    alone = example("custom_loop")
+    together = launch("custom_loop", *tasks, options=strategy, run_dir=tmp_path / "run")
+    losses = [re.findall(r"epoch \d: loss (\d\.\d+)", printed) for printed in (alone, together)]
+    assert len(losses[0]) == 3
+    assert losses[0] == losses[1]
+    if strategy:
+        printed = launch("custom_loop", *tasks, run_dir=tmp_path / "asynchronous")
+        assert float(re.findall(r"epoch 3: loss (\d\.\d+) with ParameterServer", printed)[0]) < 0.3
+
+
+@pytest.mark.slow
 def test_an_ensemble_is_trained_member_by_member_on_different_tasks(tmp_path):
     printed = launch("ensemble", "--job=member=2", run_dir=tmp_path)
     alone, together = map(float, re.search(r"error: ([\d.]+) by one member, ([\d.]+) by 8", printed).groups())

@@ -27,6 +27,14 @@ def attempt(function):
     except Exception as error:
         print(error, flush=True)
 
+def step_outside_of_run(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+
 def fit(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -55,6 +63,7 @@ def made_outside():
 for function in (
     of_another,
     made_outside,
+    lambda: step_outside_of_run(one),
     lambda: one.run(lambda: tf.function(lambda: mean.assign_add(1.0))()),
     lambda: tf.zeros((1 << 46,)),
 ):
@@ -71,7 +80,9 @@ servers = [tf.distribute.Server(spec, job_name=job, protocol="grpc") for job in 
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
     spec, task_type="chief", task_id=0, rpc_layer="grpc"
 )
-attempt(lambda: fit(tf.distribute.ParameterServerStrategy(resolver)))
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+attempt(lambda: fit(strategy))
+attempt(lambda: step_outside_of_run(strategy))
 attempt(lambda: tf.distribute.Server(spec, job_name="worker", protocol="grpc"))
 os._exit(0)  # servers do not end by themselves
 """

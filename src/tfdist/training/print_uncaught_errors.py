@@ -8,13 +8,28 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
 
-_TWO_STRATEGIES = "Mixing different tf.distribute.Strategy objects"
-
+_SECOND_STRATEGY = (
+    "makes a strategy of its own",
+    "Leave it out: tfdist.start() makes the strategy, and enters its scope for the whole script",
+)
+_NO_RUN = (
+    "takes a training step outside of strategy.run, so on no replica",
+    "Call it by strategy.run(step, args=(batch,)), with batches of "
+    "strategy.experimental_distribute_dataset(dataset); docs/script.md has a whole loop",
+)
+# What TensorFlow and Keras say when a script of one process is run on several replicas, and what to say instead.
+_MISTAKES = {
+    "Mixing different tf.distribute.Strategy objects": _SECOND_STRATEGY,
+    "handle is not available outside the replica context": _NO_RUN,
+    "'NoneType' object has no attribute 'merge_call'": _NO_RUN,
+    "cannot be called in cross-replica context": _NO_RUN,
+}
 
 def print_own_errors_in_a_line() -> None:
     """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status.
 
-    So is TensorFlow's error of a second strategy, which scripts of tutorials make.
+    So are TensorFlow's errors of what scripts of tutorials do: make a second strategy, or train outside of
+    `strategy.run`.
     """
     leave_out_errors_of_executors()
     if getattr(sys.excepthook, "__module__", None) == __name__:
@@ -25,11 +40,9 @@ def print_own_errors_in_a_line() -> None:
         own = error
         while type(own).__name__ == "StagingError" and own.__context__ is not None:
             own = own.__context__  # AutoGraph raised it in a step of the script
-        if isinstance(own, RuntimeError) and str(own).startswith(_TWO_STRATEGIES):
-            remedy = (
-                "Leave it out: tfdist.start() makes the strategy, and enters its scope for the whole script"
-            )
-            own = ConfigError("the script", "makes a strategy of its own", remedy=remedy)
+        if isinstance(own, (RuntimeError, ValueError, AttributeError)):
+            text = str(own)
+            own = next((_mistake(known) for known in _MISTAKES if known in text), own)
         if not isinstance(own, TfdistError):
             others(kind, error, trace)
             return
@@ -39,6 +52,11 @@ def print_own_errors_in_a_line() -> None:
         raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own
+
+
+def _mistake(known: str) -> ConfigError:
+    problem, remedy = _MISTAKES[known]
+    return ConfigError("the script", problem, remedy=remedy)
 
 
 def leave_out_errors_of_executors() -> None:

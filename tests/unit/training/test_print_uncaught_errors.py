@@ -59,6 +59,38 @@ with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
     assert done.stderr.endswith("(<string>, line 5)\n")
 
 
+LOOP = """
+import keras
+import tensorflow as tf
+import tfdist
+tfdist.start("mirrored", logical_devices=2)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam()
+
+DECORATOR
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+for _ in range(2):
+    step(tf.ones((4, 3)))
+"""
+
+
+@pytest.mark.parametrize("decorator", ["@tf.function", ""])
+def test_a_loop_that_knows_no_strategy_gets_a_line(decorator):
+    script = LOOP.replace("DECORATOR", decorator)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert "tfdist: the script: takes a training step outside of strategy.run" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("(<string>, line 17)\n")
+
+
 def test_another_error_keeps_its_traceback():
     done = run(LOST, 'ValueError("of the script")')
     assert done.returncode == 1
