@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import added_losses_of_threads, layers_of, masked_moments_synchronized
@@ -20,6 +21,8 @@ from tfdist.training.sums_and_means_in_graph import is_length, passed_on
 
 # They repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
+# They read a variable, their first input. It is the same on all replicas: what layers write is caught.
+_READS = ("ReadVariableOp", "ResourceGather")
 
 
 _Lookup = tuple[tf.Tensor, tf.Tensor]  # rows, and the gradient's values for them
@@ -126,21 +129,60 @@ def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_add
 
     If `are_added_up`, the update adds up the slices of a row, so the replica may do so before.
     """
-    gradients = dense_where_rows_are_shared(gradients)
+    gradients = dense_where_rows_are_shared(gradients, are_added_up=are_added_up)
     return shaped(with_rows_summed(gradients) if are_added_up else gradients, variables)
 
 
-def dense_where_rows_are_shared(gradients: list[Any]) -> list[Any]:
-    """Return gradients, as tensors if their rows depend on no example, such as positions.
+def dense_where_rows_are_shared(gradients: list[Any], *, are_added_up: bool) -> list[Any]:
+    """Return gradients, as tensors if their rows depend on no example, and come once, as positions do.
 
     One process has one slice for such a row. Replicas have one each, unless they add tensors up row by row.
     """
     return [
         tf.convert_to_tensor(gradient)
-        if isinstance(gradient, tf.IndexedSlices) and not _depends_on_examples(gradient.indices)
+        if are_shared and (are_added_up or _come_once(gradient.indices))
         else gradient
+        for gradient, are_shared in zip(gradients, have_shared_rows(gradients), strict=True)
+    ]
+
+
+def have_shared_rows(gradients: list[Any]) -> list[bool]:
+    """Return which gradients have rows that depend on no example: each replica has the same, in one order."""
+    return [
+        isinstance(gradient, tf.IndexedSlices) and not _depends_on_examples(gradient.indices)
         for gradient in gradients
     ]
+
+
+def _come_once(rows: tf.Tensor) -> bool:
+    """Return whether rows that depend on no example are known to be different."""
+    rows = passed_on(rows, ("Reshape",))
+    if rows.op.type == "Range" or _are_unique(rows):
+        return True
+    outer: tf.Tensor | None = rows
+    while outer is not None and not hasattr(outer, "numpy"):
+        rows, outer = outer, _captured(outer)
+    known = tf.get_static_value(rows if outer is None else outer)
+    return known is not None and len(np.unique(known)) == known.size
+
+
+def with_replicas_added_up(gradients: list[Any], chosen: Sequence[bool], replicas: tf.Tensor) -> list[Any]:
+    """Return gradients, of which the chosen ones have the same slices of so many replicas one after another.
+
+    The slices in one place are added up: one process has one slice there, which is of the whole batch.
+    """
+    return [
+        _with_replicas_added_up(gradient, replicas) if is_chosen else gradient
+        for gradient, is_chosen in zip(gradients, chosen, strict=True)
+    ]
+
+
+def _with_replicas_added_up(gradient: tf.IndexedSlices, replicas: tf.Tensor) -> tf.IndexedSlices:
+    replicas = tf.cast(replicas, tf.int32)
+    rows, values = gradient.indices, gradient.values
+    parts = tf.reshape(values, tf.concat([[replicas, tf.size(rows) // replicas], tf.shape(values)[1:]], 0))
+    rows = rows[: tf.size(rows) // replicas]
+    return tf.IndexedSlices(tf.reduce_sum(parts, axis=0), rows, gradient.dense_shape)
 
 
 def have_unique_rows(gradients: list[Any]) -> list[bool]:
@@ -192,15 +234,24 @@ def _depends_on_examples(tensor: Any) -> bool:
             continue
         seen.add(id(operation))
         if operation.type == "Placeholder":
-            outer = {id(inner): outer for outer, inner in getattr(operation.graph, "captures", ())}
-            if id(tensor) not in outer:
+            outer = _captured(tensor)
+            if outer is None:
                 return True
-            pending.append(outer[id(tensor)])
+            pending.append(outer)
+        elif operation.type in _READS:
+            pending += operation.inputs[1:]
+            continue
         elif operation.type in _OF_EXAMPLES or operation.op_def.is_stateful:
             return True
         is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
         pending += operation.inputs[:1] if is_reshape else operation.inputs
     return False
+
+
+def _captured(tensor: tf.Tensor) -> Any:
+    """Return what a placeholder of a graph stands for in the code around it; None of any other tensor."""
+    captures = getattr(tensor.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is tensor), None)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,14 @@ _NO_RUN = (
     "Call it by strategy.run(step, args=(batch,)), with batches of "
     "strategy.experimental_distribute_dataset(dataset); docs/script.md has a whole loop",
 )
-# What TensorFlow and Keras say when a script of one process is run on several replicas, and what to say instead.
+# What TensorFlow and Keras say to mistakes of scripts for one process, and what to say instead.
 _MISTAKES = {
     "Mixing different tf.distribute.Strategy objects": _SECOND_STRATEGY,
     "handle is not available outside the replica context": _NO_RUN,
     "'NoneType' object has no attribute 'merge_call'": _NO_RUN,
     "cannot be called in cross-replica context": _NO_RUN,
 }
+
 
 def print_own_errors_in_a_line() -> None:
     """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status.

@@ -68,6 +68,7 @@ class Shared(NamedTuple):
         sums: The values that are added up.
         size: The number of examples.
         weights: The divisor of each loss, 1 for a sum.
+        replicas: The number of replicas with examples.
     """
 
     gradients: list[Any]
@@ -75,6 +76,7 @@ class Shared(NamedTuple):
     sums: list[tf.Tensor]
     size: tf.Tensor
     weights: list[tf.Tensor]
+    replicas: tf.Tensor
 
 
 def shares_of(weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -114,7 +116,7 @@ def shared_mean(
     weights = [one if loss.weight is None else tf.cast(loss.weight, tf.float64) for loss in losses]
     if context.num_replicas_in_sync == 1:
         [gradients] = [loss.gradients for loss in losses] or [[]]
-        return Shared(list(gradients), list(state), list(sums), size, weights)
+        return Shared(list(gradients), list(state), list(sums), size, weights, one)
     are_shared = any(loss.are_shared for loss in losses)
     is_mean = len(losses) == 1 and losses[0].weight is not None and not are_shared
     by = weights[0] if is_mean else one
@@ -151,6 +153,7 @@ def shared_mean(
         reduced[len(state) : len(state) + len(sums)],
         total,
         [one if loss.weight is None else weight for loss, weight in zip(losses, weights, strict=True)],
+        parts,
     )
 
 

@@ -8,18 +8,25 @@ from tfdist.training.gradients_as_in_one_process import (  # noqa: E402
     Addend,
     addends,
     dense_where_rows_are_shared,
+    have_shared_rows,
     have_unique_rows,
     summed,
+    with_replicas_added_up,
     with_rows_summed,
 )
 
 CONSTANT = tf.constant([0, 1, 2])
+VARIABLE = tf.Variable([0, 1, 1])
 SHARED = {
     "a range": lambda x: tf.range(3),
     "a range of a length": lambda x: tf.range(tf.shape(x)[1]),
     "a range of the last length": lambda x: tf.range(start=0, limit=tf.shape(x)[-1], delta=1),
     "a constant": lambda x: CONSTANT,
-    "moved": lambda x: tf.where(tf.range(3) < 1, tf.range(3) + 1, tf.cast(tf.range(3), tf.int32)),
+}
+REPEATED = {
+    "computed": lambda x: tf.where(tf.range(3) < 1, tf.range(3) + 1, tf.cast(tf.range(3), tf.int32)),
+    "a constant": lambda x: tf.constant([0, 1, 1]),
+    "a variable": lambda x: VARIABLE.read_value(),
 }
 OWN = {
     "the examples": lambda x: x,
@@ -31,13 +38,15 @@ OWN = {
 }
 
 
-def _gradient_kind(rows, *, in_branch):
+def _gradient_kind(rows, *, in_branch, are_shared=None):
     table, kinds = tf.Variable(tf.ones([20, 2])), []
 
     def compute(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, rows(x)))
-        [gradient] = dense_where_rows_are_shared([tape.gradient(loss, table)])
+        own = tape.gradient(loss, table)
+        assert are_shared is None or have_shared_rows([own]) == are_shared
+        [gradient] = dense_where_rows_are_shared([own], are_added_up=False)
         kinds.append(type(gradient))
         return tf.convert_to_tensor(gradient)
 
@@ -62,6 +71,27 @@ def test_gradients_of_shared_rows_are_dense(rows, in_branch):
 
     assert issubclass(kind, tf.Tensor)
     assert (found == expected).numpy().all()
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+@pytest.mark.parametrize("rows", REPEATED)
+def test_rows_that_all_replicas_have_several_times_keep_their_slices(rows, in_branch):
+    kind, found, expected = _gradient_kind(REPEATED[rows], in_branch=in_branch, are_shared=[True])
+
+    assert kind is tf.IndexedSlices
+    assert (found == expected).numpy().all()
+
+
+def test_slices_of_replicas_are_added_up_place_by_place():
+    gradient = tf.IndexedSlices(
+        tf.reshape(tf.range(12.0), [6, 2]), tf.constant([0, 1, 1] * 2), tf.constant([4, 2])
+    )
+    other = tf.ones([4, 2])
+    found = with_replicas_added_up([gradient, other], [True, False], tf.constant(2.0, tf.float64))
+
+    assert found[1] is other
+    assert found[0].indices.numpy().tolist() == [0, 1, 1]
+    assert found[0].values.numpy().tolist() == [[6, 8], [10, 12], [14, 16]]
 
 
 @pytest.mark.parametrize("in_branch", [False, True])

@@ -13,9 +13,11 @@ from tfdist._utils.operations_behind import operations_behind
 from tfdist.strategies.gradient_arithmetic import tensors_of, with_values
 from tfdist.training.data.empty_replicas import or_zero
 from tfdist.training.gradients_as_in_one_process import (
+    have_shared_rows,
     have_unique_rows,
     shaped,
     slices_of_one_process,
+    with_replicas_added_up,
     with_rows_summed,
 )
 from tfdist.training.reduction import OfLoss, shared_mean
@@ -33,13 +35,14 @@ def of_whole_batch(
         are_rows_added_up: Whether a replica may add up the slices of a row.
     """
     known = shaped(list(gradients), list(variables))
-    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if replicas == 1:
         return known
     known = [with_values(gradient, lambda values: or_zero(values, size)) for gradient in known]
     known = slices_of_one_process(known, list(variables), are_added_up=are_rows_added_up)
-    are_unique = have_unique_rows(known)
+    are_unique, are_shared = have_unique_rows(known), have_shared_rows(known)
     shared = shared_mean([OfLoss(known, size)], [], [], size=size)
-    return with_rows_summed(shared.gradients, are_unique)
+    return with_replicas_added_up(with_rows_summed(shared.gradients, are_unique), are_shared, replicas)
 
 
 def made_of_whole_batch(

@@ -29,12 +29,14 @@ from tfdist.training.data.empty_replicas import computed_or_zero, if_any, with_a
 from tfdist.training.gradients_as_in_one_process import (
     addends,
     has_synchronized_layers,
+    have_shared_rows,
     have_unique_rows,
     replicas_called_together,
     shaped,
     slices_of_one_process,
     summed,
     weighed,
+    with_replicas_added_up,
     with_rows_summed,
 )
 from tfdist.training.keras.bias_gradients import biases_apart
@@ -108,6 +110,7 @@ class _Traced:
         fetched: The variables that are fetched from parameter servers for the step.
         written: The variables besides the weights that the step writes to.
         unique: Which gradients have each row once on each replica, as in one process.
+        shared_rows: Which gradients have the same rows on each replica.
         places: Of `_Losses`.
         numbers: Of `_Losses`.
     """
@@ -115,6 +118,7 @@ class _Traced:
     fetched: FetchedVariables | None = None
     written: list[Any] = field(default_factory=list)
     unique: list[bool] = field(default_factory=list)
+    shared_rows: list[bool] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     numbers: Numbers = NO_NUMBERS
 
@@ -297,6 +301,10 @@ class Keras3Step(MetricStep):
             traced.fetched,
         )
         gradients = with_rows_summed(shared.gradients, traced.unique)
+        if any(traced.shared_rows):
+            # In a synchronized layer, a replica without examples computes, too.
+            replicas = self._strategy.num_replicas_in_sync if self._is_synchronized else shared.replicas
+            gradients = with_replicas_added_up(gradients, traced.shared_rows, replicas)
         return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced)
 
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
@@ -371,7 +379,8 @@ class Keras3Step(MetricStep):
             for variable in self._trainable
         ]
         gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
-        traced.unique, traced.places = self._have_unique_rows(gradients), losses.places
+        traced.unique, traced.shared_rows = self._kinds_of_rows(gradients)
+        traced.places = losses.places
         traced.numbers = losses.numbers
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
@@ -393,10 +402,17 @@ class Keras3Step(MetricStep):
         are_added_up = adds_rows_up(self._model.optimizer) and not uses_xla(self._model, self._strategy)
         return slices_of_one_process(gradients, self._trainable, are_added_up=are_added_up)
 
-    def _have_unique_rows(self, gradients: list[list[Any]]) -> list[bool]:
+    def _kinds_of_rows(self, gradients: list[list[Any]]) -> tuple[list[bool], list[bool]]:
+        """Return for each weight whether a replica has each row once, and whether all have the same rows."""
         if self._strategy.num_replicas_in_sync == 1:
-            return [False] * len(gradients[0])
-        return [any(of_losses) for of_losses in zip(*map(have_unique_rows, gradients), strict=True)]
+            return [False] * len(gradients[0]), [False] * len(gradients[0])
+        of_weights = [
+            [gradient for gradient in of_losses if gradient is not None]
+            for of_losses in zip(*gradients, strict=True)
+        ]
+        unique = [any(have_unique_rows(known)) for known in of_weights]
+        shared = [bool(known) and all(have_shared_rows(known)) for known in of_weights]
+        return unique, shared
 
     def _tested(
         self,

@@ -62,6 +62,66 @@ def test_the_weights_are_those_of_kerass_own_fit(constraint, optimizer):
         assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
 
 
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(self.compute_loss(x, y, self(x, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class Bias(keras.layers.Layer):
+    """A table of which each example gets the same rows, some of them several times, as in Swin transformers."""
+
+    ROWS = np.array([0, 1, 2, 1, 0, 1])
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(4, 2), initializer="glorot_uniform")
+        if self.kind == "weight":
+            self.rows = self.add_weight(shape=(6,), dtype="int32", trainable=False, initializer="zeros")
+            self.rows.assign(self.ROWS)
+        else:
+            self.rows = tf.Variable(self.ROWS, trainable=False) if self.kind == "variable" else self.ROWS
+
+    def call(self, x):
+        return x + tf.reshape(tf.gather(self.table, tf.convert_to_tensor(self.rows)), (1, 12))
+
+
+KINDS = {
+    "constant": lambda: (Bias("constant"), keras.Model, {}),
+    "variable": lambda: (Bias("variable"), keras.Model, {"clipnorm": 0.1}),
+    "weight": lambda: (Bias("weight"), OwnStep, {"clipvalue": 0.02}),
+    "synchronized": lambda: (Bias("constant"), keras.Model, {"global_clipnorm": 0.1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_the_same_for_all_examples_have_kerass_slices(kind):
+    def model():
+        keras.utils.set_random_seed(1)
+        x = keras.Input((12,))
+        bias, base, options = KINDS[kind]()
+        hidden = keras.layers.BatchNormalization(synchronized=True)(x) if kind == "synchronized" else x
+        made = base(x, keras.layers.Dense(2)(bias(hidden)))
+        made.compile(keras.optimizers.Adam(0.01, **options), "mse")
+        return made
+
+    x = np.tile(X[:5], 3)  # one example in the last batch
+    kerass = model()
+    kerass.fit(x, Y[:5], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    with own_strategy().scope():
+        ours = model()
+    fit(ours, x, Y[:5], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device has one copy")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_copies_stay_equal_where_a_constraint_draws(optimizer):
@@ -72,16 +132,6 @@ def test_copies_stay_equal_where_a_constraint_draws(optimizer):
     for variable in model.trainable_variables:
         one, other = strategy.experimental_local_results(variable.value)
         np.testing.assert_array_equal(one, other)
-
-
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.optimizer.scale_loss(self.compute_loss(x, y, self(x, training=True)))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
 
 
 def scheduled():
