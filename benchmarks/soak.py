@@ -187,7 +187,8 @@ def on_two_hosts(
         # While a worker is cut off and starts again, the other one continues; it must not be done before.
         faults.sort(key=lambda fault: fault.harm != links.CUT)
         steps += _MEANWHILE * sum(fault.harm == links.CUT for fault in faults)
-    with begun_with(name, folder, str(folder.parent / "cache"), steps=steps) as (wire, tasks):
+    cache = str(folder.parent / "cache")
+    with begun_with(name, folder, cache, steps=steps, is_patient=True) as (wire, tasks):
         links.endure(wire, tasks, faults, hits)
         prove(name, tasks.lead, hits)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from setups import SETUPS, config
+from setups import SETUPS, SILENCE, config
 from training import Training
 from wire import HOSTS, Wire
 
@@ -70,9 +70,15 @@ class Tasks(dict[str, Training]):
 
 @contextlib.contextmanager
 def begun_with(
-    strategy: str, folder: Path, cache: str, *, steps: int = 200, **changes: Any
+    strategy: str, folder: Path, cache: str, *, steps: int = 200, is_patient: bool = False, **changes: Any
 ) -> Iterator[tuple[Wire, Tasks]]:
-    """Yield a wire, and the tasks of a strategy at its ends, of which none is started."""
+    """Yield a wire, and the tasks of a strategy at its ends, of which none is started.
+
+    With `is_patient`, a link may be cut for a third of SILENCE under each strategy: an asynchronous worker
+    gives up five seconds before its chief does, and TCP sends a lost packet again after one, three and seven.
+    """
+    if is_patient and strategy == "parameter_server":
+        changes["watch"] = {"heartbeat_timeout": 2 * SILENCE}
     run = config(strategy, steps, **{"cluster": CLUSTERS[strategy], "launch": {}, **changes})
     with Wire() as wire, contextlib.ExitStack() as stack:
         tasks = Tasks()

@@ -130,7 +130,7 @@ def open_ports(wire, caller):
 def test_a_wire_that_is_slow_for_a_while_and_cut_for_a_moment_is_waited_for(
     strategy, replicas, tmp_path, cache
 ):
-    with begun_with(strategy, tmp_path, cache, steps=600) as (wire, tasks):
+    with begun_with(strategy, tmp_path, cache, steps=600, is_patient=True) as (wire, tasks):
         tasks.start()
         tasks.reach(20)
         wire.delay = 0.3
