@@ -105,6 +105,10 @@ def added_losses_of_threads(model: Any) -> Iterator[None]:
         yield
 
 
+# What TensorFlow names operations that compute moments.
+MOMENTS = "moments"
+
+
 @contextlib.contextmanager
 def masked_moments_synchronized(keras: ModuleType, model: Any) -> Iterator[None]:
     """Normalize, within the block, by the moments of all replicas where a synchronized layer has a mask too.
@@ -123,9 +127,14 @@ def _moments_of_all(
     norm: Any, without_mask: Callable[[Any, None], Any], epsilon: float, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Return what Keras computes of unmasked values, from the values of all replicas."""
-    if mask is None:
-        mean, variance = without_mask(inputs, None)
-        return mean, variance
+    with tf.name_scope(MOMENTS):
+        if mask is None:
+            mean, variance = without_mask(inputs, None)
+            return mean, variance
+        return _masked_moments(norm, epsilon, inputs, mask)
+
+
+def _masked_moments(norm: Any, epsilon: float, inputs: Any, mask: Any) -> tuple[Any, Any]:
     is_unmasked = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
     def unmasked(values: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
 
 _PASSES_ON = (
@@ -79,6 +80,8 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if has_rows(inputs[0], rows) and not _is_reduced(inputs[0]):
+            if _is_of_several_examples(inputs[0], rows):
+                return None
             return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
@@ -106,6 +109,21 @@ def has_rows(values: tf.Tensor, rows: int | None) -> bool:
         return False
     is_multiple = first == rows or (rows > 1 and first % rows == 0)
     return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
+
+
+def _is_of_several_examples(values: tf.Tensor, rows: int | None) -> bool:
+    """Return whether a mean or a sum over the batch is behind the values of each example.
+
+    The moments of BatchNormalization are left out: those of a replica's part are its documented use.
+    """
+    return any(
+        operation.type in ("Mean", "Sum")
+        and operation.outputs[0].dtype.is_floating
+        and f"{MOMENTS}/" not in operation.name
+        and has_rows(operation.inputs[0], rows)
+        and _reduces_first_axis(operation)
+        for operation in operations_behind([values], until=_reads_variable)
+    )
 
 
 def _is_reduced(tensor: tf.Tensor) -> bool:

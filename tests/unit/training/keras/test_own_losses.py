@@ -207,6 +207,7 @@ IN_FIT = [
     *(("compute_loss", name) for name in ("sum", "mean and sum and penalty", "masked, with an epsilon")),
     *(("function", name) for name in ("by a constant", "masked, as it is")),
     *(("loss", name) for name in ("sum", "masked")),
+    ("normalized", "mean"),
     *(("layer", reduction) for reduction in ("sum_over_batch_size", "sum")),
 ]
 
@@ -243,12 +244,19 @@ def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
         hidden = keras.layers.Dense(2, "tanh", kernel_regularizer="l2")(number)
         if kind == "layer":
             hidden = Adding()(hidden)
+        if kind == "normalized":
+            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
         model = (Overriding if kind == "compute_loss" else keras.Model)(number, keras.layers.Dense(2)(hidden))
         if kind == "layer":
             model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError(reduction=name))
             return model
         model.loss_of = lambda y, p: LOSSES[name](model, y, p)
-        losses = {"compute_loss": None, "function": model.loss_of, "loss": OwnCall(LOSSES[name])}
+        losses = {
+            "compute_loss": None,
+            "function": model.loss_of,
+            "normalized": model.loss_of,
+            "loss": OwnCall(LOSSES[name]),
+        }
         model.compile(keras.optimizers.SGD(0.1), losses[kind])
         return model
 
@@ -300,11 +308,19 @@ def test_a_step_that_only_reads_gradients_reads_those_of_the_whole_batch(strateg
         assert norms(fit) == pytest.approx(expected, rel=1e-6)
 
 
+NO_MEANS = {
+    "root of a mean": lambda _, y, p: tf.sqrt(tf.reduce_mean(squares(y, p))),
+    "mean of a mean": lambda _, y, p: tf.reduce_mean(squares(y, p) * tf.exp(tf.reduce_mean(y))),
+    "sum over a variance": lambda _, y, p: (
+        tf.reduce_sum(squares(y, p)) / tf.reduce_sum(tf.square(y - tf.reduce_mean(y)))
+    ),
+}
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-def test_a_root_of_a_mean_is_named(strategy, caplog):
-    in_train(
-        strategy, lambda: keras.optimizers.SGD(0.1), lambda _, y, p: tf.sqrt(tf.reduce_mean(squares(y, p)))
-    )
+@pytest.mark.parametrize("name", NO_MEANS)
+def test_another_number_than_a_mean_or_a_sum_is_named(strategy, name, caplog):
+    in_train(strategy, lambda: keras.optimizers.SGD(0.1), NO_MEANS[name])
     assert caplog.text.count("train_step of model own") == 1
     assert "neither a mean nor a sum" in caplog.text
 

@@ -34,13 +34,18 @@ def root(y_true, y_pred):
     return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
 
 
+def r2(y_true, y_pred):
+    left = keras.ops.sum(keras.ops.square(y_true - y_pred))
+    return 1 - left / keras.ops.sum(keras.ops.square(y_true - keras.ops.mean(y_true)))
+
+
 def of_examples(y_true, y_pred):
     return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
 
 
 @pytest.mark.parametrize(
     ("function", "in_graph", "eagerly"),
-    [(absolute, 0, 1), (of_classes, 0, 1), (f1, 0, 1), (root, 1, 1), (of_examples, 0, 0)],
+    [(absolute, 0, 1), (of_classes, 0, 1), (f1, 0, 1), (root, 1, 1), (r2, 1, 1), (of_examples, 0, 0)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_number_that_need_not_be_a_mean_over_the_examples_is_named_once(
