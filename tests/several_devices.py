@@ -4,10 +4,12 @@ TensorFlow fixes a process's devices once.
 """
 
 import os
+from pathlib import Path
 
+import pytest.__main__
 import tensorflow as tf
 
-from commands import python
+from commands import script_forked
 from tfdist.strategies.strategy_classes import Mirrored
 
 __all__ = ["HAS_SEVERAL", "own_strategy", "run_on_several"]
@@ -27,7 +29,7 @@ def own_strategy():
 
 
 def run_on_several(file):
-    """Run the tests of a file in a process with two devices, and assert that they pass."""
-    run = python("-m", "pytest", "-q", "-n", "0", file, **{_VARIABLE: "1"})
+    """Run the tests of a file in a process with two devices, and assert that they pass; it needs `forking`."""
+    run = script_forked(Path(pytest.__main__.__file__), "-q", "-n", "0", file, **{_VARIABLE: "1"})
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout

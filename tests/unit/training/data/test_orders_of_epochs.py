@@ -20,6 +20,7 @@ X = np.random.default_rng(1).normal(size=(18, 3)).astype("float32")
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+@pytest.mark.usefixtures("forking")
 def test_all_of_this_holds_on_several_devices():
     run_on_several(__file__)
 

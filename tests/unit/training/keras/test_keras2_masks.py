@@ -28,6 +28,7 @@ X, TAGS, PAIRS = RNG.normal(size=(COUNT, 4)), RNG.normal(size=(COUNT, 5, 1)), RN
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+@pytest.mark.usefixtures("forking")
 def test_all_of_this_holds_on_several_devices():
     run_on_several(__file__)
 

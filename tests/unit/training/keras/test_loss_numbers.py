@@ -77,6 +77,7 @@ def strategy():
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+@pytest.mark.usefixtures("forking")
 def test_all_of_this_holds_on_several_devices():
     run_on_several(__file__)
 

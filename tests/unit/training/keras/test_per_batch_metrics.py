@@ -71,6 +71,7 @@ def test_a_number_that_need_not_be_a_mean_over_the_examples_is_named_once(
 
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
+@pytest.mark.usefixtures("forking")
 def test_all_of_this_holds_on_several_devices():
     run_on_several(__file__)
 
