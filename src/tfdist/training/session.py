@@ -1,6 +1,5 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -132,16 +131,25 @@ class Session:
                 try:
                     build_model(model, batch)
                 except Exception:
-                    if model.built and all(has_own(model, step) for step in steps):
-                        return  # they call it in their own way, and build what else they need
-                    # Without a strategy, Keras calls nothing in a graph, such as a metric of scikit-learn.
-                    runs_here = model.run_eagerly and self._cluster.coordinator is None
-                    zeros = batch_of_zeros(batch) if runs_here else None
-                    if zeros is not None:
-                        with contextlib.suppress(Exception):  # it may be one about the zeros
-                            build_model_eagerly(keras_of(model), model, unpacked(zeros))
-                            return
-                    raise
+                    # Steps of its own call it in their own way, and build what else they need.
+                    has_own_steps = model.built and all(has_own(model, step) for step in steps)
+                    if not (has_own_steps or self._is_built_eagerly(batch)):
+                        raise
+
+    def _is_built_eagerly(self, batch: Any) -> bool:
+        """Build a model that runs eagerly as Keras does, without a graph; return False if that fails too.
+
+        It may do what no graph can, such as call a metric of scikit-learn.
+        """
+        runs_here = self._model.run_eagerly and self._cluster.coordinator is None
+        zeros = batch_of_zeros(batch) if runs_here else None
+        if zeros is None:
+            return False
+        try:
+            build_model_eagerly(keras_of(self._model), self._model, unpacked(zeros))
+        except Exception:  # noqa: BLE001  # it may be one about the zeros; the caller raises the first one
+            return False
+        return True
 
     @property
     def spec(self) -> Any:
@@ -175,7 +183,7 @@ class Session:
     def random_states(self) -> list[Any]:
         """Return the states of random generators that belong to no layer."""
         step = self._new_step() if self._keras_step is None else self._keras_step
-        return step.unseeded if isinstance(step, Keras3Step) else []
+        return step.unseeded
 
     def finish(self) -> None:
         """Finish training as Keras's optimizer does: put its averages of the weights, if any, in place."""
@@ -230,11 +238,9 @@ class Session:
         if name == "train_step":
             applied, is_failing = self._noting_applied_steps(step), step.is_failing if stops else None
             execution = make_execution(step.train, is_failing=is_failing, applied=applied)
-        elif isinstance(step, Keras3Step):
+        else:
             spec = replica_spec(spec)
             execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
-        else:
-            execution = make_execution(step.test)
         return step, self._graph(execution, dataset, step, applied)
 
     def _noting_applied_steps(self, step: KerasStep) -> AppliedSteps | None:
@@ -256,7 +262,7 @@ class Session:
 
     def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
         """Check the metrics of a step; forget the graphs that merge them in another way."""
-        if isinstance(step, Keras3Step) and step.check_metrics(replica_spec(self._spec), self._modes):
+        if step.check_metrics(replica_spec(self._spec), self._modes):
             self._traces.keep_only(step, self._randomness)
 
     @property

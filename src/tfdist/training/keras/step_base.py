@@ -14,6 +14,7 @@ from tfdist.training.keras.metrics import MetricState
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
+from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replica_stats import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
@@ -56,6 +57,21 @@ class KerasStep:
     def _step_counters(self) -> list[Any]:
         """Return the variables that count each step of the optimizers, if they note it too."""
         return []
+
+    @property
+    def unseeded(self) -> list[Any]:
+        """Return the states of the random generators that belong to no layer, which only Keras 3 has."""
+        return []
+
+    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> bool:
+        """Return whether the states of metrics are merged in another way than before."""
+        del spec, modes
+        return False
+
+    def ps_cache(self, spec: Any) -> PsCache | None:
+        """Return the cache of what an asynchronous worker fetches once for many tests, if it does."""
+        del spec
+        return None
 
     @property
     def _note_step(self) -> Callable[[], None] | None:
