@@ -14,7 +14,7 @@ from tfdist._utils.readable_text import short_path
 from tfdist._utils.stop_signal_names import stop_signals
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import split_address
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_sizes import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import send_reports
@@ -26,10 +26,10 @@ from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.run_events import FILE
-from tfdist.launcher.share_cores_and_gpus import describe_shares, own_cores, share_cores
+from tfdist.launcher.share_cores_and_gpus import Cores, describe_shares, own_cores, share_cores
 from tfdist.launcher.start_supervisor import started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
-from tfdist.launcher.task_logs import opened_logs
+from tfdist.launcher.task_logs import TaskLog, opened_logs
 
 __all__ = ["SECONDS_FOR_THE_EVALUATOR", "SECRET", "NetworkIsolation", "check_alone", "launch", "signals_to"]
 
@@ -109,7 +109,7 @@ def launch(
         _check_hosts(cluster)
     cores = own_cores() if cores is None else cores
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
-    mark = os.urandom(8).hex()
+    mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
@@ -117,30 +117,21 @@ def launch(
         reports, reporter = stack.enter_context(_pipe())
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
         scratch = stack.enter_context(temporary_folder("tfdist-"))
-        for_lead = _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
-        for_all = {LAUNCH: mark, SECRET: os.urandom(32).hex()}
-        tasks = []
-        for task, share in shares.items():
-            environment = task_environment(
-                cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=threads is not None
-            )
-            is_lead = task == cluster.lead
-            environment |= {**for_all, _TASK: f"{mark}/{task}", **(for_lead if is_lead else {})}
-            tasks.append(
-                TaskPlan(
-                    name=str(task),
-                    env={as_latin1(name): as_latin1(value) for name, value in environment.items()},
-                    mark=f"{_TASK}={environment[_TASK]}",
-                    cores=share.pinned,
-                    log=logs[task].fd,
-                    progress=reporter if is_lead else None,
-                    serves=cluster.with_task(*task).serves,
-                    alone=task.type in alone,
-                )
-            )
+        variables = {
+            task: {
+                **task_environment(
+                    cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=threads is not None
+                ),
+                LAUNCH: mark,
+                SECRET: secret,
+                _TASK: f"{mark}/{task}",
+            }
+            for task, share in shares.items()
+        }
+        variables[cluster.lead] |= _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
         plan = SupervisorPlan(
             command=[as_latin1(word) for word in command],
-            tasks=tasks,
+            tasks=_task_plans(cluster, shares, variables, logs, reporter, alone),
             lead=str(cluster.lead),
             scratch=scratch,
             network_isolation=network_isolation,
@@ -152,7 +143,20 @@ def launch(
         )
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
-        out, screen = stream or sys.stdout, screen or ScreenOptions()
+        monitor = LaunchMonitor(
+            cluster,
+            plan,
+            logs=logs,
+            supervisor=supervisor,
+            reports=reports,
+            mark=mark,
+            heartbeat_timeout=heartbeat_timeout,
+            stream=stream or sys.stdout,
+            screen=screen or ScreenOptions(),
+            events=events,
+            metrics=metrics,
+        )
+        stack.enter_context(monitor)
         options = {
             "threads": threads,
             "pin": pin,
@@ -161,17 +165,36 @@ def launch(
             "heartbeat_timeout": heartbeat_timeout,
             "alone": list(alone),
         }
-        monitor = LaunchMonitor(
-            cluster, logs, supervisor, reports, out, plan, heartbeat_timeout, mark, events, screen, metrics
-        )
-        stack.enter_context(monitor)
-        where = f"{len(tasks)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
+        where = f"{len(shares)} tasks on other machines" if elsewhere else describe_shares(shares, cores)
         monitor.begin([os.fsdecode(word) for word in command], where, options)
         monitor.say(f"{where}; logs: {short_path(run_dir / 'logs')}")
         if network_isolation == "never" and not elsewhere:
             monitor.warn_of_exposure("network_isolation is 'never'")
         with signals_to(monitor.stop):
             return monitor.follow()
+
+
+def _task_plans(
+    cluster: ClusterConfig,
+    shares: Mapping[Task, Cores],
+    variables: Mapping[Task, Mapping[str, str]],
+    logs: Mapping[Task, TaskLog],
+    reporter: int,
+    alone: Collection[str],
+) -> list[TaskPlan]:
+    return [
+        TaskPlan(
+            name=str(task),
+            env={as_latin1(name): as_latin1(value) for name, value in variables[task].items()},
+            mark=f"{_TASK}={variables[task][_TASK]}",
+            cores=share.pinned,
+            log=logs[task].fd,
+            progress=reporter if task == cluster.lead else None,
+            serves=cluster.with_task(*task).serves,
+            alone=task.type in alone,
+        )
+        for task, share in shares.items()
+    ]
 
 
 def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:

@@ -48,15 +48,16 @@ class LaunchMonitor:
     def __init__(
         self,
         cluster: ClusterConfig,
+        plan: SupervisorPlan,
+        *,
         logs: Mapping[Task, TaskLog],
         supervisor: tuple[socket.socket, int],
         reports: int,
-        stream: TextIO,
-        plan: SupervisorPlan,
-        heartbeat_timeout: float | None,
         mark: str,
+        heartbeat_timeout: float | None,
+        stream: TextIO,
+        screen: ScreenOptions,
         events: EventFile,
-        options: ScreenOptions,
         metrics: PrometheusMetrics | None,
     ) -> None:
         self._cluster, self._logs, self._reports = cluster, logs, reports
@@ -68,9 +69,9 @@ class LaunchMonitor:
         self._heartbeat_timeout = heartbeat_timeout
         self._mark = mark
         self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
-        self._verbosity = options.verbosity
+        self._verbosity = screen.verbosity
         place = short_path(logs[cluster.lead].path.parents[1])
-        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), place=place, options=options)
+        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), place=place, options=screen)
         self._events, self._metrics = events, metrics
         self._began = time.monotonic()
         self._received = b""
