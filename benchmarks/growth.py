@@ -25,7 +25,7 @@ from processes import new_mark
 from results import RESULTS, machine, put, spread, table
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 
 PEER = Path(__file__).parent / "peers" / "growing.py"
 PLOT = RESULTS.with_name("growth.png")

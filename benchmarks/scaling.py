@@ -28,7 +28,7 @@ from rounds import others, told, undisturbed
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import enable_onednn
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 
 PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time

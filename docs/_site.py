@@ -17,10 +17,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 _BESIDE = {
     "Errors": ["tfdist.errors"],
     "Data": ["tfdist.datasets.open_data.open_data", "tfdist.datasets.open_data.Data"],
-    "A launcher of your own": [
-        "tfdist.launcher.launch.launch",  # `tfdist.launcher.launch` is the module, too
-        *(f"tfdist.launcher.{name}" for name in tfdist.launcher.__all__ if name != "launch"),
-    ],
+    "A launcher of your own": [f"tfdist.launcher.{name}" for name in tfdist.launcher.__all__],
     "Ray": ["tfdist.ray.launch"],
     "A plug-in for an engine": [
         "tfdist.engines.job_description.Job",

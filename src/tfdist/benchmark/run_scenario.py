@@ -22,7 +22,7 @@ from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.config import Settings

@@ -26,7 +26,7 @@ from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.diagnostics.report.timeline import last_results, mean_speed
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
-from tfdist.launcher.launch import NetworkIsolation, launch
+from tfdist.launcher.launch_tasks import NetworkIsolation, launch
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.profiling.timelines_of_run import timelines_in
 

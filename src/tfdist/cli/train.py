@@ -35,7 +35,7 @@ from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
 
 if TYPE_CHECKING:
-    from tfdist.launcher.launch import NetworkIsolation
+    from tfdist.launcher.launch_tasks import NetworkIsolation
 
 # A run of seconds with two evaluations, two checkpoints and the export.
 _SMOKE = (
@@ -127,7 +127,7 @@ def _launch(
     screen: ScreenOptions,
 ) -> None:
     """Start every task as a process on this machine."""
-    from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
+    from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
     from tfdist.launcher.outcome import LaunchError
 
     if settings.config.elastic is not None:

@@ -76,7 +76,7 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
     if reordered is not None:
         _run([*words, *_ALONE, f"--record={reordered}", "--reverse"])
     if cluster:
-        from tfdist.launcher.launch import launch
+        from tfdist.launcher.launch_tasks import launch
 
         with (folder / "output").open("w") as output:
             launch(

@@ -9,7 +9,7 @@ terminal nor the end of this process can block a task. The launcher shows what i
 """
 
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.record_events import report_progress
 from tfdist.launcher.send_reports import report_silent

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tfdist._utils.write_files import new_run_folder, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
-from tfdist.launcher.launch import NetworkIsolation, launch
+from tfdist.launcher.launch_tasks import NetworkIsolation, launch
 from tfdist.launcher.supervisor.fork_server import fork_tasks
 
 _Result = TypeVar("_Result")

@@ -24,7 +24,7 @@ from tfdist.engines.ssh import task_on_host
 from tfdist.errors import ConfigError, DataError, StorageError, TfdistError
 from tfdist.export.export_folder import find_export
 from tfdist.launcher.console import ScreenOptions
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 from tfdist.profiling.tensorflow_profiler import Recorder
 from tfdist.trainer.config import read_config
 from tfdist.trainer.new_project import check_answer

@@ -16,7 +16,7 @@ import pytest
 
 import proc
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 
 MARK = "LAUNCH_TEST_MARK"
 SECONDS = 60  # the hard limit of anything that is waited for

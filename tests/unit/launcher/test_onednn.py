@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.environment import onednn_variables
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 
 NAME = "TF_ENABLE_ONEDNN_OPTS"
 LINUX = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 from launched import nothing_left  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 
 # A plain program: its servers wait for ever, as tf.distribute.Server.join() does.
 PROGRAM = """

@@ -28,7 +28,7 @@ from tfdist.diagnostics.report.timeline import (
     phase_seconds,
     task_ends,
 )
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,

@@ -13,7 +13,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.waiting import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
-from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, check_alone
+from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config

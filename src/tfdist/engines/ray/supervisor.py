@@ -26,7 +26,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.launch import signals_to
+from tfdist.launcher.launch_tasks import signals_to
 from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
 from tfdist.launcher.task_logs import task_log_path
 from tfdist.trainer.sections.engine import Placement

@@ -18,7 +18,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh.plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
 from tfdist.engines.ssh.task_on_host import GRACE
 from tfdist.errors import LOST, ConfigError, exit_with_status
-from tfdist.launcher.launch import SECONDS_FOR_THE_EVALUATOR, launch
+from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
 from tfdist.launcher.outcome import LaunchError
 
 _SECONDS_TO_CHECK = 120.0  # to connect, and for Python to start on a busy machine

@@ -16,7 +16,7 @@ from launched import SECONDS, alive, driver, holds, nothing_left, run, started, 
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, StorageError
-from tfdist.launcher.launch import launch
+from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.outcome import LaunchError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
