@@ -227,7 +227,7 @@ def _write_page(folder: RunFolder) -> None:
 
 def _print_report(folder: RunFolder) -> None:
     """Print the results of the run, the places of its files, and the commands that come next."""
-    path = folder.root / "report.json"
+    path = folder.report_file
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:

@@ -1,40 +1,22 @@
 """Save the checkpoints of a run, and find the one from which it resumes after a stop."""
 
-import contextlib
 import logging
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tfdist._utils.read_untrusted_files import read_json_file
-from tfdist._utils.write_files import storage_errors, write_json
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.run_history import RunHistory
 from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.variables_of_run import State, take_from_chief
 
 _log = logging.getLogger("tfdist")
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of a run.
-
-    Attributes:
-        at_step: The step of the checkpoint that the run started from, or 0.
-        lost: How many steps after that checkpoint had been done before, and were repeated.
-    """
-
-    at_step: int
-    lost: int
 
 
 class _Facts(msgspec.Struct):
@@ -52,6 +34,7 @@ class CheckpointManager:
 
     Attributes:
         writer: Writes the checkpoints, in the background if the config says so.
+        history: The starts of the run.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -60,13 +43,12 @@ class CheckpointManager:
         self._place, self._remote = context.folder.shown(self._folder), context.remote
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self.writer = CheckpointWriter(background=config.checkpoint.background)
+        self.history = RunHistory(context.folder, context.remote)
         self._found: checkpoint.Checkpoint | None = None
-        self.kept: int | None = None  # the step of the newest checkpoint
+        self.newest_step: int | None = None  # of the checkpoints
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
-        self.kept_enough = False  # whether the training has ended with the newest checkpoint
+        self.has_ended = False  # whether the training has ended with the newest checkpoint
         self._best: dict[str, Any] = {}
-        self._reached: int | None = None  # the descriptor of the file "reached"
-        self.history: tuple[Start, ...] = ()
         # These settings must stay the same when a run resumes, except secrets, which may be renewed.
         trained = {
             "data.name": data.name,
@@ -88,7 +70,7 @@ class CheckpointManager:
         self.writer.wait()
         self._found = newest = checkpoint.find_newest(self._folder) if self._is_chief else None
         if newest is not None:
-            if self._config.checkpoint.resume == "never" and self.kept is None:
+            if self._config.checkpoint.resume == "never" and self.newest_step is None:
                 problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
                 remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
                 raise ConfigError(self._place, problem, remedy=remedy)
@@ -96,13 +78,13 @@ class CheckpointManager:
             _check_same(newest, self._trained)
         step, skipped = (-1, []) if newest is None else (newest.step, newest.facts.get("skipped_batches", []))
         is_enough = newest is not None and self._is_over(newest)
-        if self._is_chief and not self.history:
-            self._note_start(max(step, 0))
+        if self._is_chief:
+            self.history.begin(max(step, 0))
         step, count, enough = self._agreed([step, len(skipped), is_enough])
-        self.kept_enough = bool(enough)
+        self.has_ended = bool(enough)
         # After the first call, all tasks know the batches that were left out since that checkpoint.
         self.skipped = self.skipped or tuple(self._agreed(skipped if newest is not None else [0] * count))
-        self.kept = step if step >= 0 else None
+        self.newest_step = step if step >= 0 else None
         return max(step, 0)
 
     def batch(self, step: int) -> int:
@@ -118,7 +100,7 @@ class CheckpointManager:
 
     def restore(self, state: State, total: int) -> None:
         """Set all variables to the values of the checkpoint to resume from, which the chief reads."""
-        if self.kept is None:
+        if self.newest_step is None:
             return
         mine = state.values()
         values: list[Any] = list(mine.values())
@@ -128,9 +110,9 @@ class CheckpointManager:
         state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
         folder = None if self._found is None else self._found.folder
         restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
-        _log.info("resuming at step %d of %d, from %s", self.kept, total, self._place)
+        _log.info("resuming at step %d of %d, from %s", self.newest_step, total, self._place)
 
-    def note(self, step: int, results: Mapping[str, float]) -> None:
+    def note_evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """Record an evaluation if it is the best so far: its checkpoint is kept."""
         if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
             self._best = {"step": step, **results}
@@ -151,30 +133,6 @@ class CheckpointManager:
         is_stopped = bool(self._config.train.callbacks) and newest.facts.get("is_stopped", False)
         return is_stopped or self._is_enough(newest.facts["evaluation"])
 
-    def reached(self, step: int) -> None:
-        """Write the number of steps done to a file, so that a resumed run can count the steps it lost."""
-        if self._reached is not None:
-            # No fsync: the file survives the end of the process, which is the usual fault. It is rewritten in
-            # place, which works on a full disk too. The count is only for the report, so no error is raised.
-            with contextlib.suppress(OSError):
-                os.pwrite(self._reached, b"%20d\n" % step, 0)
-            if self._remote is not None:
-                self._remote.put_count()
-
-    def _note_start(self, step: int) -> None:
-        """Add this start to the history of the run."""
-        with storage_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._reached = os.open(self._folder / "reached", os.O_RDWR | os.O_CREAT, 0o666)
-            before = os.pread(self._reached, 64, 0).strip()
-        file = self._folder / "history.json"
-        lost = max(0, int(before) - step) if before.isdigit() else 0
-        self.history = (*_read_history(file), Start(step, lost))
-        write_json(file, [asdict(start) for start in self.history])
-        self.reached(step)
-        if self._remote is not None:
-            self._remote.put_history()
-
     def save(
         self, step: int, values: Mapping[str, Any], results: Mapping[str, float], *, is_stopped: bool = False
     ) -> None:
@@ -186,7 +144,7 @@ class CheckpointManager:
             results: The evaluation at this step, if there was one.
             is_stopped: Whether a callback has ended the training at this step.
         """
-        self.kept = step
+        self.newest_step = step
         files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
         if not self._is_chief:
             return
@@ -212,17 +170,6 @@ class CheckpointManager:
             return []
         agreed = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
         return [int(number) for number in agreed]
-
-
-def _read_history(file: Path) -> list[Start]:
-    """Return the earlier starts of a run; they are only for the report, so a damaged file ends no run."""
-    try:
-        return msgspec.convert(read_json_file(file), list[Start])
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        _log.warning("%s: cannot be read (%s); the report counts from this start on", file, error)
-        return []
 
 
 def _check_facts(newest: checkpoint.Checkpoint) -> None:

@@ -80,7 +80,7 @@ class Recovery:
 
     def batch_to_skip(self, failure: NotFinite, step: int) -> int | None:
         """Return the batch to leave out, or None to search for it first; or raise the failure."""
-        kept = self._checkpoints.kept
+        kept = self._checkpoints.newest_step
         if not self.skips or kept is None:
             raise failure
         if self._back_to != kept:
@@ -101,7 +101,7 @@ class Recovery:
         return None
 
     def _error(self, problem: str) -> NotFinite:
-        kept = self._checkpoints.kept
+        kept = self._checkpoints.newest_step
         remedy = "There is no checkpoint yet" if kept is None else f"The checkpoint of step {kept} is kept"
         remedy += "; lower train.learning_rate"
         if not self.skips and not self._context.is_asynchronous:

@@ -96,17 +96,17 @@ class RemoteRunFolder:
 
     def _remove_results(self) -> None:
         folder = self._folder
-        for path in (folder.root / "report.json", folder.root / "report", folder.summaries, folder.export):
+        for path in (folder.report_file, folder.root / "report", folder.summaries, folder.export):
             if folder.address_of(path) is not None:
                 _remove(path)
 
     def _fetch_history(self, address: str) -> None:
         """Fetch the starts of the run, and the number of steps it had done."""
-        history, reached = self._folder.checkpoints / "history.json", self._folder.checkpoints / "reached"
-        stored = read_file(f"{address}/history.json")
+        history, reached = self._folder.history_file, self._folder.reached_file
+        stored = read_file(f"{address}/{history.name}")
         if stored is not None and history.exists() and history.read_bytes() == stored and reached.exists():
             return  # the last start was on this machine, which knows the number of steps best
-        for path, content in ((history, stored), (reached, read_file(f"{address}/reached"))):
+        for path, content in ((history, stored), (reached, read_file(f"{address}/{reached.name}"))):
             if content is None:
                 _remove(path)
             else:
@@ -156,8 +156,8 @@ class RemoteRunFolder:
     def put_history(self) -> None:
         """Upload the starts of the run, and the number of steps done."""
         if self._checkpoints is not None:
-            put_file(self._folder, self._folder.checkpoints / "history.json")
-            put_file(self._folder, self._folder.checkpoints / "reached")
+            put_file(self._folder, self._folder.history_file)
+            put_file(self._folder, self._folder.reached_file)
 
     def put_count(self) -> None:
         """Upload the number of steps done, from time to time and in the background."""
@@ -169,7 +169,7 @@ class RemoteRunFolder:
 
     def _put_count(self) -> None:
         try:
-            put_file(self._folder, self._folder.checkpoints / "reached")
+            put_file(self._folder, self._folder.reached_file)
         except StorageError as error:  # the count is only for the report
             _log.warning("%s", error)
 
@@ -189,7 +189,7 @@ class RemoteRunFolder:
         if self._count is not None:
             self._count.result()
         # The count comes first: if the upload of the checkpoint is stopped, these steps are lost.
-        put_file(self._folder, self._folder.checkpoints / "reached")
+        put_file(self._folder, self._folder.reached_file)
         folder, address = self._folder.checkpoints / str(step), f"{self._checkpoints}/{step}"
         _put_folder(folder, address, mark=ABOUT)
         names = {
@@ -216,7 +216,7 @@ class RemoteRunFolder:
                 # A store has no links.
                 write_file(f"{folder.address_of(folder.export)}/latest", f"{export.name}\n".encode())
         if folder.address_of(folder.root) is not None:
-            put_file(self._folder, folder.root / "report.json")
+            put_file(self._folder, folder.report_file)
 
     def _put_changed(self, folder: Path) -> None:
         """Upload the files of a folder that have changed since their last upload."""

@@ -45,6 +45,21 @@ class RunFolder:
         return cls(root, root / "checkpoints", root / "summaries", root / "export", copies=copies)
 
     @property
+    def report_file(self) -> Path:
+        """Return the file of the config, the results and the versions."""
+        return self.root / "report.json"
+
+    @property
+    def history_file(self) -> Path:
+        """Return the file of the starts of the run."""
+        return self.checkpoints / "history.json"
+
+    @property
+    def reached_file(self) -> Path:
+        """Return the file of the number of steps done."""
+        return self.checkpoints / "reached"
+
+    @property
     def place(self) -> str:
         """Return the path or the address of `root`."""
         return self.shown(self.root)

@@ -208,7 +208,7 @@ def _train(context: RunContext) -> Report | None:
     if context.is_chief:
         record(PhaseBegun(phase="exporting"))
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
-        write_json(folder.root / "report.json", asdict(report))
+        write_json(folder.report_file, asdict(report))
         record(Exported(folder=report.export))
         run.close()
         if context.remote is not None:

@@ -18,7 +18,7 @@ from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timelines_of_run import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
-from tfdist.trainer.checkpoint_manager import CheckpointManager, Start
+from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import (
     periods,
@@ -32,6 +32,7 @@ from tfdist.trainer.model_and_batches import (
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext
+from tfdist.trainer.run_history import Start
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
@@ -100,7 +101,7 @@ class Run:
     @property
     def history(self) -> tuple[Start, ...]:
         """Return all starts of the run, which only the chief knows."""
-        return self._checkpoint_manager.history
+        return self._checkpoint_manager.history.starts
 
     def train(self) -> dict[str, float]:
         """Train, from the newest checkpoint if there is one, and return the final evaluation.
@@ -117,7 +118,9 @@ class Run:
         state = State(self._model, self._strategy, session.random_states)
         self._checkpoint_manager.restore(state, self.total)
         self._recovery.begin(state)
-        if self._recovery.skips and self._checkpoint_manager.kept is None:  # a checkpoint to go back to
+        if (
+            self._recovery.skips and self._checkpoint_manager.newest_step is None
+        ):  # a checkpoint to go back to
             self._checkpoint_manager.save(0, state.values() if self._context.is_chief else {}, {})
         self._throughput = self._new_throughput()
         self._record_start()
@@ -131,7 +134,7 @@ class Run:
             )
         writer = self._checkpoint_manager.writer
         with self._context.notice.deferred(), doing(BETWEEN_STEPS), writer:
-            results = {} if self._checkpoint_manager.kept_enough else self._train(session, training, state)
+            results = {} if self._checkpoint_manager.has_ended else self._train(session, training, state)
         self._context.notice.raise_if_received()
         results = results or self._evaluate(session)
         if self._is_leaving:
@@ -333,7 +336,7 @@ class Run:
                 self._show(step, step.since(counted, totals))
                 counted = totals
             self._throughput.report(self.step, self.total)
-            self._checkpoint_manager.reached(self.step)
+            self._checkpoint_manager.history.write_steps_done(self.step)
             is_stopped = callbacks is not None and callbacks.after_steps(self.step, step.batch_logs(totals))
             if self._leaves(ran) or is_stopped:
                 training.runner.wind_up()
@@ -403,7 +406,7 @@ class Run:
             self._summaries.add("test", self.step, results)
             record(Evaluated(step=self.step, results=dict(results)))
             _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
-        self._checkpoint_manager.note(self.step, results)
+        self._checkpoint_manager.note_evaluation(self.step, results)
         return results
 
 
