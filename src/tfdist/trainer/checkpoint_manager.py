@@ -24,7 +24,7 @@ class _Facts(msgspec.Struct):
 
     trained: dict[str, Any]
     evaluation: dict[str, float]
-    best: dict[str, float]
+    best: dict[str, int | float]
     skipped_batches: list[int] = []
     is_stopped: bool = False
 
@@ -44,7 +44,7 @@ class CheckpointManager:
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self.writer = CheckpointWriter(background=config.checkpoint.background)
         self.history = RunHistory(context.folder, context.remote)
-        self._found: checkpoint.Checkpoint | None = None
+        self._found: tuple[checkpoint.Checkpoint, _Facts] | None = None
         self.newest_step: int | None = None  # of the checkpoints
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
         self.has_ended = False  # whether the training has ended with the newest checkpoint
@@ -68,22 +68,24 @@ class CheckpointManager:
     def find(self) -> int:
         """Return the step to resume from: that of the chief's newest complete checkpoint, or 0."""
         self.writer.wait()
-        self._found = newest = checkpoint.find_newest(self._folder) if self._is_chief else None
+        newest = checkpoint.find_newest(self._folder) if self._is_chief else None
+        step, skipped, has_ended = -1, list[int](), False
+        self._found = None
         if newest is not None:
             if self._config.checkpoint.resume == "never" and self.newest_step is None:
                 problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
                 remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
                 raise ConfigError(self._place, problem, remedy=remedy)
-            _check_facts(newest)
-            _check_same(newest, self._trained)
-        step, skipped = (-1, []) if newest is None else (newest.step, newest.facts.get("skipped_batches", []))
-        is_enough = newest is not None and self._is_over(newest)
+            facts = _facts_of(newest)
+            _check_same(str(newest.folder), facts.trained, self._trained)
+            self._found = newest, facts
+            step, skipped, has_ended = newest.step, facts.skipped_batches, self._is_over(facts)
         if self._is_chief:
             self.history.begin(max(step, 0))
-        step, count, enough = self._agreed([step, len(skipped), is_enough])
-        self.has_ended = bool(enough)
+        step, count, ended = self._agreed([step, len(skipped), has_ended])
+        self.has_ended = bool(ended)
         # After the first call, all tasks know the batches that were left out since that checkpoint.
-        self.skipped = self.skipped or tuple(self._agreed(skipped if newest is not None else [0] * count))
+        self.skipped = self.skipped or tuple(self._agreed(skipped or [0] * count))
         self.newest_step = step if step >= 0 else None
         return max(step, 0)
 
@@ -104,11 +106,12 @@ class CheckpointManager:
             return
         mine = state.values()
         values: list[Any] = list(mine.values())
+        folder = None
         if self._found is not None:
-            checkpoint.check_variables(self._found, mine)
-            values, self._best = self._found.read(), self._found.facts["best"]
+            found, facts = self._found
+            checkpoint.check_variables(found, mine)
+            values, self._best, folder = found.read(), facts.best, found.folder
         state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
-        folder = None if self._found is None else self._found.folder
         restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
         _log.info("resuming at step %d of %d, from %s", self.newest_step, total, self._place)
 
@@ -128,10 +131,10 @@ class CheckpointManager:
         # Keras computes in 32 bits, where 0.9 is a little less than in 64 bits.
         return wanted is not None and bool(np.float32(results.get("accuracy", 0.0)) >= np.float32(wanted))
 
-    def _is_over(self, newest: checkpoint.Checkpoint) -> bool:
+    def _is_over(self, facts: _Facts) -> bool:
         """Return whether training has ended with a checkpoint: at train.until_accuracy, or by a callback."""
-        is_stopped = bool(self._config.train.callbacks) and newest.facts.get("is_stopped", False)
-        return is_stopped or self._is_enough(newest.facts["evaluation"])
+        is_stopped = bool(self._config.train.callbacks) and facts.is_stopped
+        return is_stopped or self._is_enough(facts.evaluation)
 
     def save(
         self, step: int, values: Mapping[str, Any], results: Mapping[str, float], *, is_stopped: bool = False
@@ -172,22 +175,22 @@ class CheckpointManager:
         return [int(number) for number in agreed]
 
 
-def _check_facts(newest: checkpoint.Checkpoint) -> None:
-    """Raise ConfigError if the facts of a checkpoint are not those that `CheckpointManager.save` writes."""
+def _facts_of(newest: checkpoint.Checkpoint) -> _Facts:
+    """Return the facts of a checkpoint, or raise ConfigError if `CheckpointManager.save` writes others."""
     try:
-        msgspec.convert(newest.facts, _Facts)
+        return msgspec.convert(newest.facts, _Facts)
     except msgspec.ValidationError as error:
         where, problem = str(newest.folder / checkpoint.ABOUT), f"is malformed: {error}"
         remedy = "Remove this checkpoint, to resume from another"
         raise ConfigError(where, problem, remedy=remedy) from None
 
 
-def _check_same(newest: checkpoint.Checkpoint, trained: Mapping[str, Any]) -> None:
+def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """Raise ConfigError if the config differs from what was trained, with the first difference."""
-    earlier = values_without_secrets(newest.facts["trained"])  # older versions of tfdist stored secrets, too
+    earlier = values_without_secrets(earlier)  # older versions of tfdist stored secrets, too
     for name in {**earlier, **trained}:
         before, value = earlier.get(name), trained.get(name)
         if before != value:
             problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
             remedy = "Set another --run_dir, or the same value"
-            raise ConfigError(str(newest.folder), problem, remedy=remedy)
+            raise ConfigError(where, problem, remedy=remedy)
