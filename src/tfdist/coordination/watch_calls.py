@@ -2,7 +2,7 @@
 
 An exchange between tasks that are in different calls does not end. So a thread tells the first task, which
 compares them, what the main thread is doing. That takes no time of a step: only what has lasted for a second
-is told. TensorFlow's coordination service, which connects mirrored workers, carries the texts.
+is told.
 """
 
 import atexit
@@ -11,9 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +24,7 @@ from tfdist.coordination.calls_out_of_step import (
     out_of_step,
     waits_text,
 )
+from tfdist.coordination.messages_through_store import Messages, Store
 from tfdist.errors import ConfigError, Preempted, TaskLost, TfdistError
 
 _SECONDS_BETWEEN_CHECKS = 1.0
@@ -38,22 +37,58 @@ _NOBODY = (0, 0, 0)
 _log = logging.getLogger("tfdist")
 
 
-class Store(Protocol):
-    """A carrier of texts from one task to another. Both methods raise ConnectionError if a task is gone."""
-
-    def put(self, key: str, text: str) -> None:
-        """Store a text under a key that is not in use."""
-
-    def take(self, key: str) -> str:
-        """Wait until there is a text under a key, remove it and return it."""
-
-
 class _Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message of the first task: an error to end with, a warning to log, or that itself has ended."""
 
     error: tuple[str, str, str] | None = None
     warning: str = ""
     lead: CallState | None = None
+
+
+class _KnownStates:
+    """The last known states of the tasks, which several threads note.
+
+    Attributes:
+        has_one_ended: Whether the script of a task has ended.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._states = {index: CallState() for index in range(count)}
+        self._lock = threading.Lock()
+        self.has_one_ended = False
+
+    def note(self, index: int, state: CallState) -> None:
+        with self._lock:
+            self._states[index] = state
+        self.has_one_ended = self.has_one_ended or state.has_ended
+
+    def forget(self, index: int) -> None:
+        with self._lock:
+            self._states.pop(index)
+
+    def sorted(self) -> dict[int, CallState]:
+        with self._lock:
+            return dict(sorted(self._states.items()))
+
+
+class _Wait:
+    """The wait of one task for others: which task waits in which call, and when a warning is due."""
+
+    def __init__(self) -> None:
+        self._key = _NOBODY
+        self._since = self._warns_at = 0.0
+
+    def due(self, states: Sequence[CallState], now: float) -> tuple[int, float] | None:
+        """Return the place of the first task that waits and its seconds, from time to time."""
+        waiting = first_waiting(states)
+        key = _NOBODY if waiting is None else (waiting, states[waiting].inside, states[waiting].made)
+        if key != self._key or waiting is None:
+            self._key, self._since, self._warns_at = key, now, now + _SECONDS_BEFORE_WARNING
+            return None
+        if now < self._warns_at:
+            return None
+        self._warns_at = now + _SECONDS_BETWEEN_WARNINGS
+        return waiting, now - self._since
 
 
 class CallWatch:
@@ -81,29 +116,20 @@ class CallWatch:
             clock: Returns seconds.
         """
         self.state = CallState()
-        self._names, self._own, self._store = names, own, store
+        self._names, self._own = names, own
         self._end, self._clock = end or end_process, clock
-        self._known: dict[int, CallState] = {index: CallState() for index in range(len(names)) if own == 0}
-        self._has_met, self._is_over, self._is_taken = False, False, False
-        self._was_lost = self._has_one_ended = False
-        self._hears_all = self._is_heard = True
+        self._known, self._wait = _KnownStates(0 if own else len(names)), _Wait()
+        self._messages = Messages(names, own, store, self._heed, self._forget)
+        self._has_met = self._is_over = self._is_taken = self._was_lost = False
         self._error: ConfigError | None = None
-        self._found, self._wakes, self._lock = threading.Event(), threading.Event(), threading.Lock()
-        self._sent, self._heard = Counter[str](), Counter[int]()
+        self._found, self._wakes = threading.Event(), threading.Event()
         self._parted_at = clock()  # not before
-        self._waits = _NOBODY
-        self._waits_since = self._warns_at = 0.0
-        # The first task hears each other one; the others hear the first.
-        self._listened = [own] if own else range(1, len(names))
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(index,), daemon=True) for index in self._listened
-        ]
         self._ticker = threading.Thread(target=self._run, daemon=True, name="tfdist-call-watch")
 
     def start(self) -> None:
         """Start to watch, until the script ends."""
-        for thread in (self._ticker, *self._listeners):
-            thread.start()
+        self._ticker.start()
+        self._messages.listen()
         atexit.register(self.close)
 
     # -- in the main thread --
@@ -176,10 +202,10 @@ class CallWatch:
     def _raise_if_certain(self) -> None:
         if self._error is not None:
             raise self._error  # the script has caught it, but no later call can meet those of the others
-        if not self._has_one_ended:
+        if not self._known.has_one_ended:
             return
         known = self._with(self.state)
-        if are_out_of_step([state for _, state in known]):
+        if are_out_of_step([*known.values()]):
             error = self._explained(known)
             self._tell(error)
             raise error
@@ -198,30 +224,14 @@ class CallWatch:
             is_due = state != told and (is_woken or state == seen)
             seen = state
             self._compare(state)
-            if self._own and is_due and self._is_heard:
-                self._send("of", self._own, state)
+            if self._own and is_due and self._messages.can_send:
+                self._messages.send(state)
                 told = state
-
-    def _listen(self, index: int) -> None:
-        """Wait for what another task tells this one, and heed it, until this script ends."""
-        kind = "to" if self._own else "of"
-        try:
-            while not self._is_over:
-                text = self._store.take(f"{kind}/{index}/{self._heard[index]}")
-                self._heard[index] += 1
-                if not self._is_over:
-                    self._heed(index, text)
-        except (ConnectionError, msgspec.MsgspecError) as error:  # gone, or of another version of tfdist
-            _log.info("%s is not heard any more: %s", self._names[index], error)
-            self._hears_all = False
-            if not self._own:
-                with self._lock:
-                    self._known.pop(index)  # what it did last would soon seem out of step
 
     def _heed(self, index: int, text: str) -> None:
         """Note what another task is doing, or do what the first task asks for."""
         if not self._own:
-            self._note(index, msgspec.json.decode(text, type=CallState))
+            self._known.note(index, msgspec.json.decode(text, type=CallState))
             self._wakes.set()
             return
         notice = msgspec.json.decode(text, type=_Notice)
@@ -231,27 +241,25 @@ class CallWatch:
         elif notice.warning:
             _log.warning("%s", TfdistError(self._names[self._own], notice.warning))
         elif notice.lead is not None:
-            self._note(0, notice.lead)
+            self._known.note(0, notice.lead)
             self._wakes.set()
 
-    def _note(self, index: int, state: CallState) -> None:
-        with self._lock:
-            self._known[index] = state
-        self._has_one_ended = self._has_one_ended or state.has_ended
+    def _forget(self, index: int) -> None:
+        if not self._own:
+            self._known.forget(index)  # what it did last would soon seem out of step
 
-    def _with(self, state: CallState) -> list[tuple[int, CallState]]:
+    def _with(self, state: CallState) -> dict[int, CallState]:
         """Return what is known of each task, with the state of this one."""
-        with self._lock:
-            self._known[self._own] = state
-            return sorted(self._known.items())
+        self._known.note(self._own, state)
+        return self._known.sorted()
 
-    def _explained(self, states: Sequence[tuple[int, CallState]]) -> ConfigError:
-        return out_of_step([self._names[index] for index, _ in states], [state for _, state in states])
+    def _explained(self, known: Mapping[int, CallState]) -> ConfigError:
+        return out_of_step([self._names[index] for index in known], [*known.values()])
 
     def _compare(self, state: CallState) -> None:
         """End all tasks if they are out of step, and warn of one that is late."""
         known = self._with(state)
-        states = [state for _, state in known]
+        states = [*known.values()]
         if self._is_over or self._found.is_set() or len(states) < 2:
             return
         now = self._clock()
@@ -262,17 +270,13 @@ class CallWatch:
             error = self._explained(known)
             self._tell(error)
             self._stop(error)
-        elif not self._own and self._hears_all:
-            self._warn_of_late(states, now)
+        elif not self._own and self._messages.hears_all and (wait := self._wait.due(states, now)):
+            self._warn_of_late(states, *wait)
 
     def _tell(self, error: ConfigError) -> None:
         """Tell all other tasks to end with an error, if this is the first task."""
         if not self._own:
-            self._send_to_all(_Notice(error=(error.where, error.problem, error.remedy)))
-
-    def _send_to_all(self, notice: _Notice) -> None:
-        for index in range(1, len(self._names)):
-            self._send("to", index, notice)
+            self._messages.send(_Notice(error=(error.where, error.problem, error.remedy)))
 
     def _stop(self, error: ConfigError) -> None:
         """End this process, unless its main thread raises the error itself."""
@@ -283,33 +287,13 @@ class CallWatch:
         if not (self._is_taken or self._is_over):
             self._end(error)
 
-    def _warn_of_late(self, states: Sequence[CallState], now: float) -> None:
-        """Log from time to time, in the first task that waits, which other task has not come to its call."""
-        waiting = first_waiting(states)
-        key = _NOBODY if waiting is None else (waiting, states[waiting].inside, states[waiting].made)
-        if key != self._waits or waiting is None:
-            self._waits, self._waits_since, self._warns_at = key, now, now + _SECONDS_BEFORE_WARNING
-            return
-        if now < self._warns_at:
-            return
-        self._warns_at = now + _SECONDS_BETWEEN_WARNINGS
-        text = waits_text(self._names, states, waiting, now - self._waits_since)
+    def _warn_of_late(self, states: Sequence[CallState], waiting: int, seconds: float) -> None:
+        """Log, in the first task that waits, which other task has not come to its call."""
+        text = waits_text(self._names, states, waiting, seconds)
         if waiting == self._own:
             _log.warning("%s", TfdistError(self._names[waiting], text))
         else:
-            self._send("to", waiting, _Notice(warning=text))
-
-    def _send(self, kind: str, index: int, message: Any) -> None:
-        """Send the next of the texts to a task, or of a task; do nothing if the first task is gone."""
-        with self._lock:
-            key = f"{kind}/{index}"
-            number = self._sent[key]
-            self._sent[key] += 1
-        try:
-            self._store.put(f"{key}/{number}", msgspec.json.encode(message).decode())
-        except ConnectionError as error:
-            _log.info("calls are not told any more: %s", error)
-            self._is_heard = False
+            self._messages.send(_Notice(warning=text), waiting)
 
     # -- at the end of the script --
 
@@ -324,21 +308,14 @@ class CallWatch:
 
     def _close(self) -> None:
         self._is_over = True
+        self._messages.ignore()
         self._wakes.set()
         self._ticker.join()  # the end is the last that it tells
         self._tell_end()
-        kind = "to" if self._own else "of"
-        for index, listener in zip(self._listened, self._listeners, strict=True):
-            if listener.is_alive():
-                with contextlib.suppress(ConnectionError):  # it has just been told something
-                    self._store.put(f"{kind}/{index}/{self._heard[index]}", "")
-                listener.join()
+        self._messages.close()
 
     def _tell_end(self) -> None:
         if self._was_lost or hasattr(sys, "last_type"):  # of an exception that nothing has caught
             return
         ended = msgspec.structs.replace(self.state, inside=0, inside_name="", making="", has_ended=True)
-        if self._own:
-            self._send("of", self._own, ended)
-        else:
-            self._send_to_all(_Notice(lead=ended))
+        self._messages.send(ended if self._own else _Notice(lead=ended))

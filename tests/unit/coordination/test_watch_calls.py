@@ -86,7 +86,7 @@ def cluster(monkeypatch):
     for task in reversed(started):  # the first one last
         task.watch.close()
         watch_calls.atexit.unregister(task.watch.close)
-        for thread in (task.watch._ticker, *task.watch._listeners):
+        for thread in (task.watch._ticker, *task.watch._messages.listeners.values()):
             assert not thread.is_alive()
 
 
@@ -149,7 +149,7 @@ def test_a_call_that_comes_after_the_end_of_another_script_is_refused_at_once(cl
     (chief, other), *_ = cluster()
     chief.watch.close()
     end = time.monotonic() + SECONDS
-    while 0 not in other.watch._known and time.monotonic() < end:
+    while 0 not in other.watch._known.sorted() and time.monotonic() < end:
         time.sleep(0.01)
     late = other.watch.call("barrier", meets=True)
     with pytest.raises(ConfigError, match="worker:0 has ended its script without a call"), late:
@@ -268,7 +268,7 @@ def test_many_quick_calls_tell_nothing(cluster):
         with other.watch.call("train_on_batch", meets=False):
             pass
     assert other.watch.state.number > 1000
-    assert chief.watch._known[1].number < other.watch.state.number
+    assert chief.watch._known.sorted()[1].number < other.watch.state.number
 
 
 def test_what_another_version_tells_is_not_heeded(cluster):
@@ -277,7 +277,7 @@ def test_what_another_version_tells_is_not_heeded(cluster):
     with chief.watch.call("predict", meets=True):
         time.sleep(0.3)
     assert chief.ends == []
-    assert not chief.watch._listeners[0].is_alive()
+    assert not chief.watch._messages.listeners[1].is_alive()
     other.watch.close()
 
 
@@ -295,11 +295,11 @@ def test_one_that_is_not_heard_any_more_is_not_taken_for_one_that_stays_behind(c
     (chief, deaf, third), texts, clock = cluster(3)
     with deaf.watch.call("fit", meets=True):
         end = time.monotonic() + SECONDS
-        while not chief.watch._known[1].inside:
+        while not chief.watch._known.sorted()[1].inside:
             assert time.monotonic() < end, "nothing was heard"
             time.sleep(0.01)
         texts.put("of/1/1", "what breaks the connection")
-        chief.watch._listeners[0].join(SECONDS)
+        chief.watch._messages.listeners[1].join(SECONDS)
         for task in (chief, third):
             with pytest.raises(ValueError, match="a bad file"):
                 task.fail_in("fit", ValueError("a bad file"))
