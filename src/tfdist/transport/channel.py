@@ -179,12 +179,12 @@ class Channel:
         if codec is None:
             self._skip(header.size, why_lost)
             return []
-        room = codec.room(header.form)
-        if header.size != sum(map(len, room.buffers)):
+        receiving = codec.buffers(header.form)
+        if header.size != sum(map(len, receiving.buffers)):
             raise ExchangeError(self._mismatch)
-        for buffer in room.buffers:
+        for buffer in receiving.buffers:
             self._read_into(buffer, why_lost)
-        return room.arrays()
+        return codec.received(receiving)
 
     def _skip(self, size: int, why_lost: WhyLost) -> None:
         """Read bytes that nobody needs, in pieces: the other end may name any size."""
@@ -199,7 +199,7 @@ class Channel:
             return []
         if memory is None or header.size != codec.footprint:
             raise ExchangeError(self._mismatch)
-        return codec.room(IN_SHARED_MEMORY, memory).arrays()
+        return codec.received(codec.buffers(IN_SHARED_MEMORY, memory))
 
     @property
     def _mismatch(self) -> str:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist._utils.group_by_key import places_by_key
-from tfdist.transport.compression import Narrowing
+from tfdist.transport.compression import Narrow, Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion
 
 Array = np.ndarray[Any, Any]
 _PLAIN, _COMPRESSED, IN_SHARED_MEMORY, WITH_MANIFEST, FORGET = range(5)  # forms of a message
+_SINGLE = np.dtype(np.float32)
 _MARK_BYTES = 8
 
 
@@ -73,6 +74,24 @@ def read_manifest_sent(text: bytes, mark: bytes) -> Manifest:
     return read_manifest(text)
 
 
+class ReceiveBuffers(NamedTuple):
+    """The memory that a message is received into.
+
+    Attributes:
+        form: The form of the message.
+        buffers: The buffers to fill, in order.
+        arrays: The arrays of the manifest.
+        single: The array that contains all 32-bit ones, if there are any.
+        payload: The compressed form of that, if the message has it.
+    """
+
+    form: int
+    buffers: list[Array]
+    arrays: list[Array]
+    single: Array | None
+    payload: Narrow | None
+
+
 class MessageCodec:
     """Encode and decode, at one end of one channel, the arrays that a manifest names, message after message.
 
@@ -95,8 +114,7 @@ class MessageCodec:
             dtype: Fusion(dtype, tuple(manifest.shapes[place] for place in places))
             for dtype, places in self._places_by_dtype.items()
         }
-        narrowed = np.dtype(np.float32)
-        is_narrow = manifest.wire_type != "float32" and narrowed in self._places_by_dtype
+        is_narrow = manifest.wire_type != "float32" and _SINGLE in self._places_by_dtype
         self._narrowing = Narrowing(manifest.wire_type) if is_narrow else None
         self.may_be_shared = manifest.may_share and not is_narrow
         self._sends_differences = is_narrow and manifest.is_state and manifest.wire_type == "int8"
@@ -106,10 +124,8 @@ class MessageCodec:
         """Return the form in which the arrays are sent, and the bytes to send."""
         if self._narrowing is None:
             return _PLAIN, [_bytes(array) for array in arrays]
-        single = np.dtype(np.float32)
-        places = self._places_by_dtype[single]
-        others = [_bytes(array) for place, array in enumerate(arrays) if place not in places]
-        whole = self._fusions[single].fused([arrays[place] for place in places])
+        others = self._others(arrays)
+        whole = self._fusions[_SINGLE].fused([arrays[place] for place in self._places_by_dtype[_SINGLE]])
         with np.errstate(all="ignore"):  # the training reports NaN
             if not self._sends_differences:
                 payload = self._narrowing.loaded(whole)
@@ -132,9 +148,46 @@ class MessageCodec:
             return self._narrowing is not None
         return form == (WITH_MANIFEST if self._sends_differences else _PLAIN) or form == IN_SHARED_MEMORY
 
-    def room(self, form: int, memory: Array | None = None) -> "Room":
+    def buffers(self, form: int, memory: Array | None = None) -> ReceiveBuffers:
         """Return buffers for a message in this form, or the views of it in shared memory."""
-        return Room(self, form, memory)
+        arrays: list[Any] = [None] * len(self._manifest.shapes)
+        single, end = None, 0
+        for dtype, fusion in self._fusions.items():
+            if memory is None:
+                whole = fusion.empty()
+            else:
+                whole = fusion.whole_of(memory[end : end + fusion.bytes])
+                end += fusion.bytes
+            for place, part in zip(self._places_by_dtype[dtype], fusion.parts(whole), strict=True):
+                arrays[place] = part
+            single = whole if dtype == _SINGLE else single
+        if form != _COMPRESSED or self._narrowing is None or single is None:
+            return ReceiveBuffers(form, [_bytes(array) for array in arrays], arrays, single, None)
+        payload = self._narrowing.loaded(single, keeps=False)
+        return ReceiveBuffers(form, [_bytes(payload.wire), *self._others(arrays)], arrays, single, payload)
+
+    def received(self, filled: ReceiveBuffers) -> list[Array]:
+        """Return the arrays of a message whose buffers are filled."""
+        with np.errstate(all="ignore"):  # the training reports NaN
+            if filled.payload is not None:
+                filled.payload.unload()
+            if self._sends_differences and filled.single is not None:
+                self._add_difference(filled.form, filled.single)
+        return filled.arrays
+
+    def _add_difference(self, form: int, received: Array) -> None:
+        if form == WITH_MANIFEST:
+            self._peer_values = received.copy()
+        elif self._peer_values is None:
+            raise ExchangeError("received a difference before the values that it refers to")
+        else:
+            self._peer_values += received
+            np.copyto(received, self._peer_values)
+
+    def _others(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the bytes of the arrays that are not compressed."""
+        places = self._places_by_dtype[_SINGLE]
+        return [_bytes(array) for place, array in enumerate(arrays) if place not in places]
 
     @property
     def footprint(self) -> int:
@@ -143,61 +196,8 @@ class MessageCodec:
 
     def copy_to(self, arrays: Sequence[Array], memory: Array) -> None:
         """Copy arrays into shared memory."""
-        for place, target in enumerate(self.room(IN_SHARED_MEMORY, memory).arrays()):
+        for place, target in enumerate(self.buffers(IN_SHARED_MEMORY, memory).arrays):
             np.copyto(target, arrays[place])
-
-
-class Room:
-    """The buffers that a message is received into.
-
-    Attributes:
-        buffers: The buffers to fill, in order.
-    """
-
-    def __init__(self, codec: MessageCodec, form: int, memory: Array | None) -> None:
-        self._codec, self._form = codec, form
-        self._wholes, end = {}, 0
-        for dtype, fusion in codec._fusions.items():
-            if memory is None:
-                self._wholes[dtype] = fusion.empty()
-            else:
-                self._wholes[dtype] = fusion.whole_of(memory[end : end + fusion.bytes])
-                end += fusion.bytes
-        self._arrays: list[Any] = [None] * len(codec._manifest.shapes)
-        for dtype, places in codec._places_by_dtype.items():
-            for place, part in zip(places, codec._fusions[dtype].parts(self._wholes[dtype]), strict=True):
-                self._arrays[place] = part
-        narrowing, single = codec._narrowing, np.dtype(np.float32)
-        if form != _COMPRESSED or narrowing is None:
-            self.buffers = [_bytes(array) for array in self._arrays]
-        else:
-            self._payload = narrowing.loaded(self._wholes[single], keeps=False)
-            others = [
-                array
-                for place, array in enumerate(self._arrays)
-                if place not in codec._places_by_dtype[single]
-            ]
-            self.buffers = [_bytes(self._payload.wire), *map(_bytes, others)]
-
-    def arrays(self) -> list[Array]:
-        """Return the arrays, once all buffers are filled."""
-        codec = self._codec
-        with np.errstate(all="ignore"):  # the training reports NaN
-            if self._form == _COMPRESSED:
-                self._payload.unload()
-            if codec._sends_differences:
-                self._add_difference(codec)
-        return self._arrays
-
-    def _add_difference(self, codec: MessageCodec) -> None:
-        whole = self._wholes[np.dtype(np.float32)]
-        if self._form == WITH_MANIFEST:
-            codec._peer_values = whole.copy()
-        elif codec._peer_values is None:
-            raise ExchangeError("received a difference before the values that it refers to")
-        else:
-            codec._peer_values += whole
-            np.copyto(whole, codec._peer_values)
 
 
 def _bytes(array: Array) -> Array:
