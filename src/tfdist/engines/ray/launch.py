@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
@@ -79,25 +79,31 @@ def launch(
 
     wanted = None if not run_dir else local_path(str(run_dir), "run_dir")
     with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as folder:
-        what = _work_of(config_or_function, args, roles, alone, changes, folder.absolute())
-        section: RaySection = what.pop("section")
+        run_dir = folder.absolute()
+        tasks = _tasks_of(config_or_function, args, roles, alone, changes, run_dir)
+        section = tasks.section
         needs = section.resources if resources is None else resources
-        check_resources(needs, what["counts"], "resources")
+        check_resources(needs, tasks.counts, "resources")
         work = Work(
-            **what,
+            command=tasks.command,
+            counts=tasks.counts,
+            run_dir=run_dir,
+            files=tasks.files,
+            results=tasks.results,
+            alone=tasks.alone,
             resources=needs,
             placement=placement or section.placement,
             max_failures=section.max_failures if max_failures is None else max_failures,
             variables=dict(env or {}),
             start_timeout=start_timeout,
             grace=grace,
-            linger=SECONDS_FOR_THE_EVALUATOR if "evaluator" in what["counts"] else grace,
+            linger=SECONDS_FOR_THE_EVALUATOR if "evaluator" in tasks.counts else grace,
         )
         if not ray.is_initialized():
             ray.init()
         cluster = RayCluster(work)
         cluster.run()
-        return _result(config_or_function, cluster, work.run_dir)
+        return _result(config_or_function, cluster, run_dir)
 
 
 def needs_ray() -> None:
@@ -120,15 +126,25 @@ def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collect
                 raise ConfigError(f"{where}: {role}: {name}", expected=expected, received=shown(amount))
 
 
-def _work_of(
+class _Tasks(NamedTuple):
+    """What the tasks of a launch are: see `Work`; and the section of the config."""
+
+    command: tuple[str, ...]
+    counts: Mapping[str, int]
+    alone: tuple[str, ...]
+    files: Mapping[str, bytes] = {}
+    results: tuple[str, ...] = ()
+    section: RaySection = RaySection()
+
+
+def _tasks_of(
     what: str | os.PathLike[str] | Callable[..., Any] | Sequence[str],
     args: Sequence[Any],
     roles: Mapping[str, int] | None,
     alone: Collection[str],
     changes: Sequence[str],
     folder: Path,
-) -> dict[str, Any]:
-    """Return the arguments of the Work, and the section of a config."""
+) -> _Tasks:
     is_config = isinstance(what, str | os.PathLike)
     alone = (alone,) if isinstance(alone, str) else tuple(alone)
     for name, value, is_right in (
@@ -140,27 +156,22 @@ def _work_of(
             problem = "is for a config" if name == "changes" else "is for a function"
             raise ConfigError(name, problem, remedy="Leave it out")
     if isinstance(what, str | os.PathLike):
-        return {**_config_work(Path(what), roles, changes, folder), "run_dir": folder}
+        return _tasks_of_config(Path(what), roles, changes, folder)
     cluster = ClusterConfig.local(**_local_sizes(roles))
     check_alone(cluster, alone)
-    common = {"counts": cluster.counts, "alone": alone, "run_dir": folder, "section": RaySection()}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
-        return {
-            **common,
-            "command": command,
-            "files": {_CALL: pickled(what, args, "launch")},
-            "results": _files(_RESULT),
-        }
+        files = {_CALL: pickled(what, args, "launch")}
+        return _Tasks(command, cluster.counts, alone, files, results=_files(_RESULT))
     if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
         expected = "the path of a config, a function, or the words of a command"
         raise ConfigError("launch", expected=expected, received=shown(what))
-    return {**common, "command": tuple(what)}
+    return _Tasks(tuple(what), cluster.counts, alone)
 
 
-def _config_work(
+def _tasks_of_config(
     path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], folder: Path
-) -> dict[str, Any]:
+) -> _Tasks:
     if roles is not None:
         changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
     settings = read_config(path, changes)
@@ -169,14 +180,14 @@ def _config_work(
         problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     train = (PYTHON, "-m", "tfdist.train", "--config", *_files(path.name), "--run_dir", str(folder))
-    return {
-        "command": (*train, *(f"--set={change}" for change in changes)),
-        "counts": cluster.counts or {"worker": 1},
-        "files": {path.name: path.read_bytes()},
-        "results": (str(folder / _REPORT),),
-        "alone": roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
-        "section": settings.config.engine.ray,
-    }
+    return _Tasks(
+        command=(*train, *(f"--set={change}" for change in changes)),
+        counts=cluster.counts or {"worker": 1},
+        alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
+        files={path.name: path.read_bytes()},
+        results=(str(folder / _REPORT),),
+        section=settings.config.engine.ray,
+    )
 
 
 def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:

@@ -114,6 +114,9 @@ class RayCluster:
             lost=LOST,
             terminate=self._terminate,
         )
+        self._group: Any = None  # Ray's placement group
+        self._cluster, self._secret = cluster, ""
+        self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
         self._checkpoints = NewCheckpoints()
         self._told: int | None = None
         self._failed: tuple[_Member, int] | None = None
@@ -192,7 +195,7 @@ class RayCluster:
 
     def _start_all(self) -> None:
         """Make the actors that are missing, collect the addresses, and start all tasks."""
-        self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
+        self._pending.clear()
         asked = {}
         for member in self._members.values():
             if member.actor is None:

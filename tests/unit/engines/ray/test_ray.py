@@ -187,12 +187,12 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
     defaults = {"args": (), "roles": None, "alone": (), "changes": (), "folder": Path("run")}
     with pytest.raises(ConfigError, match=message):
-        launch_on_ray._work_of(what, **{**defaults, **arguments})
+        launch_on_ray._tasks_of(what, **{**defaults, **arguments})
 
 
 def test_one_role_may_start_alone():
-    work = launch_on_ray._work_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), Path("run"))
-    assert work["alone"] == ("worker",)
+    tasks = launch_on_ray._tasks_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), Path("run"))
+    assert tasks.alone == ("worker",)
 
 
 def test_importing_it_loads_no_ray():
