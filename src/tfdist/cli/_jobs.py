@@ -13,7 +13,7 @@ from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles_and_sizes import DEFAULT_PORT
-from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, RUN_DIR, Job, train_command
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.engines.protocol import Engine, engine_names, find_engine
 from tfdist.engines.records import find_submission
@@ -98,10 +98,9 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
             raise ConfigError(
                 "engine.plugins", f"there is no {shown(name)}", remedy=did_you_mean(name, names)
             )
-    train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     return Job(
         name=_name_of(config),
-        command=(*train, *(f"--set={change}" for change in changes)),
+        command=train_command(CONFIG, RUN_DIR, changes),
         counts=cluster.counts or {"worker": 1},
         folder=folder,
         made_by=made_by(),

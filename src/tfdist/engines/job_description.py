@@ -122,6 +122,12 @@ class Job:
         return self.folder / f"{self.name}-{number}"
 
 
+def train_command(config: str, run_dir: str, changes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the words of a command that trains as a config file and the changes to it say."""
+    words = (PYTHON, "-m", "tfdist.train", "--config", config, "--run_dir", run_dir)
+    return (*words, *(f"--set={change}" for change in changes))
+
+
 def shell_command(words: Iterable[str]) -> str:
     """Return words for a shell script whose variable run_dir is the folder of the run."""
     as_they_are = (SHELL_RUN_DIR, SHELL_CONFIG)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.job_description import CONFIG, RUN_DIR, Job, train_command
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.engines.ray.launch import check_resources, needs_ray
@@ -174,8 +174,7 @@ def _body(job: Job) -> str:
     if job.config is None or job.config_text is None:
         return _COMMAND_FORM.format(command=list(job.command), roles=dict(job.counts), alone=list(job.alone))
     changes = [word.removeprefix("--set=") for word in job.command if word.startswith("--set=")]
-    known = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
-    if tuple(job.command[: len(known)]) != known:
+    if tuple(job.command) != train_command(CONFIG, RUN_DIR, changes):
         raise TfdistError("ray", f"cannot run {shown(job.command)} with a config")
     config = _literal(job.config_text)
     return _CONFIG_FORM.format(config=config, file=job.config.name, changes=changes)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.waiting import START_TIMEOUT
-from tfdist.engines.job_description import PYTHON
+from tfdist.engines.job_description import PYTHON, train_command
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
@@ -179,9 +179,9 @@ def _tasks_of_config(
     if settings.config.elastic is not None:
         problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
-    train = (PYTHON, "-m", "tfdist.train", "--config", *_files(path.name), "--run_dir", str(folder))
+    [config] = _files(path.name)
     return _Tasks(
-        command=(*train, *(f"--set={change}" for change in changes)),
+        command=train_command(config, str(folder), changes),
         counts=cluster.counts or {"worker": 1},
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         files={path.name: path.read_bytes()},
