@@ -1,11 +1,11 @@
 """Divide the time of each task's steps among computing, exchange, waiting, and input."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tfdist._utils.profiler_span import AWAIT_SUMS, EXCHANGE, WAITING
 from tfdist.profiling.clock_alignment import Alignment
 from tfdist.profiling.spans import Recording, Span
+from tfdist.profiling.timelines_of_run import TaskShares
 
 # If several happen at a time, the first of these counts: an exchange that is hidden costs no time.
 KINDS = ("compute", "input", "waiting", "exchange")
@@ -14,23 +14,6 @@ _OTHER = "other"
 _CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "PartitionedCall", "StatefulPartitionedCall", "NoOp")
 _EXCHANGES = ("Collective", "_Send", "_Recv", "_HostSend", "_HostRecv")
 _INPUTS = ("Iterator", "MultiDeviceIterator", "OptionalHasValue", "OptionalGetValue")
-
-
-@dataclass(frozen=True)
-class TaskShares:
-    """How a task has spent the time of the steps.
-
-    Attributes:
-        task: The task.
-        steps: How many steps its training loop has taken; 0 for one that serves others.
-        seconds: How long the recorded steps took.
-        shares: The part of that time by kind, which add up to 1.
-    """
-
-    task: str
-    steps: int
-    seconds: float
-    shares: Mapping[str, float]
 
 
 def kind_of(span: Span) -> str:

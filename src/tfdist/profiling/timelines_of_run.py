@@ -3,9 +3,28 @@
 Beside each, timeline.shares.json and so on has the table of how each task has spent its time.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "timeline/timeline.json.gz"
+
+
+@dataclass(frozen=True)
+class TaskShares:
+    """How a task has spent the time of the steps.
+
+    Attributes:
+        task: The task.
+        steps: How many steps its training loop has taken; 0 for one that serves others.
+        seconds: How long the recorded steps took.
+        shares: The part of that time by kind, which add up to 1.
+    """
+
+    task: str
+    steps: int
+    seconds: float
+    shares: Mapping[str, float]
 
 
 def nth_timeline(folder: Path, number: int) -> Path:

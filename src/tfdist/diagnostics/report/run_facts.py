@@ -25,7 +25,7 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     read_events,
 )
-from tfdist.profiling.timelines_of_run import shares_file, timelines_in
+from tfdist.profiling.timelines_of_run import TaskShares, shares_file, timelines_in
 
 _Event = TypeVar("_Event")
 _Decoded = TypeVar("_Decoded")
@@ -49,15 +49,6 @@ class Results(msgspec.Struct):
     versions: dict[str, str] = {}
     data: str = ""
     substitute_for: str | None = None
-
-
-class TaskShares(msgspec.Struct):
-    """The time that a task has spent on recorded steps: the part of it by kind."""
-
-    task: str
-    steps: int
-    seconds: float
-    shares: dict[str, float]
 
 
 class RecordedSteps(msgspec.Struct, rename={"first_step": "first step", "last_step": "last step"}):
