@@ -31,7 +31,7 @@ from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, exit_with_status, shown
 from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
-from tfdist.trainer.run_folder import failure_file
+from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
 
 RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again without a new checkpoint
 SAVED_STEP_FILE = "TFDIST_SAVED_STEP_FILE"  # the file of the chief's last checkpoint, where all tasks see it
@@ -68,9 +68,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     environ = {**_sagemaker_variables(environ), **environ}
     if not command:
         raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
-    failure = failure_file(environ)
-    if failure is not None:
-        failure.unlink(missing_ok=True)
+    clear_failure(environ)
     with temporary_folder("tfdist-") as folder:
         path = _write_config(Path(folder), environ)
         words = [str(path) if word == CONFIG else word for word in command]
@@ -83,9 +81,9 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
             with storage_errors(saved.parent):
                 saved.parent.mkdir(parents=True, exist_ok=True)
         status, end = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
+    failure = failure_file(environ)
     if status and failure is not None and not failure.exists():
-        failure.parent.mkdir(parents=True, exist_ok=True)
-        failure.write_text(f"{' '.join(command)} {end}"[:1024])
+        write_failure(environ, f"{' '.join(command)} {end}")
     return status
 
 

@@ -186,20 +186,29 @@ def failure_file(environ: Mapping[str, str]) -> Path | None:
     return Path(environ.get("SM_OUTPUT_DIR") or Path(model).parent / "output") / "failure"
 
 
-@contextlib.contextmanager
-def failure_written(environ: Mapping[str, str]) -> Iterator[None]:
-    """Write the error of the block, if any, to the file that SageMaker reads."""
-    path = failure_file(environ)
-    if path is None:
-        yield
-        return
-    with storage_errors(path):
-        path.unlink(missing_ok=True)  # that of a start before
-    try:
-        yield
-    except Exception as error:
-        text = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
+def clear_failure(environ: Mapping[str, str]) -> None:
+    """Remove the reason of an earlier failure that SageMaker would show."""
+    if path := failure_file(environ):
+        with storage_errors(path):
+            path.unlink(missing_ok=True)
+
+
+def write_failure(environ: Mapping[str, str], text: str) -> None:
+    """Write the reason of a failure for SageMaker."""
+    if path := failure_file(environ):
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text[:_MOST_CHARACTERS])
+
+
+@contextlib.contextmanager
+def failure_written(environ: Mapping[str, str]) -> Iterator[None]:
+    """Write the error of the block, if any, to the file that SageMaker reads."""
+    clear_failure(environ)
+    try:
+        yield
+    except Exception as error:
+        write_failure(
+            environ, str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
+        )
         raise
