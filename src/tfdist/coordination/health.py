@@ -88,7 +88,7 @@ def _first_bytes(address: str) -> bytes:
             raise TimeoutError("accepts connections and does not answer") from None
 
 
-class Silence:
+class ServerSilence:
     """The silence of neighbours' TensorFlow servers; a server answers while its task computes."""
 
     def __init__(

@@ -37,7 +37,7 @@ _NOBODY = (0, 0, 0)
 _log = logging.getLogger("tfdist")
 
 
-class _Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _LeadMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message of the first task: an error to end with, a warning to log, or that itself has ended."""
 
     error: tuple[str, str, str] | None = None
@@ -234,14 +234,14 @@ class CallWatch:
             self._known.note(index, msgspec.json.decode(text, type=CallState))
             self._wakes.set()
             return
-        notice = msgspec.json.decode(text, type=_Notice)
-        if notice.error:
-            where, problem, remedy = notice.error
+        message = msgspec.json.decode(text, type=_LeadMessage)
+        if message.error:
+            where, problem, remedy = message.error
             self._stop(ConfigError(where, problem, remedy=remedy))
-        elif notice.warning:
-            _log.warning("%s", TfdistError(self._names[self._own], notice.warning))
-        elif notice.lead is not None:
-            self._known.note(0, notice.lead)
+        elif message.warning:
+            _log.warning("%s", TfdistError(self._names[self._own], message.warning))
+        elif message.lead is not None:
+            self._known.note(0, message.lead)
             self._wakes.set()
 
     def _forget(self, index: int) -> None:
@@ -276,7 +276,7 @@ class CallWatch:
     def _tell(self, error: ConfigError) -> None:
         """Tell all other tasks to end with an error, if this is the first task."""
         if not self._own:
-            self._messages.send(_Notice(error=(error.where, error.problem, error.remedy)))
+            self._messages.send(_LeadMessage(error=(error.where, error.problem, error.remedy)))
 
     def _stop(self, error: ConfigError) -> None:
         """End this process, unless its main thread raises the error itself."""
@@ -293,7 +293,7 @@ class CallWatch:
         if waiting == self._own:
             _log.warning("%s", TfdistError(self._names[waiting], text))
         else:
-            self._messages.send(_Notice(warning=text), waiting)
+            self._messages.send(_LeadMessage(warning=text), waiting)
 
     # -- at the end of the script --
 
@@ -318,4 +318,4 @@ class CallWatch:
         if self._was_lost or hasattr(sys, "last_type"):  # of an exception that nothing has caught
             return
         ended = msgspec.structs.replace(self.state, inside=0, inside_name="", making="", has_ended=True)
-        self._messages.send(ended if self._own else _Notice(lead=ended))
+        self._messages.send(ended if self._own else _LeadMessage(lead=ended))

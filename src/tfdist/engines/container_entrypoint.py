@@ -80,14 +80,14 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
             environ.setdefault(PROGRESS_FILE, str(saved.with_name("progress.json")))
             with storage_errors(saved.parent):
                 saved.parent.mkdir(parents=True, exist_ok=True)
-        status, end = _Task(words, environ).run(int(environ.get(RESTARTS, 0)))
+        status, end = _RestartedCommand(words, environ).run(int(environ.get(RESTARTS, 0)))
     failure = failure_file(environ)
     if status and failure is not None and not failure.exists():
         write_failure(environ, f"{' '.join(command)} {end}")
     return status
 
 
-class _Task:
+class _RestartedCommand:
     """A command that is started again when it is lost, and gets the signals of this process."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:

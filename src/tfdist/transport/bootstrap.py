@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import Silence
+from tfdist.coordination.health import ServerSilence
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
@@ -104,7 +104,7 @@ def _connect_neighbours(
         except ConnectError as error:
             to_next.connection.close()
             raise ConnectError(f"{names[previous]}: {error}") from error
-    silence = Silence({names[index]: addresses[index] for index in (following, previous)}, timeout)
+    silence = ServerSilence({names[index]: addresses[index] for index in (following, previous)}, timeout)
     return Ring(rank, len(tasks), to_next, from_previous, silence.why_lost)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import register
-from tfdist.coordination.health import SILENCE_LIMIT, Silence, reason_of
+from tfdist.coordination.health import SILENCE_LIMIT, ServerSilence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError
 from tfdist.transport.authentication import Connection, Proofs, find_secret
@@ -77,7 +77,7 @@ class Endpoint(abc.ABC):
         self, job: str, index: int, timeout: float | None, limit: float = SILENCE_LIMIT
     ) -> WhyLost:
         addresses = {self._describe(job, index): self._cluster.address((job, index))}
-        return Silence(addresses, timeout, limit).why_lost
+        return ServerSilence(addresses, timeout, limit).why_lost
 
     def _proofs(self, port: int, *, is_encrypted: bool) -> Proofs:
         # The port differs at each start: so no task takes another for one of an earlier start.

@@ -163,11 +163,11 @@ def test_a_task_that_has_run_for_long_has_all_restarts_again(tmp_path, monkeypat
         now[0] += next(lives)
         return 138
 
-    monkeypatch.setattr(container_entrypoint._Task, "_run_once", run_once)
+    monkeypatch.setattr(container_entrypoint._RestartedCommand, "_run_once", run_once)
     monkeypatch.setattr(container_entrypoint.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert container_entrypoint._Task(["x"], {"TFDIST_RESTARTS": "2"}).run(2)[0] == 1
+    assert container_entrypoint._RestartedCommand(["x"], {"TFDIST_RESTARTS": "2"}).run(2)[0] == 1
     assert list(lives) == [1.0]  # two restarts after the last long life
 
 
@@ -201,7 +201,7 @@ def test_a_mistake_is_one_line():
 
 def test_a_checkpoint_that_cannot_be_read_now_renews_nothing(tmp_path):
     path = tmp_path / "saved_step"
-    task = container_entrypoint._Task(["x"], {"TFDIST_SAVED_STEP_FILE": str(path)})
+    task = container_entrypoint._RestartedCommand(["x"], {"TFDIST_SAVED_STEP_FILE": str(path)})
     assert task._saved("5") == "5"
     path.mkdir()
     assert task._saved("5") == "5"

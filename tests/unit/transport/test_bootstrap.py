@@ -13,7 +13,7 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import health
-from tfdist.coordination.health import Silence
+from tfdist.coordination.health import ServerSilence
 from tfdist.errors import ConfigError
 from tfdist.transport import bootstrap as joining
 from tfdist.transport.authentication import find_secret
@@ -174,7 +174,7 @@ def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatc
     clock = [100.0]
     monkeypatch.setattr(health, "answers", answer.get)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    asked = Silence({"worker:0": "one", "worker:1": "other"}, None)
+    asked = ServerSilence({"worker:0": "one", "worker:1": "other"}, None)
 
     def after(seconds, idle):
         clock[0] += seconds
@@ -186,4 +186,4 @@ def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatc
     assert after(3, 15) == ""
     answer["other"] = None
     assert after(600, 615) == ""  # this process was stopped itself
-    assert "communication.timeout is 4 s" in Silence({}, 4.0).why_lost(4.5)
+    assert "communication.timeout is 4 s" in ServerSilence({}, 4.0).why_lost(4.5)

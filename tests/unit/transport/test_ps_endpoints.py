@@ -274,7 +274,7 @@ def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
         def why_lost(self, seconds):
             return f"has been silent for {seconds:.0f} s" if seconds > 1.5 else ""
 
-    monkeypatch.setattr(ps_endpoints, "Silence", Lost)
+    monkeypatch.setattr(ps_endpoints, "ServerSilence", Lost)
     ticket = worker.begin(addresses)
 
     with pytest.raises(ExchangeError, match="silent for 2 s"):
