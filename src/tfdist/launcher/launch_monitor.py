@@ -1,34 +1,29 @@
 """Monitor the tasks of one launch, from the supervisor's events to the result."""
 
 import contextlib
-import json
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from tfdist._utils.readable_text import count, short_path
+from tfdist._utils.readable_text import count
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events
-from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.hide_secrets import without_secrets
+from tfdist.launcher.launch_output import LaunchOutput
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.prometheus_metrics import PrometheusMetrics
-from tfdist.launcher.record_events import EventFile
 from tfdist.launcher.report_messages import Joined, Silence, read_line
+from tfdist.launcher.start_supervisor import SupervisorProcess
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
 from tfdist.launcher.supervisor.restart_policy import NewCheckpoints
-from tfdist.launcher.task_logs import LogTail, NotesForLogs, TaskLog, last_lines
+from tfdist.launcher.task_logs import TaskLog
 
-_TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
 _POLL_MS = 100
@@ -50,31 +45,34 @@ class LaunchMonitor:
         cluster: ClusterConfig,
         plan: SupervisorPlan,
         *,
+        output: LaunchOutput,
         logs: Mapping[Task, TaskLog],
-        supervisor: tuple[socket.socket, int],
+        supervisor: SupervisorProcess,
         reports: int,
         mark: str,
         heartbeat_timeout: float | None,
-        stream: TextIO,
-        screen: ScreenOptions,
-        events: EventFile,
-        metrics: PrometheusMetrics | None,
     ) -> None:
+        """Prepare to follow a launch.
+
+        Args:
+            cluster: The cluster.
+            plan: What the supervisor was told.
+            output: Records and shows what happens.
+            logs: The logs of the tasks.
+            supervisor: The supervisor.
+            reports: The descriptor from which the chief's reports are read.
+            mark: The value of the variable that all processes of the launch have.
+            heartbeat_timeout: The seconds that a task may be stopped; None for no limit.
+        """
         self._cluster, self._logs, self._reports = cluster, logs, reports
-        self._control, self._supervisor = supervisor
+        self._output, self._supervisor = output, supervisor
         self._seconds_to_end = plan.grace + _SECONDS_AFTER_GRACE
         self._end_by = float("inf")
         self._grace = f"SIGTERM, and SIGKILL after {plan.grace:g} s"
         self._linger, self._restarts = f"{plan.linger:g} s", plan.restarts
         self._heartbeat_timeout = heartbeat_timeout
         self._mark = mark
-        self._tails = [LogTail(str(task), log.path, log.start) for task, log in logs.items()]
-        self._verbosity = screen.verbosity
-        place = short_path(logs[cluster.lead].path.parents[1])
-        self._screen = Screen(stream, self._tails, lead=str(cluster.lead), place=place, options=screen)
-        self._events, self._metrics = events, metrics
         self._began = time.monotonic()
-        self._received = b""
         self._signals: list[int] = []
         self._signals_reported = 0
         self._running: dict[Task, StartedProcess] = {}
@@ -90,25 +88,17 @@ class LaunchMonitor:
         self._has_joined = False
         self._is_over = False
 
-    def __enter__(self) -> "LaunchMonitor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._screen.close()
-        for tail in self._tails:
-            tail.close()
-
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler."""
         self._signals.append(number)
         self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
-        self._send("end" if len(self._signals) == 1 else "kill")
+        self._supervisor.send("end" if len(self._signals) == 1 else "kill")
 
     def begin(self, command: Sequence[str], shares: str, options: Mapping[str, Any]) -> None:
         """Record the start of the launch."""
         tasks = {str(task): self._cluster.address(task) for task in self._cluster.tasks()}
         words = without_secrets(command)
-        self._record(
+        self._output.record(
             run_events.LaunchStarted(tasks=tasks, command=words, shares=shares, options=dict(options))
         )
 
@@ -124,15 +114,15 @@ class LaunchMonitor:
 
     def _follow(self) -> LaunchReport:
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        poll.register(self._supervisor.control, select.POLLIN)
         poll.register(self._reports, select.POLLIN)
         while not self._is_over:
-            more = self._screen.refresh()
-            with self._screen.room_wakes(poll):
+            more = self._output.screen.refresh()
+            with self._output.screen.room_wakes(poll):
                 ready = {fd for fd, _ in poll.poll(0 if more else _POLL_MS)}
             if self._reports in ready:
                 self._read_reports(os.read(self._reports, 1 << 20))
-            if self._control.fileno() in ready:
+            if self._supervisor.control.fileno() in ready:
                 self._read_events()
             if len(self._signals) > self._signals_reported:
                 self._say_signal()
@@ -147,11 +137,11 @@ class LaunchMonitor:
 
     def say(self, text: str) -> None:
         """Show a line of the launcher."""
-        self._screen.say(text)
+        self._output.screen.say(text)
 
     def warn_of_exposure(self, reason: str) -> None:
         """Record and warn that others can reach the tasks."""
-        self._record(run_events.NetworkChosen(is_private=False, reason=reason))
+        self._output.record(run_events.NetworkChosen(is_private=False, reason=reason))
         addresses = (self._cluster.address(task) for task in self._cluster.tasks())
         ports = ", ".join(address.rpartition(":")[2] for address in addresses)
         self.say(
@@ -159,31 +149,17 @@ class LaunchMonitor:
             " code in TensorFlow's servers. Close them to others (docs/security.md)"
         )
 
-    def _record(self, event: run_events.AnyEvent) -> None:
-        self._events.add(run_events.stamped(event))
-        self._show(event)
-
-    def _show(self, event: run_events.AnyEvent) -> None:
-        self._screen.handle(event)
-        if self._metrics is not None:
-            self._metrics.handle(event)
-
     def _record_end(self, problem: str) -> None:
         seconds = time.monotonic() - self._began
-        self._record(run_events.LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem))
-
-    def _last_lines(self, task: Task, log: Path) -> list[str]:
-        """Return what a task has said last, without the notes of TensorFlow."""
-        lines = last_lines(log, self._logs[task].start, _LINES_TO_SEARCH)
-        text = "".join(f"{line}\n" for line in lines)
-        notes = NotesForLogs(is_live=False, verbosity=self._verbosity)
-        return notes.without(text, str(task)).splitlines()[-_TAIL_LINES:]
+        self._output.record(
+            run_events.LaunchEnded(seconds=seconds, restarts=self._restarted, problem=problem)
+        )
 
     def _result(self) -> LaunchReport:
         failures = [end for end in self._exits if end.failed]
         tail: list[str] = []
         if failures:
-            tail = self._last_lines(failures[0].task, failures[0].log)
+            tail = self._output.last_lines(failures[0].task, failures[0].log)
             self._show_rest()
             self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
         if lost := [f"{end.task} {end}" for end in self._exits if end.was_survived]:
@@ -208,10 +184,10 @@ class LaunchMonitor:
         signals = len(self._signals)
         poll = select.poll()
         while len(self._signals) == signals:
-            if not self._screen.refresh(to_the_end=True):
-                if not self._screen.has_unwritten:
+            if not self._output.screen.refresh(to_the_end=True):
+                if not self._output.screen.has_unwritten:
                     return
-                with self._screen.room_wakes(poll):
+                with self._output.screen.room_wakes(poll):
                     poll.poll(_POLL_MS)
 
     def _read_reports(self, data: bytes) -> None:
@@ -227,27 +203,22 @@ class LaunchMonitor:
                 case run_events.Progressed() as report:
                     progress = report
                 case event:  # the chief has recorded it
-                    self._show(event)
+                    self._output.show(event)
                     if isinstance(event, run_events.CheckpointSaved) and self._checkpoints.is_new(event.step):
-                        self._send("renew")
+                        self._supervisor.send("renew")
         if progress is not None:
-            self._show(run_events.stamped(progress))
+            self._output.show(run_events.stamped(progress))
 
     def _check_supervisor(self) -> None:
         """Continue the supervisor if somebody has stopped it, and kill it if it does not end in time."""
-        if is_stopped(self._supervisor):
+        if is_stopped(self._supervisor.pid):
             self.say("the supervisor of the tasks was stopped (SIGSTOP): continuing it")
-            self._signal_supervisor(signal.SIGCONT)
+            self._supervisor.send_signal(signal.SIGCONT)
         if time.monotonic() > self._end_by:
             self._end_by = float("inf")
             self.say(f"the supervisor has not ended the tasks within {self._seconds_to_end:g} s: killing it")
             # Then the kernel kills the tasks, and `_lose_supervisor` kills what they have started.
-            self._signal_supervisor(signal.SIGKILL)
-
-    def _signal_supervisor(self, number: signal.Signals) -> None:
-        # The number is not used again: only this process can reap the supervisor, and does so at the end.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._supervisor, number)
+            self._supervisor.send_signal(signal.SIGKILL)
 
     def _end_stopped(self, patience: float) -> None:
         """Kill tasks that have been stopped for too long: an evaluator has no server that could be asked."""
@@ -266,30 +237,21 @@ class LaunchMonitor:
         if time.monotonic() - self._running[task].began < report.seconds:
             return
         self._being_killed.add(task)
-        self._record(run_events.TaskKilled(task=str(task), seconds=report.seconds))
+        self._output.record(run_events.TaskKilled(task=str(task), seconds=report.seconds))
         self.say(f"{task} silent for {round(report.seconds, 1):g} s: killing it")
-        self._send({"kill": str(task)})
-
-    def _send(self, what: object) -> None:
-        with contextlib.suppress(OSError):  # the supervisor has already ended
-            self._control.send(json.dumps(what).encode() + b"\n")
+        self._supervisor.send({"kill": str(task)})
 
     def _read_events(self) -> None:
-        try:
-            data = self._control.recv(65536)
-        except ConnectionError:
-            data = b""
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            self._handle(json.loads(line))
-        if not data and not self._is_over:
+        for event in self._supervisor.received():
+            self._handle(event)
+        if self._supervisor.is_gone and not self._is_over:
             self._lose_supervisor()
 
     def _handle(self, event: dict[str, Any]) -> None:
         match event:
             case {"network": ""}:
                 self._is_private = True
-                self._record(run_events.NetworkChosen(is_private=True, reason=""))
+                self._output.record(run_events.NetworkChosen(is_private=True, reason=""))
                 self.say("the tasks live in a private network: they reach each other and nobody else")
             case {"network": reason, "required": True}:
                 self._error = ConfigError(
@@ -305,7 +267,7 @@ class LaunchMonitor:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
                 if name == str(self._cluster.lead):
                     self._checkpoints.begin_life()
-                self._record(run_events.TaskStarted(task=name, pid=pid))
+                self._output.record(run_events.TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
                 self._note_exit(Task.parse(name), code, asked, again)
                 if event["pause"] is not None:
@@ -335,7 +297,7 @@ class LaunchMonitor:
         self._being_killed.discard(task)
         task_exit = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
         self._exits.append(task_exit)
-        self._record(
+        self._output.record(
             run_events.TaskExited(
                 task=str(task), pid=task_exit.pid, status=code, was_asked=asked, starts_again=again
             )
@@ -347,7 +309,7 @@ class LaunchMonitor:
 
     def _say_restart(self, task: Task, alone: bool, pause: float, restart: int) -> None:
         self._restarted += 1
-        self._record(
+        self._output.record(
             run_events.TasksRestarting(
                 task=str(task), all_tasks=not alone, pause=pause, restart=restart, restarts=self._restarts
             )

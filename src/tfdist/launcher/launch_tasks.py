@@ -21,6 +21,7 @@ from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
+from tfdist.launcher.launch_output import LaunchOutput
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS
@@ -143,20 +144,26 @@ def launch(
         )
         descriptors = [reporter, *(log.fd for log in logs.values())]
         supervisor = stack.enter_context(started_supervisor(plan, descriptors))
+        output = stack.enter_context(
+            LaunchOutput(
+                cluster,
+                logs,
+                stream=stream or sys.stdout,
+                options=screen or ScreenOptions(),
+                events=events,
+                metrics=metrics,
+            )
+        )
         monitor = LaunchMonitor(
             cluster,
             plan,
+            output=output,
             logs=logs,
             supervisor=supervisor,
             reports=reports,
             mark=mark,
             heartbeat_timeout=heartbeat_timeout,
-            stream=stream or sys.stdout,
-            screen=screen or ScreenOptions(),
-            events=events,
-            metrics=metrics,
         )
-        stack.enter_context(monitor)
         options = {
             "threads": threads,
             "pin": pin,

@@ -1,6 +1,7 @@
 """Start the supervisor of a launch, which is a process of its own."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 
@@ -23,14 +25,44 @@ main(int(sys.argv[2]), int(sys.argv[3]))
 """
 
 
-@contextlib.contextmanager
-def started_supervisor(
-    plan: SupervisorPlan, descriptors: Sequence[int]
-) -> Iterator[tuple[socket.socket, int]]:
-    """Start the supervisor with a plan, and yield the socket to it and its pid.
+class SupervisorProcess:
+    """The supervisor of a launch, and the connection to it.
 
-    After the block it ends all tasks.
+    Attributes:
+        control: The socket that connects it to this process.
+        pid: The number of its process.
+        is_gone: Whether it has closed the connection.
     """
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.control, self.pid, self.is_gone = control, pid, False
+        self._received = b""
+
+    def send(self, what: object) -> None:
+        """Tell it what to do."""
+        with contextlib.suppress(OSError):  # it has already ended
+            self.control.send(json.dumps(what).encode() + b"\n")
+
+    def received(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that it has sent."""
+        try:
+            data = self.control.recv(65536)
+        except ConnectionError:
+            data = b""
+        self.is_gone = not data
+        *lines, self._received = (self._received + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        # The number is not used again: only this process can reap the supervisor, and does so at the end.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+@contextlib.contextmanager
+def started_supervisor(plan: SupervisorPlan, descriptors: Sequence[int]) -> Iterator[SupervisorProcess]:
+    """Start the supervisor with a plan; after the block it ends all tasks."""
     control, its_end = socket.socketpair()
     with control:
         with its_end:
@@ -46,7 +78,7 @@ def started_supervisor(
         try:
             with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
                 control.sendall(plan.to_json())
-            yield control, process.pid
+            yield SupervisorProcess(control, process.pid)
         finally:
             control.close()
             _wait(process)

@@ -29,7 +29,7 @@ from tfdist.errors import LOST, exit_with_status
 from tfdist.launcher import send_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
-from tfdist.launcher.start_supervisor import started_supervisor
+from tfdist.launcher.start_supervisor import SupervisorProcess, started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 
 GRACE = 30.0  # seconds that the task has to end after SIGTERM
@@ -83,9 +83,9 @@ def _run(order: Order, received: bytes, scratch: Path) -> int:
     for fd in (reports, reporter, 2):  # a slow connection delays no report, and not this process
         os.set_blocking(fd, False)
     plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
-    with started_supervisor(plan, [log, reporter]) as (control, _):
+    with started_supervisor(plan, [log, reporter]) as supervisor:
         os.close(log)
-        return _relay(control, reports, received, order.task)
+        return _relay(supervisor, reports, received, order.task)
 
 
 def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
@@ -140,15 +140,16 @@ def _supervisor_plan(
     )
 
 
-def _relay(control: socket.socket, reports: int, received: bytes, task: str) -> int:
+def _relay(supervisor: SupervisorProcess, reports: int, received: bytes, task: str) -> int:
     """Pass on the word `end` and reports, and return the exit status; then the task is ended."""
     poll = select.poll()
-    for fd in (0, reports, control.fileno()):
+    control = supervisor.control.fileno()
+    for fd in (0, reports, control):
         poll.register(fd, select.POLLIN)
-    heard_at, events, status = time.monotonic(), b"", LOST
+    heard_at, status = time.monotonic(), LOST
     while True:
         if b"end\n" in received:
-            control.sendall(b'"end"\n')
+            supervisor.send("end")
             received = b""
         remaining = heard_at + SECONDS_OF_SILENCE - time.monotonic()
         ready = {fd for fd, _ in poll.poll(max(remaining, 0) * 1000)}
@@ -162,15 +163,13 @@ def _relay(control: socket.socket, reports: int, received: bytes, task: str) -> 
         if reports in ready:
             with contextlib.suppress(OSError):  # the connection is slow or lost; newer reports follow
                 os.write(2, os.read(reports, 4096))
-        if control.fileno() in ready:
-            data = control.recv(65536)
-            *lines, events = (events + data).split(b"\n")
-            for event in map(json.loads, lines):
+        if control in ready:
+            for event in supervisor.received():
                 if "ended" in event:
                     return status
                 status = _status(event, task, status)
-            if not data:
-                return LOST  # the supervisor was killed
+            if supervisor.is_gone:
+                return LOST  # it was killed
 
 
 def _status(event: Mapping[str, Any], task: str, status: int) -> int:
