@@ -122,7 +122,7 @@ class Job:
         return self.folder / f"{self.name}-{number}"
 
 
-def train_command(config: str, run_dir: str, changes: Iterable[str] = ()) -> tuple[str, ...]:
+def train_command(config: str, run_dir: str, changes: Iterable[str]) -> tuple[str, ...]:
     """Return the words of a command that trains as a config file and the changes to it say."""
     words = (PYTHON, "-m", "tfdist.train", "--config", config, "--run_dir", run_dir)
     return (*words, *(f"--set={change}" for change in changes))

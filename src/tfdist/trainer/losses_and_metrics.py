@@ -30,8 +30,7 @@ def make_loss(value: Named, outputs: Outputs) -> Any:
     name, arguments = name_and_arguments(value)
     place = f"train.loss: {name}"
     if ":" in name:
-        loss = import_object(name, "train.loss")
-        loss = call_named(place, loss, arguments) if arguments or isinstance(loss, type) else loss
+        loss = _called(place, import_object(name, "train.loss"), arguments)
         if not callable(loss):
             raise ConfigError(place, expected="a function of y_true and y_pred", received=shown(loss))
         return loss
@@ -48,9 +47,9 @@ def make_metric(value: Named, outputs: Outputs, *, one_hot: bool) -> Any:
     name, arguments = name_and_arguments(value)
     place = f"train.metrics: {name}"
     if ":" in name:
-        metric = import_object(name, "train.metrics")
-        metric = call_named(place, metric, arguments) if arguments or isinstance(metric, type) else metric
-        if isinstance(import_object(name, "train.metrics"), tf.keras.metrics.Metric):
+        named = import_object(name, "train.metrics")
+        metric = _called(place, named, arguments)
+        if isinstance(named, tf.keras.metrics.Metric):
             remedy = "Name its class, or a function that makes it"
             raise ConfigError(place, "is a metric that was made outside of the strategy", remedy=remedy)
         if not callable(metric):
@@ -72,6 +71,11 @@ def make_metric(value: Named, outputs: Outputs, *, one_hot: bool) -> Any:
     )
     _check_labels(place, kind, one_hot=one_hot)
     return call_named(place, kind, _for_outputs(place, kind, arguments, outputs))
+
+
+def _called(place: str, named: Any, arguments: dict[str, Any]) -> Any:
+    """Return what a class, or a function with arguments, makes; or the function itself."""
+    return call_named(place, named, arguments) if arguments or isinstance(named, type) else named
 
 
 def _for_outputs(place: str, kind: type, arguments: dict[str, Any], outputs: Outputs) -> dict[str, Any]:
