@@ -127,7 +127,7 @@ class Ring:
             ExchangeError: A task is gone or silent, or exchanges something else; or an earlier exchange has
                 failed.
         """
-        self._run(payload.name, payload.wire.nbytes, lambda: _AddingRound(self, payload))
+        self._run(payload.name, payload.wire.nbytes, lambda header: _AddingRound(self, header, payload))
 
     def gather(self, mine: Array) -> list[Array]:
         """Return the arrays of all tasks, which may have different lengths, by rank.
@@ -144,10 +144,10 @@ class Ring:
         arrays = [np.empty(size, np.uint8) for size in sizes]
         arrays[self.rank] = mine
         segments = [arrays[(self.rank - turn) % self.size] for turn in range(self.size)]
-        self._run("gather", int(sizes.sum()), lambda: _Round(self, segments))
+        self._run("gather", int(sizes.sum()), lambda header: _Round(self, header, segments))
         return arrays
 
-    def _run(self, name: str, size: int, make_round: Callable[[], "_Round"]) -> None:
+    def _run(self, name: str, size: int, make_round: Callable[[bytes], "_Round"]) -> None:
         with self._lock:
             if self._why_broken:
                 raise ExchangeError(self._why_broken)
@@ -156,8 +156,8 @@ class Ring:
             begun = time.monotonic()
             try:
                 with exchanging(), span(EXCHANGE, round=self._rounds - 1, type=name, bytes=size):
-                    exchange = make_round()
-                    exchange.run(header)
+                    exchange = make_round(header)
+                    exchange.run()
             except BaseException as error:  # also of a lack of memory: the others would wait for the rest
                 self._why_broken = str(error) or type(error).__name__
                 self.close()  # so the neighbours notice at once, and then theirs
@@ -179,28 +179,26 @@ class _Round:
         waiting: The seconds in which it stood still because another task had not come.
     """
 
-    def __init__(self, ring: Ring, segments: Sequence[Array]) -> None:
+    def __init__(self, ring: Ring, header: bytes, segments: Sequence[Array]) -> None:
         """Plan to send all segments but the last, and to receive all but the first.
 
         Args:
             ring: The ring.
+            header: What names the exchange, and is sent first.
             segments: Views of bytes, in the order in which they pass this task.
         """
         self._following, self._previous, self._why_lost = ring.following, ring.previous, ring.why_lost
-        self._outgoing, self._incoming = deque(segments[:-1]), deque(segments[1:])
+        self._header, self._received_header = header, np.empty(len(header), np.uint8)
+        self._outgoing = deque([np.frombuffer(header, np.uint8), *segments[:-1]])
+        self._incoming = deque([self._received_header, *segments[1:]])
         self._is_small = sum(map(len, segments)) <= _SMALL_BYTES
-        self._header_left = 0
+        self._header_left = len(header)
         # How many bytes may be sent now: a byte that is passed on must have come in, and have been added.
-        self._bytes_ready = len(segments[0])
+        self._bytes_ready = len(header) + len(segments[0])
         self.waiting = 0.0
 
-    def run(self, header: bytes) -> None:
-        """Send and receive until the exchange is complete; the header names it."""
-        self._header, self._received_header = header, np.empty(len(header), np.uint8)
-        self._outgoing.appendleft(np.frombuffer(header, np.uint8))
-        self._incoming.appendleft(self._received_header)
-        self._header_left = len(header)
-        self._bytes_ready += len(header)
+    def run(self) -> None:
+        """Send and receive until the exchange is complete."""
         check = SilenceCheck(self._why_lost)
         while self._drop_finished():
             has_received = bool(self._incoming) and self._receive()
@@ -262,12 +260,12 @@ class _Round:
 class _AddingRound(_Round):
     """One exchange that adds an array up: each segment goes round to be added up, and then as the sum."""
 
-    def __init__(self, ring: Ring, payload: Payload) -> None:
+    def __init__(self, ring: Ring, header: bytes, payload: Payload) -> None:
         size, width, raw = ring.size, payload.wire.itemsize, payload.wire.view(np.uint8)
         ends = [len(payload.wire) * index // size for index in range(size + 1)]
         turns = [(ring.rank - turn) % size for turn in range(2 * size - 1)]
         segments = [raw[ends[index] * width : ends[index + 1] * width] for index in turns]
-        super().__init__(ring, segments)
+        super().__init__(ring, header, segments)
         self._payload, self._scratch, self._filled = payload, ring.scratch, 0
         # Incoming bytes are first the numbers to add to the task's own, and then the sums.
         self._left_to_add = sum(map(len, segments[1:size]))
@@ -276,9 +274,9 @@ class _AddingRound(_Round):
         self._is_small = payload.wire.nbytes <= _SMALL_BYTES
         payload.load(ends[ring.rank], ends[ring.rank + 1])
 
-    def run(self, header: bytes) -> None:
+    def run(self) -> None:
         """Send, receive and add until the sums are in the array."""
-        super().run(header)
+        super().run()
         self._payload.unload()
 
     def _receive_segment(self) -> bool:
