@@ -52,7 +52,7 @@ class Messages:
             lose: Called with the index of a task that is not heard any more.
         """
         self._names, self._store, self._receive, self._lose = names, store, receive, lose
-        self._sends, self._hears = ("of", "to") if own else ("to", "of")  # a task that is not the first
+        self._sends, self._hears = ("of", "to") if own else ("to", "of")  # texts of or to a task
         self._sent, self._heard, self._lock = Counter[int](), Counter[int](), threading.Lock()
         self._is_over = False
         self.can_send = self.hears_all = True

@@ -110,7 +110,7 @@ def launch(
         _check_hosts(cluster)
     cores = own_cores() if cores is None else cores
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
-    mark, secret = os.urandom(8).hex(), os.urandom(32).hex()
+    mark = os.urandom(8).hex()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
@@ -118,15 +118,10 @@ def launch(
         reports, reporter = stack.enter_context(_pipe())
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
         scratch = stack.enter_context(temporary_folder("tfdist-"))
+        own, is_forced = {LAUNCH: mark, SECRET: os.urandom(32).hex()}, threads is not None
         variables = {
-            task: {
-                **task_environment(
-                    cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=threads is not None
-                ),
-                LAUNCH: mark,
-                SECRET: secret,
-                _TASK: f"{mark}/{task}",
-            }
+            task: task_environment(cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=is_forced)
+            | {**own, _TASK: f"{mark}/{task}"}
             for task, share in shares.items()
         }
         variables[cluster.lead] |= _variables_to_report(reporter, None if elsewhere else run_dir / FILE)
