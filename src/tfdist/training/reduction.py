@@ -79,6 +79,26 @@ class Shared(NamedTuple):
     replicas: tf.Tensor
 
 
+class _Numbers(NamedTuple):
+    """The small values that all replicas add up in one exchange.
+
+    They are floats of 64 bits, which hold counts and numbers of 32 bits exactly.
+
+    Attributes:
+        state: The variables that the forward pass updates, times what they are means over.
+        sums: The values that are added up.
+        size: The number of examples.
+        weights: The divisor of each loss, 1 for a sum.
+        replicas: The number of replicas with examples.
+    """
+
+    state: list[tf.Tensor]
+    sums: list[tf.Tensor]
+    size: tf.Tensor
+    weights: list[tf.Tensor]
+    replicas: tf.Tensor
+
+
 def shares_of(weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
     """Return a replica's share of each divisor of a loss, of all replicas together; one for a sum."""
     known = [tf.cast(weight, tf.float64) for weight in weights if weight is not None]
@@ -127,10 +147,9 @@ def shared_mean(
     else:
         gradients = [gradient for loss in losses for gradient in loss.gradients]
     known = [gradient for gradient in gradients if gradient is not None]
-    # A float64 holds counts and 32-bit numbers exactly. All small values go together in one exchange.
     has_any = tf.cast(size > 0, tf.float64)
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
-    numbers = [*moved, *(tf.cast(value, tf.float64) for value in sums), size, *weights, has_any]
+    numbers = _Numbers(moved, [tf.cast(value, tf.float64) for value in sums], size, weights, has_any)
     if add_up is None and ring_of(context.strategy) is not None:
         total_gradients, reduced = _reduced_over_ring(known, numbers, by, is_mean=is_mean)
     elif add_up is None:
@@ -138,48 +157,51 @@ def shared_mean(
     else:
         # Small values first: they give the share by which each gradient is scaled once, when it is sent.
         reduced = _summed_as_one(numbers)
-        share = tf.math.divide_no_nan(by, reduced[-2]) if is_mean else one
+        share = tf.math.divide_no_nan(by, reduced.weights[0]) if is_mean else one
         total_gradients = [gradient for gradient in add_up(gradients, share) if gradient is not None]
-    sizes = reduced[len(state) + len(sums) :]
-    total, weights, parts = sizes[0], sizes[1:-1], tf.maximum(sizes[-1], 1.0)
+    replicas = tf.maximum(reduced.replicas, 1.0)
     means = iter(total_gradients)
     values = [
-        tf.cast(value / (total if old.dtype.is_floating else parts), old.dtype)
-        for value, old in zip(reduced, state, strict=False)
+        tf.cast(value / (reduced.size if old.dtype.is_floating else replicas), old.dtype)
+        for value, old in zip(reduced.state, state, strict=True)
+    ]
+    weights = [
+        one if loss.weight is None else weight for loss, weight in zip(losses, reduced.weights, strict=True)
     ]
     return Shared(
         [None if gradient is None else next(means) for gradient in gradients],
         values,
-        reduced[len(state) : len(state) + len(sums)],
-        total,
-        [one if loss.weight is None else weight for loss, weight in zip(losses, weights, strict=True)],
-        parts,
+        reduced.sums,
+        reduced.size,
+        weights,
+        replicas,
     )
 
 
 def _reduced_over_ring(
-    gradients: Sequence[Any], numbers: Sequence[tf.Tensor], weight: tf.Tensor, *, is_mean: bool
-) -> tuple[list[Any], list[tf.Tensor]]:
-    """Return the sums of gradients, or their means, and of numbers, of which the last but one is the weight.
+    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor, *, is_mean: bool
+) -> tuple[list[Any], _Numbers]:
+    """Return the sums of gradients, or their means by the weight of the only loss, and the sums of numbers.
 
     Dense gradients leave first, while others are still computed.
     """
     one = tf.constant(1.0, tf.float64)
     dense = _summed_over_ring(gradients, weight if is_mean else one, is_mean=is_mean)
     reduced = _summed_as_one(numbers)
-    share = tf.math.divide_no_nan(weight, reduced[-2]) if is_mean else one
+    share = tf.math.divide_no_nan(weight, reduced.weights[0]) if is_mean else one
     sparse = iter(_all_summed([scaled(gradient, share) for gradient in gradients if _is_sparse(gradient)]))
     return [next(sparse if _is_sparse(gradient) else dense) for gradient in gradients], reduced
 
 
 def _reduced_by_tensorflow(
-    gradients: Sequence[Any], numbers: Sequence[tf.Tensor], weight: tf.Tensor, *, is_mean: bool
-) -> tuple[list[Any], list[tf.Tensor]]:
+    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor, *, is_mean: bool
+) -> tuple[list[Any], _Numbers]:
     """Return the same, of one call of TensorFlow's."""
     mine = [scaled(gradient, weight) if is_mean else gradient for gradient in gradients]
-    reduced = _all_summed([*mine, *numbers])
-    sums, reduced = reduced[: len(mine)], reduced[len(mine) :]
-    return [scaled(gradient, _inverse(reduced[-2])) for gradient in sums] if is_mean else sums, reduced
+    summed = _all_summed([*mine, *tf.nest.flatten(numbers)])
+    sums, reduced = summed[: len(mine)], tf.nest.pack_sequence_as(numbers, summed[len(mine) :])
+    inverse = _inverse(reduced.weights[0]) if is_mean else None
+    return sums if inverse is None else [scaled(gradient, inverse) for gradient in sums], reduced
 
 
 def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor, *, is_mean: bool) -> Iterator[Any]:
@@ -231,13 +253,16 @@ def _all_summed(values: Sequence[Any]) -> list[Any]:
     return summed
 
 
-def _summed_as_one(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Add up numbers of one type as one tensor: TensorFlow would send each alone to a parameter server."""
-    if not all(number.shape.is_fully_defined() for number in numbers):
-        return _all_summed(numbers)
-    [total] = _all_summed([tf.concat([tf.reshape(number, [-1]) for number in numbers], axis=0)])
-    parts = tf.split(total, [number.shape.num_elements() for number in numbers])
-    return [tf.reshape(part, number.shape) for part, number in zip(parts, numbers, strict=True)]
+def _summed_as_one(numbers: _Numbers) -> _Numbers:
+    """Add up numbers as one tensor: TensorFlow would send each alone to a parameter server."""
+    flat = tf.nest.flatten(numbers)
+    if all(number.shape.is_fully_defined() for number in flat):
+        [total] = _all_summed([tf.concat([tf.reshape(number, [-1]) for number in flat], axis=0)])
+        parts = tf.split(total, [number.shape.num_elements() for number in flat])
+        sums = [tf.reshape(part, number.shape) for part, number in zip(parts, flat, strict=True)]
+    else:
+        sums = _all_summed(flat)
+    return tf.nest.pack_sequence_as(numbers, sums)  # type: ignore[no-any-return]
 
 
 def _inverse(weights: tf.Tensor) -> tf.Tensor:
