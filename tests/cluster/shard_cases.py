@@ -9,7 +9,7 @@ from cases import batches, compute_in
 
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.keras.sharded_variables import rows_read_alone
+from tfdist.training.keras.sharded_variables import variables_read_in_place
 from tfdist.training.predict import predict
 
 keras = tf.keras
@@ -77,7 +77,7 @@ def _devices(variable: Any) -> list[str]:
 
 def _whole_reads(model: Any, embedding: Any) -> list[str]:
     """Return the names of the operations that read all rows of a shard for something that is computed."""
-    with rows_read_alone(model):  # as in fit
+    with variables_read_in_place(model):  # as in fit
         graph = tf.function(embedding).get_concrete_function(tf.TensorSpec([None, 3], tf.int32)).graph
     computed: set[Any] = set()
     left = [*(each.op for each in graph.outputs), *graph.control_outputs]

@@ -103,7 +103,9 @@ def bidirectional_gru() -> Entry:
 def resnet() -> Entry:
     def block(x: Any, filters: int) -> Any:
         y = layers.ReLU()(_normalization()(layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)))
-        y = _normalization()(layers.Conv2D(filters, 3, padding="same", use_bias=False)(y))
+        groups = 2 - filters % 2
+        conv = layers.Conv2D(filters, 3, padding="same", use_bias=False, groups=groups)
+        y = _normalization()(conv(y))
         return layers.ReLU()(layers.Add()([y, layers.Conv2D(filters, 1)(x)]))
 
     inputs = keras.Input((6, 6, 3))

@@ -453,6 +453,22 @@ def losses_reduced_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Itera
 
 
 @contextlib.contextmanager
+def kernels_read_before_xla(keras: ModuleType) -> Iterator[None]:
+    """Make Keras 3 read the kernel of a convolution before it calls XLA, within the block.
+
+    Keras computes grouped convolutions on CPUs by XLA, which reads no variable of another device.
+    """
+    module: Any = importlib.import_module(f"{keras.__name__}.src.backend.tensorflow.nn")
+    convolve = module.conv
+
+    def conv(inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        return convolve(inputs, tf.convert_to_tensor(kernel), *args, **kwargs)
+
+    with attributes_set(module, conv=conv):
+        yield
+
+
+@contextlib.contextmanager
 def masks_weighed_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterator[None]:
     """Make Keras 2 weigh masked losses with another function, given its own, within the block.
 

@@ -55,7 +55,7 @@ from tfdist.training.keras.replaced_methods import (
     replicas_hideable,
 )
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of, rows_read_alone
+from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
@@ -234,7 +234,7 @@ class SharedCustomStep(MetricStep):
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
-            rows_read_alone(self._model),
+            variables_read_in_place(self._model),
             methods_replaced(methods),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):

@@ -63,7 +63,7 @@ from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all
 from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import parts_of, rows_read_alone
+from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
@@ -255,7 +255,7 @@ class Keras3Step(MetricStep):
             self._randomness.drawing(),
             self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
             assignments_refused(self._model),
-            rows_read_alone(self._model),
+            variables_read_in_place(self._model),
             replicas_called_together(self._keras, self._model, replicas),
         ):
             yield
@@ -276,7 +276,7 @@ class Keras3Step(MetricStep):
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
-            rows_read_alone(self._model),
+            variables_read_in_place(self._model),
         ):
             zeros = self._metrics.zeros()
             traced = _Traced()

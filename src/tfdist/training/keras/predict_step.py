@@ -14,7 +14,7 @@ from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.recording_scopes import recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import rows_read_alone
+from tfdist.training.keras.sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.reduction import shared_mean
 
@@ -31,7 +31,7 @@ class PlainPredictStep:
     def run(self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]] = ()) -> tuple[Any, Any]:
         """Return the examples' numbers and outputs, as `strategy.run` does."""
         del came
-        with rows_read_alone(self._model):
+        with variables_read_in_place(self._model):
             return self._strategy.run(self._predict_part, args=(batch,))  # type: ignore[no-any-return]
 
     def ps_cache(self, spec: Any) -> PsCache:
@@ -92,6 +92,10 @@ class PredictStep:
                 state = shared_mean([], state, [], size=size).state
             return numbers, outputs, state
 
-        with self._randomness.drawing(), assignments_refused(self._model), rows_read_alone(self._model):
+        with (
+            self._randomness.drawing(),
+            assignments_refused(self._model),
+            variables_read_in_place(self._model),
+        ):
             numbers, outputs, state = self._strategy.run(on_replica, args=(batch,))
         return numbers, outputs, list(zip(written, state, strict=True))

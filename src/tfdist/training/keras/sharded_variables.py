@@ -14,10 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.attributes_within_block import attributes_set
-from tfdist._utils.keras_private import cast_as_layers_do, excludes_from_decay, uncast_value, updated_by
+from tfdist._utils.keras_private import (
+    cast_as_layers_do,
+    excludes_from_decay,
+    kernels_read_before_xla,
+    uncast_value,
+    updated_by,
+)
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
-from tfdist.training.keras.compat import is_keras_2
+from tfdist.training.keras.compat import is_keras_2, keras_of
 
 # The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
 _PARTS: dict[int, list[Any]] = {}
@@ -106,14 +112,18 @@ def slots_of_whole_variables(variables: Sequence[Any]) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def rows_read_alone(model: Any) -> Iterator[None]:
-    """Make `tf.gather` read only the rows of a model's variables that it needs, where they are.
+def variables_read_in_place(model: Any) -> Iterator[None]:
+    """Make a Keras 3 model read its variables where they are, and no more than it needs, within the block.
 
-    `tf.gather` does so for an object with a `sparse_read`, such as TensorFlow's variables. Variables of Keras
-    3 have none: each step would send a whole embedding to each worker, or copy it.
+    `tf.gather` reads only rows of an object with a `sparse_read`, such as TensorFlow's variables. Those of
+    Keras 3 have none: each step would send a whole embedding to each worker, or copy it.
     """
+    if is_keras_2(model):
+        yield
+        return
     with contextlib.ExitStack() as stack:
-        for variable in [] if is_keras_2(model) else model.variables:
+        stack.enter_context(kernels_read_before_xla(keras_of(model)))
+        for variable in model.variables:
             stack.enter_context(attributes_set(variable, sparse_read=functools.partial(_rows, variable)))
         yield
 

@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies.sharded_variable import Partitioner, Sharded  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.sharded_variables import check_parts, parts_of, rows_read_alone  # noqa: E402
+from tfdist.training.keras.sharded_variables import check_parts, parts_of, variables_read_in_place  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
@@ -76,7 +76,7 @@ def test_of_an_embedding_nothing_but_rows_is_read_or_cast(mirrored, policy):
         return strategy.run(model, args=(ids,))
 
     ids = tf.constant([[5, 0, 996]])
-    with rows_read_alone(model):
+    with variables_read_in_place(model):
         used = ancestors(rows.get_concrete_function(ids).graph.outputs[0].op)
     assert not [each for one in used for each in one.outputs if each.shape.rank and each.shape[0] == 997]
     expected = model.get_weights()[0][[5, 0, 996]].astype("float32" if policy == "float32" else "float16")
