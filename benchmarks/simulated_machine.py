@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 import tensorflow as tf
 
+from tfdist.benchmark.measure_task import processor_seconds
 from tfdist.benchmark.report import spread
 from tfdist.benchmark.run_scenario import try_out
-from tfdist.benchmark.worker import processor_seconds
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.share_cores_and_gpus import own_cores
 from tfdist.models.model_by_name import build

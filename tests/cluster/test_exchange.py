@@ -119,7 +119,7 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        # tests/unit/transport/test_bootstrap.py proves when this limit counts, and the case below what follows.
+        # tests/unit/transport/test_join_ring.py proves when this limit counts, and the case below what follows.
         pytest.param({"communication": {"implementation": "tcp", "timeout": 4.0}}, marks=pytest.mark.again),
         {},
     ],

@@ -95,7 +95,7 @@ def test_a_mistake_is_one_line(tmp_path, words, line):
 
 
 @pytest.mark.slow
-@pytest.mark.again  # tests/unit/trainer/test_new_project.py reads each config, and others train with one
+@pytest.mark.again  # tests/unit/trainer/test_new_project_answers.py reads each config, and others train with one
 def test_the_config_passes_a_dry_run_and_trains(tmp_path):
     flags = ["--strategy", "parameter_server_sync", "--model", "own", *DIGITS]
     assert tfdist("init", tmp_path, *flags).returncode == 0

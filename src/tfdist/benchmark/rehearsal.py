@@ -15,9 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from tfdist._utils.write_files import temporary_folder
+from tfdist.benchmark.measure_task import measure
 from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.benchmark.task_measurements import Record
-from tfdist.benchmark.worker import measure
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.errors import TfdistError

@@ -96,7 +96,7 @@ def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
 
 
 def _record(settings: Settings, folder: Path, steps: int, warmup: int) -> None:
-    from tfdist.benchmark.worker import measure  # loads TensorFlow, which the launcher does not need
+    from tfdist.benchmark.measure_task import measure  # loads TensorFlow, which the launcher does not need
 
     # The launcher sets a cluster of one task for a single process, which must train without a cluster.
     is_alone = settings.config.cluster == ClusterSection()
@@ -115,4 +115,4 @@ def _counts(text: str | None, bench: "Bench") -> list[int]:
 
 
 if __name__ == "__main__":
-    run(main, loads="tfdist.benchmark.worker")
+    run(main, loads="tfdist.benchmark.measure_task")

@@ -17,7 +17,7 @@ from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
-from tfdist.trainer.new_project import (
+from tfdist.trainer.new_project_answers import (
     DATA,
     MODELS,
     PLACES,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from tfdist.cli._jobs import submission_of
+from tfdist.cli._job_of_flags import submission_of
 from tfdist.cli._run_command import Flag, run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.logs_and_exit_status import array_folder

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.cli._jobs import requested
+from tfdist.cli._job_of_flags import requested
 from tfdist.cli._run_command import run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import record

@@ -19,8 +19,8 @@ from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.yaml import check_not_stream
+from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
-from tfdist.cli._results_and_page import page_written, print_results
 from tfdist.cli._run_command import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page

@@ -23,7 +23,7 @@ from tfdist.errors import TaskLost
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.message import Manifest
-from tfdist.transport.ps_endpoints import named, written_addresses
+from tfdist.transport.worker_and_ps_ends import named, written_addresses
 
 _SECONDS_TO_ANSWER = 60.0  # a worker gives a connection to a server up before
 _ASKED_AT_ONCE = 32  # workers that connect to one server: half of those that it has a place for

@@ -25,7 +25,7 @@ from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
 from tfdist.strategies.options import Device
 from tfdist.transport.listen_and_call import ConnectError
-from tfdist.transport.ps_endpoints import open_endpoint
+from tfdist.transport.worker_and_ps_ends import open_endpoint
 
 _log = logging.getLogger("tfdist")
 

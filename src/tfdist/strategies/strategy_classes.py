@@ -21,7 +21,7 @@ from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit
 from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.sums_of_replicas import add_up_assignments
-from tfdist.transport.bootstrap import join_ring
+from tfdist.transport.join_ring import join_ring
 from tfdist.transport.ring import Ring
 
 

@@ -5,7 +5,7 @@ import re
 
 import yaml
 
-from tfdist.trainer.new_project import STRATEGIES, Project
+from tfdist.trainer.new_project_answers import STRATEGIES, Project
 
 CONFIG, MODEL, SCRIPT = "train.yaml", "model.py", "script.py"
 _SUBSTITUTES = {"mnist": "digits", "cifar10": "shapes"}

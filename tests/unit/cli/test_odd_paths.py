@@ -13,7 +13,7 @@ from tfdist._utils.write_files import default_cache_dir, write_output
 from tfdist.benchmark.rehearsal_parts import Plan
 from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
-from tfdist.cli._results_and_page import page_written
+from tfdist.cli._end_of_run import page_written
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.diagnostics.doctor.check_machine import existing_parent
@@ -27,7 +27,7 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch_tasks import launch
 from tfdist.profiling.tensorflow_profiler import Recorder
 from tfdist.trainer.config import read_config
-from tfdist.trainer.new_project import check_answer
+from tfdist.trainer.new_project_answers import check_answer
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.shipped_configs import copy_config, shipped_configs
 from tfdist.training import saving

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tfdist.cli import launch
-from tfdist.cli._results_and_page import page_written, print_results
+from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.diagnostics.report.page import write_page
 from tfdist.errors import TaskLost
 from tfdist.launcher.record_events import events_to_file, record

@@ -40,9 +40,9 @@ from tfdist.diagnostics.doctor.protocol import (
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.message import Manifest
-from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
 from tfdist.transport.tls import TlsConnection
 from tfdist.transport.unproven_callers import GREETING, NONCE_BYTES
+from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses
 
 SECRET = b"the secret of a cluster"
 _GREETED = len(GREETING) + NONCE_BYTES

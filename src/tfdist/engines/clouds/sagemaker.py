@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.roles_and_sizes import SIZES
-from tfdist.engines.clouds.cloud_requests import (
+from tfdist.engines.clouds.request_parts import (
     load_client,
     merged,
     new_name,

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.cluster.config import Task
 from tfdist.cluster.roles_and_sizes import ROLES, SIZES
-from tfdist.engines.clouds.cloud_requests import (
+from tfdist.engines.clouds.request_parts import (
     load_client,
     merged,
     new_name,

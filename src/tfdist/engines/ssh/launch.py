@@ -127,7 +127,7 @@ def main(run_dir: Path, plan: Plan) -> None:
     try:
         launch(
             cluster,
-            [sys.executable, "-m", "tfdist.engines.ssh.connection_of_task"],
+            [sys.executable, "-m", "tfdist.engines.ssh.hold_connection"],
             run_dir=run_dir,
             env={PLAN: str(path)},
             network_isolation="never",

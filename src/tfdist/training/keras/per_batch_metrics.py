@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.keras.replaced_methods import methods_replaced
-from tfdist.training.terms_in_graph import Term, of_whole, sum_in, terms_of
+from tfdist.training.split_into_terms import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (
     "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from absl.flags import FLAGS
 
-from tfdist.cli import _jobs, _run_command, init
+from tfdist.cli import _job_of_flags, _run_command, init
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyOptions, strategy_name
 from tfdist.trainer.config import read_config
-from tfdist.trainer.new_project import (
+from tfdist.trainer.new_project_answers import (
     DATA,
     MODELS,
     PLACES,
@@ -34,11 +34,11 @@ def _project(machine=NO_GPU, **given):
 
 def _submitted(words):
     """Return the engine, the job and the options of a command line of `tfdist submit`."""
-    names = list(_run_command._define_flags(_jobs.requested))
+    names = list(_run_command._define_flags(_job_of_flags.requested))
     FLAGS.set_gnu_getopt(True)
     try:
         rest = FLAGS(["submit", *words])[1:]
-        return _jobs.requested(rest, **{name: FLAGS[name].value for name in names})
+        return _job_of_flags.requested(rest, **{name: FLAGS[name].value for name in names})
     finally:
         for name in names:
             delattr(FLAGS, name)

@@ -15,11 +15,11 @@ import tensorflow as tf
 from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.transport import ps_endpoints
 from tfdist.transport import shared_memory as shared
+from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ExchangeError, call
-from tfdist.transport.ps_endpoints import ServerEndpoint, WorkerEndpoint, written_addresses
+from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
 HEADER = 45  # bytes
@@ -31,7 +31,7 @@ by_memory = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def no_time_to_end(monkeypatch):
-    monkeypatch.setattr(ps_endpoints, "_SECONDS_TO_END", 0.01)
+    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_END", 0.01)
 
 
 @pytest.fixture
@@ -216,13 +216,13 @@ def test_strangers_and_tasks_of_an_earlier_start_are_not_let_in(ends, cluster):
 
 
 @pytest.mark.parametrize(
-    "hello", [ps_endpoints._HELLO.pack(99, 1), b"x"], ids=["no such worker", "too short"]
+    "hello", [worker_and_ps_ends._HELLO.pack(99, 1), b"x"], ids=["no such worker", "too short"]
 )
 def test_a_worker_that_the_cluster_does_not_have_is_in_nobodys_way(ends, hello):
     server, worker, _, addresses = ends
     port = int(server.listen(b""))
     proofs = server._proofs(port, is_encrypted=False)
-    with call(("127.0.0.1", port), ps_endpoints._pack_server(0), proofs, 5) as connection:
+    with call(("127.0.0.1", port), worker_and_ps_ends._pack_server(0), proofs, 5) as connection:
         connection.sendall(hello)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
@@ -274,7 +274,7 @@ def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
         def why_lost(self, seconds):
             return f"has been silent for {seconds:.0f} s" if seconds > 1.5 else ""
 
-    monkeypatch.setattr(ps_endpoints, "ServerSilence", Lost)
+    monkeypatch.setattr(worker_and_ps_ends, "ServerSilence", Lost)
     ticket = worker.begin(addresses)
 
     with pytest.raises(ExchangeError, match="silent for 2 s"):
@@ -290,7 +290,7 @@ def stopped(address):
 
 
 def test_asynchronous_workers_that_are_silent_leave_the_servers_threads_to_the_others(monkeypatch):
-    monkeypatch.setattr(ps_endpoints, "_SECONDS_FOR_CHIEF", 0.5)
+    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_FOR_CHIEF", 0.5)
     of_nine = ClusterConfig.local(workers=9, ps=1)
     server = ServerEndpoint(of_nine.with_task("ps", 0), SECRET, heartbeat_timeout=0.5)
     *silent, genuine = [WorkerEndpoint(of_nine.with_task("worker", index), SECRET) for index in range(9)]
@@ -317,12 +317,12 @@ def test_asynchronous_workers_that_are_silent_leave_the_servers_threads_to_the_o
 def test_an_asynchronous_worker_that_a_server_has_cut_has_time_to_end(ends, is_in_step, monkeypatch):
     server, worker, _, addresses = ends
     slept = []
-    monkeypatch.setattr(ps_endpoints.time, "sleep", slept.append)
+    monkeypatch.setattr(worker_and_ps_ends.time, "sleep", slept.append)
     ticket = worker.begin(addresses)
     server.close()
     with pytest.raises(ExchangeError, match="gone"):
         worker.receive(manifest(np.zeros(3), is_in_step=is_in_step), ticket)
-    assert (ps_endpoints._SECONDS_TO_END in slept) == (not is_in_step)
+    assert (worker_and_ps_ends._SECONDS_TO_END in slept) == (not is_in_step)
 
 
 WIDTHS = {"bfloat16": 2**-8, "float16": 2**-11}
@@ -394,7 +394,7 @@ def test_gradients_in_8_bits_lose_nothing_in_the_long_run(ends):
 
 
 def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
-    is_closed, share_memory = threading.Event(), ps_endpoints.share_memory
+    is_closed, share_memory = threading.Event(), worker_and_ps_ends.share_memory
 
     def share_slowly(connection):
         memories = share_memory(connection)
@@ -402,7 +402,7 @@ def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
             is_closed.wait(20)
         return memories
 
-    monkeypatch.setattr(ps_endpoints, "share_memory", share_slowly)
+    monkeypatch.setattr(worker_and_ps_ends, "share_memory", share_slowly)
     of_one = ClusterConfig.local(workers=1, ps=1)
     server = ServerEndpoint(of_one.with_task("ps", 0), SECRET)
     worker = WorkerEndpoint(of_one.with_task("worker", 0), SECRET)
@@ -441,12 +441,12 @@ def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_g
         all_are_called.wait()
         return call(*args)
 
-    monkeypatch.setattr(ps_endpoints, "call", call_with_others)
+    monkeypatch.setattr(worker_and_ps_ends, "call", call_with_others)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nowhere = closed.getsockname()
     why = worker.connect(written_addresses({**ports, 1: nowhere}))
     assert why.startswith(f"ps:1 at {of_three.address(('ps', 1))}: ".encode())
-    monkeypatch.setattr(ps_endpoints, "call", call)
+    monkeypatch.setattr(worker_and_ps_ends, "call", call)
     kept = [worker._channels[0], worker._channels[2]]
     assert worker.connect(written_addresses(ports)) == b""
     assert [worker._channels[0], worker._channels[2]] == kept

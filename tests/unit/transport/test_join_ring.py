@@ -15,9 +15,9 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import health
 from tfdist.coordination.health import ServerSilence
 from tfdist.errors import ConfigError
-from tfdist.transport import bootstrap as joining
+from tfdist.transport import join_ring as joining
 from tfdist.transport.authentication import find_secret
-from tfdist.transport.bootstrap import join_ring
+from tfdist.transport.join_ring import join_ring
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.ring import Whole
 
