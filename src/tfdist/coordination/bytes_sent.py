@@ -30,7 +30,7 @@ def count_as_sent(count: int) -> None:
         _bytes_in_memory += count
 
 
-class Connections:
+class SentBytesCounter:
     """Count the bytes sent over connections to some machines, and over those accepted on a port.
 
     Within a block, a thread reads the counters once a second. The kernel forgets a connection when it
@@ -52,7 +52,7 @@ class Connections:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
 
-    def __enter__(self) -> "Connections":
+    def __enter__(self) -> "SentBytesCounter":
         threading.Thread(target=self._sample_until_over, daemon=True).start()
         return self
 

@@ -36,7 +36,10 @@ class SilenceClock:
         self._seconds, self._checked_at = 0.0, time.monotonic()
 
     def after(self, is_alive: bool | None, most: float = float("inf")) -> float:
-        """Return the seconds of silence after one more check, at most so many."""
+        """Return the seconds of silence after one more check.
+
+        At most `most` seconds of the silence before the last check count, and as many of the time since it.
+        """
         passed, self._checked_at = time.monotonic() - self._checked_at, time.monotonic()
         elapsed = min(passed, most, _MOST_COUNTED_AT_ONCE)
         self._seconds = 0.0 if is_alive else min(self._seconds, most) + elapsed

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.bytes_sent import Connections
+from tfdist.coordination.bytes_sent import SentBytesCounter
 from tfdist.coordination.calls_between_tasks import addresses_of, call, call_each, register, resolver_of
 
 _NAME = "bytes_sent"
@@ -100,6 +100,6 @@ def reporting_traffic(cluster: ClusterConfig) -> Iterator[None]:
         yield
 
 
-def _connections(addresses: Mapping[Task, str], task: Task) -> Connections:
+def _connections(addresses: Mapping[Task, str], task: Task) -> SentBytesCounter:
     hosts = [split_address(address)[0] for address in addresses.values()]
-    return Connections(split_address(addresses[task])[1], hosts)
+    return SentBytesCounter(split_address(addresses[task])[1], hosts)

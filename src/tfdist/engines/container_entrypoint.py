@@ -2,10 +2,10 @@
 
     python -m tfdist.engines.container_entrypoint python -m tfdist.train --config {config}
 
-With TFDIST_RESTARTS, it starts the command again after exit status 138, and after a signal that nobody has
-sent to it: so often without a new checkpoint in between. Tasks that do not see the chief's files know no
-checkpoints. But whenever one of them is lost, the chief ends too, or continues without it. So they count only
-losses soon after a start, which may come before the chief knows of them.
+With TFDIST_RESTARTS, it starts the command again after exit status 138, and after a signal that this process
+has not passed on: that many times, which each new checkpoint renews. Tasks that do not see the chief's files
+know no checkpoints. But whenever one of them is lost, the chief ends too, or continues without it. So they
+count only losses soon after a start, which may come before the chief knows of them.
 
 In clouds the config comes in environment variables. It is written to a file, whose name is passed for the
 word {config}. On SageMaker this also does what no part of the service does:

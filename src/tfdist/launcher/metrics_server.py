@@ -1,4 +1,4 @@
-"""Serve a WSGI application by HTTP to callers that may send nothing: none of them keeps a thread for ever."""
+"""Serve a WSGI application by HTTP; a caller that sends nothing keeps no thread for ever."""
 
 import contextlib
 import logging

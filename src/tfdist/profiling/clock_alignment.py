@@ -48,11 +48,11 @@ class Alignment:
 
 
 def align(recordings: Sequence[Recording], known: Sequence[Before] = ()) -> Alignment:
-    """Return how to shift the times of tasks: of the first one not at all.
+    """Return how to shift the times of tasks to the clock of the first one.
 
     Args:
-        recordings: Of the tasks.
-        known: What is known of the order of times besides, such as of a call to another task.
+        recordings: The recordings of the tasks.
+        known: Pairs of times of which one is known to come first, such as those of a call to another task.
     """
     machines = {recording.task: recording.machine for recording in recordings}
     first = next(iter(machines), "")

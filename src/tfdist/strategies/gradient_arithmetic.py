@@ -29,3 +29,23 @@ def scaled(gradient: Any, factor: Any) -> Any:
 def divided(gradient: Any, divisor: Any) -> Any:
     """Return a gradient divided by a number, which is rounded to the gradient's type first."""
     return with_values(gradient, lambda values: values / tf.cast(divisor, values.dtype))
+
+
+def shaped(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """Return gradients with the static shapes of their variables.
+
+    TensorFlow infers no shape for the gradient of a product of 3-D inputs, and a replica without examples has
+    no other source for it.
+    """
+    return [_shaped(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def _shaped(gradient: Any, variable: Any) -> Any:
+    if gradient is None:
+        return None
+    shape = tuple(variable.shape)
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient.values.set_shape((None, *shape[1:]))
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape, tf.int64))
+    gradient.set_shape(shape)
+    return gradient

@@ -8,7 +8,7 @@ All patches that last:
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the hooks for uncaught errors: `training/print_uncaught_errors`.
 
-`training/keras/replaced_methods` has those that end with a block.
+`_utils/methods_within_block` has those that end with a block.
 """
 
 import atexit

@@ -14,7 +14,7 @@ from tfdist.training.arguments import callbacks_of
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.stop_together import Stopping
 
-_NO_CALLBACKS = (
+_NOT_ALLOWED = (
     "BackupAndRestore",
     "BaseLogger",
     "CallbackList",
@@ -44,7 +44,7 @@ def _make(value: Named) -> list[Any]:
             problem = "is not supported: tfdist saves checkpoints of its own, and resumes from them"
             raise ConfigError(place, problem, remedy="Leave it out; see checkpoint.every")
         base = tf.keras.callbacks.Callback
-        kind = find_class("train.callbacks", name, tf.keras.callbacks, base, without=_NO_CALLBACKS)
+        kind = find_class("train.callbacks", name, tf.keras.callbacks, base, without=_NOT_ALLOWED)
         return [call_named(place, kind, arguments)]
     made = import_object(name, "train.callbacks")
     if callable(made) and not isinstance(made, tf.keras.callbacks.Callback):

@@ -66,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Project:
-    """All answers; those that do not apply keep the values of here.
+    """All answers; those that do not apply keep their defaults.
 
     Attributes:
         where: A key of `PLACES`.
@@ -92,7 +92,7 @@ class Project:
 
     @property
     def is_cluster(self) -> bool:
-        """Return whether it has several tasks, or one of several."""
+        """Return whether the project trains as a cluster."""
         return self.strategy not in ("one_device", "mirrored")
 
     @property

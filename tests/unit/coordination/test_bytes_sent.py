@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfdist.coordination.bytes_sent import Connections
+from tfdist.coordination.bytes_sent import SentBytesCounter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
 OPENED = 1  # the kernel counts the opening of a connection like a byte
@@ -48,7 +48,7 @@ def test_each_end_counts_what_it_has_sent(host):
         pytest.skip("no IPv6 here")
     with connected(host) as (port, caller, called):
         # Both ends are this process's; with the machine, or only what comes in at the port.
-        both, serving = Connections(0, [host]), Connections(port, [])
+        both, serving = SentBytesCounter(0, [host]), SentBytesCounter(port, [])
         before = both.bytes_sent() - OPENED
         send(caller, called, 300_000)
         send(called, caller, 50_000)
@@ -60,7 +60,7 @@ def test_each_end_counts_what_it_has_sent(host):
 
 def test_connections_with_other_machines_are_not_counted():
     with connected("127.0.0.2") as (_, caller, called), connected("127.0.0.3") as (_, stranger, strange):
-        connections = Connections(0, ["127.0.0.2"])
+        connections = SentBytesCounter(0, ["127.0.0.2"])
         send(stranger, strange, 1_000)
         assert connections.bytes_sent() == OPENED
         send(caller, called, 10)
@@ -75,14 +75,14 @@ def test_an_address_of_ipv4_in_the_form_of_ipv6_is_the_same_machine():
         called, (address, *_) = server.accept()
         with called:
             assert address == "::ffff:127.0.0.1"
-            connections = Connections(0, ["localhost"])
+            connections = SentBytesCounter(0, ["localhost"])
             before = connections.bytes_sent()
             send(called, caller, 1_000)
             assert counted(connections, before + 1_000) == before + 1_000
 
 
 def test_a_closed_connection_counts_for_what_it_had_sent():
-    with connected() as (port, caller, called), Connections(port, []) as connections:
+    with connected() as (port, caller, called), SentBytesCounter(port, []) as connections:
         send(called, caller, 1_000)
         assert counted(connections, 1_000) == 1_000
         caller.close()
@@ -93,7 +93,7 @@ def test_a_closed_connection_counts_for_what_it_had_sent():
 
 def test_closed_connections_are_kept_as_one_number():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connections = Connections(server.getsockname()[1], [])
+        connections = SentBytesCounter(server.getsockname()[1], [])
         for number in range(1, 6):
             with socket.create_connection(server.getsockname()) as caller, server.accept()[0] as called:
                 send(called, caller, 1_000)
@@ -104,7 +104,7 @@ def test_closed_connections_are_kept_as_one_number():
 
 
 def test_a_block_looks_by_itself():
-    with connected() as (port, caller, called), Connections(port, []) as connections:
+    with connected() as (port, caller, called), SentBytesCounter(port, []) as connections:
         send(called, caller, 1_000)
         time.sleep(2)
         caller.close()
@@ -117,7 +117,7 @@ def test_a_socket_stays_blocking_whatever_the_default_timeout_is():
         send(caller, called, 1_000)
         socket.setdefaulttimeout(5)
         try:
-            assert counted(Connections(0, ["127.0.0.1"]), 1_000) >= 1_000
+            assert counted(SentBytesCounter(0, ["127.0.0.1"]), 1_000) >= 1_000
         finally:
             socket.setdefaulttimeout(None)
         assert os.get_blocking(caller.fileno())
@@ -133,7 +133,7 @@ def test_a_task_without_files_counts_when_it_has_some(monkeypatch):
         looks.append(False)
         has_looked.set()
 
-    monkeypatch.setattr(Connections, "bytes_sent", bytes_sent)
+    monkeypatch.setattr(SentBytesCounter, "bytes_sent", bytes_sent)
     monkeypatch.setattr("tfdist.coordination.bytes_sent._SECONDS_BETWEEN_SAMPLES", 0.01)
-    with Connections(0, []):
+    with SentBytesCounter(0, []):
         assert has_looked.wait(30)

@@ -92,8 +92,8 @@ _TASK = """
     ln -s $status "$ends/$SLURM_PROCID"
     exit $status
 """
-# A task that a signal has killed, and that nobody has told to end, is started again; so often without a new
-# checkpoint in between.
+# A task that a signal has killed, and that nobody has told to end, is started again: so many times, which
+# each new checkpoint renews.
 _ALONE = """\
     case " {ranks} " in *" $SLURM_PROCID "*) is_alone=yes ;; esac
     starts=1 saved_before=

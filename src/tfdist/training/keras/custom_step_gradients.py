@@ -10,17 +10,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.strategies.gradient_arithmetic import tensors_of, with_values
+from tfdist.strategies.gradient_arithmetic import shaped, tensors_of, with_values
 from tfdist.training.data.empty_replicas import or_zero
-from tfdist.training.gradients_as_in_one_process import (
+from tfdist.training.reduction import OfLoss, shared_mean
+from tfdist.training.sparse_gradients import (
     have_shared_rows,
     have_unique_rows,
-    shaped,
     slices_of_one_process,
     with_replicas_added_up,
     with_rows_summed,
 )
-from tfdist.training.reduction import OfLoss, shared_mean
 
 
 def of_whole_batch(

@@ -25,20 +25,16 @@ from tfdist._utils.keras_private import (
     layers_of,
     optimizer_variables,
 )
+from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.data.empty_replicas import batch_of_zeros, or_zero, with_an_example
-from tfdist.training.gradients_as_in_one_process import (
-    has_synchronized_layers,
-    replicas_called_together,
-    unweighed,
-    weighed,
-)
 from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
 from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
+from tfdist.training.keras.hidden_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
     INEXACT,
@@ -49,17 +45,18 @@ from tfdist.training.keras.loss_normalization import (
 from tfdist.training.keras.metrics import MetricState, are_sums
 from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
-from tfdist.training.keras.replaced_methods import (
-    methods_replaced,
-    replicas_hidden,
-    replicas_hideable,
-)
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
 from tfdist.training.reduction import batch_size, rows_of, shared_mean, shares_of
+from tfdist.training.synchronized_layers import (
+    has_synchronized_layers,
+    replicas_called_together,
+    unweighed,
+    weighed,
+)
 
 _INEXACT_IN_STEP = (
     "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"

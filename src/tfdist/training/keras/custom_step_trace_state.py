@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.training.keras.hidden_replicas import replicas_hidden
 from tfdist.training.keras.recording_scopes import NonTrainableScope
-from tfdist.training.keras.replaced_methods import replicas_hidden
 from tfdist.training.keras.rng import GraphSeed
 
 

@@ -63,8 +63,9 @@ class LayerWrites:
     def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]]) -> None:
         """Warn once of each variable that its layer declares a sum over replicas."""
         sums = {variable.path for variable, _ in found if getattr(variable, "aggregation", "") == "sum"}
-        for path in sorted(sums - self._named) if self._is_in_parts else ():
-            _log.warning(_AVERAGED, path)
+        if self._is_in_parts:
+            for path in sorted(sums - self._named):
+                _log.warning(_AVERAGED, path)
         self._named |= sums
 
     def to_share(
@@ -90,7 +91,7 @@ def assignments_refused(model: Any) -> Iterator[None]:
     tfdist knows what the replicas write to variables of Keras, and combines it; it does not see this.
 
     Raises:
-        ConfigError: A layer does.
+        ConfigError: A layer assigns to a tf.Variable.
     """
     try:
         yield

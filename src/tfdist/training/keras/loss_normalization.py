@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
+from tfdist._utils.methods_within_block import methods_replaced
 from tfdist.errors import ConfigError
-from tfdist.training.keras.replaced_methods import methods_replaced
 from tfdist.training.model_checks import has_own
 from tfdist.training.split_into_terms import Term, sum_in, terms_of
 from tfdist.training.sums_and_means_in_graph import has_chosen_rows, is_linear_in, is_over_batch, reduction_of

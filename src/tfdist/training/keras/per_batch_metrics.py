@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.keras.replaced_methods import methods_replaced
+from tfdist._utils.methods_within_block import methods_replaced
 from tfdist.training.split_into_terms import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (

@@ -12,13 +12,10 @@ tf = pytest.importorskip("tensorflow")
 from tensorflow.python.data.ops import multi_device_iterator_ops  # noqa: E402
 from tensorflow.python.distribute import ps_values  # noqa: E402
 
+from tfdist._utils.methods_within_block import methods_replaced  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.replaced_methods import (  # noqa: E402  # noqa: E402
-    methods_replaced,
-    replicas_hidden,
-    replicas_hideable,
-)
+from tfdist.training.keras.hidden_replicas import replicas_hidden, replicas_hideable  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 
 keras = tf.keras

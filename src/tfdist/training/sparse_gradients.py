@@ -1,29 +1,21 @@
-"""Compute the gradients that one process has, where several replicas each have a part of the batch.
+"""Keep the slices that sparse gradients have in one process, where replicas each have a part of the batch.
 
-Sparse gradients keep the slices that they have in one process: Keras's optimizers square and clip slice by
-slice, which gives another number than the square of their sum.
-
-A synchronized layer normalizes by the moments of the whole global batch, and adds values up over the replicas
-while the model is called. So all replicas must call the model, also a replica without examples. The loss of
-one replica then depends on the examples of the others, and its gradients flow back to them.
+Keras's optimizers square and clip slice by slice, which gives another number than the square of their sum.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import added_losses_of_threads, layers_of, masked_moments_synchronized
-from tfdist.strategies.gradient_arithmetic import scaled, with_values
+from tfdist.strategies.gradient_arithmetic import scaled, shaped
 from tfdist.training.sums_and_means_in_graph import is_length, passed_on
 
-# They repeat rows for each example, or return the number of examples.
+# Operations that repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")
-# They read a variable, their first input. It is the same on all replicas: what layers write is caught.
+# Operations that read a variable, which is the same on all replicas: what layers write is caught.
 _READS = ("ReadVariableOp", "ResourceGather")
-
 
 _Lookup = tuple[tf.Tensor, tf.Tensor]  # rows, and the gradient's values for them
 
@@ -125,7 +117,7 @@ def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
 
 
 def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_added_up: bool) -> list[Any]:
-    """Return a replica's gradients with slices that, with those of the others, are the ones of one process.
+    """Return a replica's gradients, whose slices together with those of the others are those of one process.
 
     If `are_added_up`, the update adds up the slices of a row, so the replica may do so before.
     """
@@ -134,9 +126,10 @@ def slices_of_one_process(gradients: list[Any], variables: list[Any], *, are_add
 
 
 def dense_where_rows_are_shared(gradients: list[Any], *, are_added_up: bool) -> list[Any]:
-    """Return gradients, as tensors if their rows depend on no example, and come once, as positions do.
+    """Return gradients; as a tensor, each one whose rows depend on no example and come once, as positions do.
 
-    One process has one slice for such a row. Replicas have one each, unless they add tensors up row by row.
+    One process has one slice for such a row. Replicas have one each, unless they add up tensors. The rows may
+    come several times if the update adds them up anyway (`are_added_up`).
     """
     return [
         tf.convert_to_tensor(gradient)
@@ -167,9 +160,10 @@ def _come_once(rows: tf.Tensor) -> bool:
 
 
 def with_replicas_added_up(gradients: list[Any], chosen: Sequence[bool], replicas: tf.Tensor) -> list[Any]:
-    """Return gradients, of which the chosen ones have the same slices of so many replicas one after another.
+    """Return gradients; in the chosen ones, the slices of all replicas are added up place by place.
 
-    The slices in one place are added up: one process has one slice there, which is of the whole batch.
+    Each replica has the same rows, and the slices of one replica follow those of another. One process has one
+    slice for each place, which is that of the whole batch.
     """
     return [
         _with_replicas_added_up(gradient, replicas) if is_chosen else gradient
@@ -186,10 +180,10 @@ def _with_replicas_added_up(gradient: tf.IndexedSlices, replicas: tf.Tensor) -> 
 
 
 def have_unique_rows(gradients: list[Any]) -> list[bool]:
-    """Return of which gradients TensorFlow has left each row of the batch once, as in a sparse input.
+    """Return which gradients have one slice for each row that the batch contains, as those of sparse inputs.
 
-    One process has one slice for such a row, although several examples contain it. Of several replicas, each
-    has one, so the slices of a row are added up where the replicas have shared them.
+    TensorFlow has added up the slices of a row. Of several replicas, each has such a slice, so the slices of
+    a row are added up again where the replicas have shared them.
     """
     return [
         isinstance(gradient, tf.IndexedSlices) and _are_unique(gradient.indices) for gradient in gradients
@@ -239,7 +233,7 @@ def _depends_on_examples(tensor: Any) -> bool:
                 return True
             pending.append(outer)
         elif operation.type in _READS:
-            pending += operation.inputs[1:]
+            pending += operation.inputs[1:]  # the first one is the variable
             continue
         elif operation.type in _OF_EXAMPLES or operation.op_def.is_stateful:
             return True
@@ -252,54 +246,3 @@ def _captured(tensor: tf.Tensor) -> Any:
     """Return what a placeholder of a graph stands for in the code around it; None of any other tensor."""
     captures = getattr(tensor.graph, "captures", ())
     return next((outer for outer, inner in captures if inner is tensor), None)
-
-
-@contextlib.contextmanager
-def replicas_called_together(keras: Any, model: Any, replicas: int) -> Iterator[None]:
-    """Prepare a Keras 3 model, within the block, for several replicas that meet in its layers."""
-    if replicas == 1:
-        yield
-        return
-    with added_losses_of_threads(model), masked_moments_synchronized(keras, model):
-        yield
-
-
-def has_synchronized_layers(model: Any) -> bool:
-    """Return whether replicas exchange values in a layer of a Keras 3 model."""
-    return any(getattr(layer, "synchronized", False) for layer in layers_of(model))
-
-
-def weighed(loss: Any, weight: Any) -> Any:
-    """Return a loss times its weight, so that its gradients on other replicas are weighted too."""
-    return loss if weight is None or loss is None else loss * tf.cast(weight, loss.dtype)
-
-
-def unweighed(gradients: list[Any], weight: Any) -> list[Any]:
-    """Return gradients divided by their weight, which the reduction applies again."""
-    if weight is None:
-        return gradients
-
-    def unweigh(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
-
-    return [with_values(gradient, unweigh) for gradient in gradients]
-
-
-def shaped(gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Return gradients with the static shapes of their variables.
-
-    TensorFlow infers no shape for the gradient of a product of 3-D inputs, and a replica without examples has
-    no other source for it.
-    """
-    return [_shaped(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
-
-
-def _shaped(gradient: Any, variable: Any) -> Any:
-    if gradient is None:
-        return None
-    shape = tuple(variable.shape)
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient.values.set_shape((None, *shape[1:]))
-        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape, tf.int64))
-    gradient.set_shape(shape)
-    return gradient
