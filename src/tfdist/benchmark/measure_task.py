@@ -15,8 +15,8 @@ from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchron
 from tfdist._utils.write_files import write_json
 from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.bytes_sent_by_cluster import Traffic
 from tfdist.coordination.heartbeat import Watcher
-from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
 from tfdist.strategies.factory import make_strategy
@@ -26,7 +26,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import initial_model, steps_per_call, train_batches
 from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.replica_stats import computing_seconds
+from tfdist.training.replica_times_and_failures import computing_seconds
 from tfdist.training.session import Session
 from tfdist.training.steps_per_call import StepsPerCall
 from tfdist.training.stop_together import Agreement, wait_for_all

@@ -28,7 +28,7 @@ from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch_tasks import NetworkIsolation, launch
 from tfdist.launcher.prometheus_metrics import serving_metrics
-from tfdist.profiling.timelines_of_run import timelines_in
+from tfdist.profiling.timeline_paths import timelines_in
 
 _APART = (
     "tfdist: WARNING: the script has not called tfdist: unless it reads TF_CONFIG itself, each task has"

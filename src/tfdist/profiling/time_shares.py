@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tfdist._utils.profiler_span import AWAIT_SUMS, EXCHANGE, WAITING
 from tfdist.profiling.clock_alignment import Alignment
 from tfdist.profiling.spans import Recording, Span
-from tfdist.profiling.timelines_of_run import TaskShares
+from tfdist.profiling.timeline_paths import TaskShares
 
 # If several happen at a time, the first of these counts: an exchange that is hidden costs no time.
 KINDS = ("compute", "input", "waiting", "exchange")

@@ -16,7 +16,7 @@ from tfdist.profiling.clock_alignment import Alignment, Before, align
 from tfdist.profiling.spans import Recording, Span, read_recording
 from tfdist.profiling.tensorflow_profiler import Recorded
 from tfdist.profiling.time_shares import kind_of, shares_of, summary
-from tfdist.profiling.timelines_of_run import nth_timeline, shares_file, timelines_in
+from tfdist.profiling.timeline_paths import nth_timeline, shares_file, timelines_in
 
 _ROLES = ("chief", "worker", "ps")
 _FIRST_MOMENT = 10**18  # in 2001: what is earlier is no time since 1970

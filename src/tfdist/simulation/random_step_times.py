@@ -1,7 +1,6 @@
-"""Draw how long simulated steps take, and record what they cost."""
+"""Draw how long simulated steps take."""
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,33 +32,3 @@ class Draws:
         slow = self._numbers.random(count) < compute.slow_share
         mean = compute.seconds_per_example * compute.batch_size
         return np.asarray(mean * factors * np.where(slow, compute.slow_factor, 1.0))
-
-
-@dataclass
-class Record:
-    """The ends of steps, and their cost.
-
-    Attributes:
-        workers: The number of workers.
-        ends: When each step of any worker ended.
-        staleness: How many updates of others each step's gradients are behind.
-        computed: The seconds that each worker has computed.
-        until: When each worker's last step ended.
-        moved: The bytes that went over links.
-    """
-
-    workers: int
-    ends: list[float] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
-    computed: list[float] = field(default_factory=list)
-    until: list[float] = field(default_factory=list)
-    moved: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.computed, self.until = [0.0] * self.workers, [0.0] * self.workers
-
-    def step(self, worker: int, end: float, staleness: int) -> None:
-        """Record a step of one worker."""
-        self.ends.append(end)
-        self.staleness.append(staleness)
-        self.until[worker] = end

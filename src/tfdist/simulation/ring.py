@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfdist.simulation.random_step_times import Draws, Record
+from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.setup import BYTES, Machine, Setup
+from tfdist.simulation.step_record import Record
 
 Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 

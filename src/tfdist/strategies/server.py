@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfdist.cluster.addresses_and_free_ports import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.bytes_sent_by_cluster import reporting_traffic
 from tfdist.coordination.end_announcements import announce_termination, is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stalled_worker import let_chief_end_this_worker
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
-from tfdist.coordination.traffic import reporting_traffic
 from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.launcher.environment import LAUNCH

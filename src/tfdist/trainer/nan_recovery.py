@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import Config
 from tfdist.trainer.run_context import RunContext
-from tfdist.training.replica_stats import Failure
+from tfdist.training.replica_times_and_failures import Failure
 from tfdist.training.variables_of_run import State, take_from_chief
 
 # Returns to one checkpoint. A model that has diverged fails with any batch.

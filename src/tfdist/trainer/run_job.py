@@ -29,12 +29,12 @@ import numpy as np
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.write_files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.bytes_sent_by_cluster import Traffic
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.health import answering_health_checks
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
-from tfdist.coordination.traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats

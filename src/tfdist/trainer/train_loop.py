@@ -15,7 +15,7 @@ from tfdist.launcher.record_events import is_launched, record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline
-from tfdist.profiling.timelines_of_run import shares_file
+from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager
@@ -39,7 +39,7 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.logs import as_scalars, as_text
 from tfdist.training.multi_step import Totals
-from tfdist.training.replica_stats import record_task_speed
+from tfdist.training.replica_times_and_failures import record_task_speed
 from tfdist.training.run_batches import name_steps
 from tfdist.training.session import Phase, Session
 from tfdist.training.software_and_devices import devices_of, machine, versions

@@ -13,7 +13,7 @@ from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunSt
 from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
-from tfdist.training.replica_stats import EXAMPLES, record_task_speed
+from tfdist.training.replica_times_and_failures import EXAMPLES, record_task_speed
 from tfdist.training.software_and_devices import devices_of, machine, versions
 
 _SECONDS_BETWEEN_REPORTS = 0.5

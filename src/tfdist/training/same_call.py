@@ -15,7 +15,7 @@ from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
-from tfdist.coordination.watch_calls_in_step import CallWatch
+from tfdist.coordination.end_tasks_out_of_step import CallWatch
 from tfdist.errors import ConfigError, first_line
 from tfdist.training.stop_together import sum_over_workers
 

@@ -11,7 +11,7 @@ import tfdist
 from tfdist.errors import ConfigError
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.step_range import parse_steps
-from tfdist.profiling.timelines_of_run import FILE, timelines_in
+from tfdist.profiling.timeline_paths import FILE, timelines_in
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.model_and_batches import profiled_range
 from tfdist.trainer.sections.train import TrainSection

@@ -15,9 +15,9 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.check_addresses_and_ports import check_addresses, reach_all
 from tfdist.diagnostics.doctor.check_run import config_digest
 from tfdist.diagnostics.doctor.check_software import Loaded
-from tfdist.diagnostics.doctor.cluster_addresses import check_addresses, reach_all
 from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings

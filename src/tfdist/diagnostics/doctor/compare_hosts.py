@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.diagnostics.doctor.cluster_addresses import of_reached
+from tfdist.diagnostics.doctor.check_addresses_and_ports import of_reached
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.meeting import Meeting, Met
 from tfdist.diagnostics.doctor.names_and_reachability import Reached

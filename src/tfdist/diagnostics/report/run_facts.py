@@ -25,7 +25,7 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     read_events,
 )
-from tfdist.profiling.timelines_of_run import TaskShares, shares_file, timelines_in
+from tfdist.profiling.timeline_paths import TaskShares, shares_file, timelines_in
 
 _Event = TypeVar("_Event")
 _Decoded = TypeVar("_Decoded")

@@ -39,7 +39,7 @@ from tfdist.launcher.run_events import (
     TaskStarted,
     Warned,
 )
-from tfdist.profiling.timelines_of_run import timelines_in
+from tfdist.profiling.timeline_paths import timelines_in
 
 _MOST_TIMELINES = 8
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300

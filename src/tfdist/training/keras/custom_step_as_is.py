@@ -14,7 +14,7 @@ from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_stats import Failure
+from tfdist.training.replica_times_and_failures import Failure
 
 
 class OwnStep(KerasStep):

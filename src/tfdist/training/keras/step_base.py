@@ -15,7 +15,7 @@ from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.replica_stats import Failure, ReplicaStats
+from tfdist.training.replica_times_and_failures import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tfdist")

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tfdist.coordination import watch_calls_in_step
-from tfdist.coordination.watch_calls_in_step import CallWatch
+from tfdist.coordination import end_tasks_out_of_step
+from tfdist.coordination.end_tasks_out_of_step import CallWatch
 from tfdist.errors import ConfigError, Preempted, TaskLost
 
 SECONDS = 30.0
@@ -72,8 +72,8 @@ class Task:
 @pytest.fixture
 def cluster(monkeypatch):
     """Yield a function that starts tasks; end their threads afterwards."""
-    monkeypatch.setattr(watch_calls_in_step, "_SECONDS_BETWEEN_CHECKS", 0.05)
-    monkeypatch.setattr(watch_calls_in_step, "_SECONDS_TO_HEAR", 0.1)
+    monkeypatch.setattr(end_tasks_out_of_step, "_SECONDS_BETWEEN_CHECKS", 0.05)
+    monkeypatch.setattr(end_tasks_out_of_step, "_SECONDS_TO_HEAR", 0.1)
     monkeypatch.delattr("sys.last_type", raising=False)
     started = []
 
@@ -85,7 +85,7 @@ def cluster(monkeypatch):
     yield start
     for task in reversed(started):  # the first one last
         task.watch.close()
-        watch_calls_in_step.atexit.unregister(task.watch.close)
+        end_tasks_out_of_step.atexit.unregister(task.watch.close)
         for thread in (task.watch._ticker, *task.watch._messages.listeners.values()):
             assert not thread.is_alive()
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_stats import EXAMPLES, SECONDS, STEPS, Failure, ReplicaStats
+from tfdist.training.replica_times_and_failures import EXAMPLES, SECONDS, STEPS, Failure, ReplicaStats
 
 
 @pytest.fixture
