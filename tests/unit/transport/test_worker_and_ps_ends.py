@@ -398,8 +398,8 @@ def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
 
     def share_slowly(connection):
         memories = share_memory(connection)
-        if threading.current_thread() is not threading.main_thread():  # the server's end
-            is_closed.wait(20)
+        if "_accept_worker" in threading.current_thread().name:  # the server's end
+            assert is_closed.wait(20)
         return memories
 
     monkeypatch.setattr(worker_and_ps_ends, "share_memory", share_slowly)
