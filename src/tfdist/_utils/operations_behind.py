@@ -1,6 +1,7 @@
 """Walk back through a graph, from tensors to the operations that they are computed by."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,3 +18,10 @@ def operations_behind(
             yield operation
             if not until(operation):
                 waiting += [tensor.op for tensor in operation.inputs]
+
+
+def captured(tensor: Any) -> Any:
+    """Return the tensor of an outer graph that one of a function's graph stands for; else None."""
+    is_eager = hasattr(tensor, "numpy")
+    captures = () if is_eager else getattr(tensor.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is tensor), None)

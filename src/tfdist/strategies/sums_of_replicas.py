@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.operations_behind import operations_behind
+from tfdist._utils.operations_behind import captured, operations_behind
 
 
 def add_up_assignments(variable: Any) -> None:
@@ -29,26 +29,18 @@ def _is_computed_from(value: Any, variable: Any) -> bool:
         return False
     if tf.executing_eagerly():
         return bool(tf.reduce_any(value != 0))
-    behind = list(operations_behind([value]))
-    reads = (operation for operation in behind if operation.type == "ReadVariableOp")
-    if any(_is_handle(operation.inputs[0], variable) for operation in reads):
-        return True
-    outers = (_outer(output) for operation in behind for output in operation.outputs)
-    symbolic = (outer for outer in outers if outer is not None and not _is_eager(outer))
-    return any(_is_computed_from(outer, variable) for outer in symbolic)
+    values = [value]
+    while values:  # of a graph, and then of those around it
+        behind = list(operations_behind(values))
+        reads = (operation for operation in behind if operation.type == "ReadVariableOp")
+        if any(_is_handle(operation.inputs[0], variable) for operation in reads):
+            return True
+        outers = (captured(output) for operation in behind for output in operation.outputs)
+        values = [outer for outer in outers if outer is not None and not hasattr(outer, "numpy")]
+    return False
 
 
 def _is_handle(tensor: Any, variable: Any) -> bool:
-    while (outer := _outer(tensor)) is not None:
+    while (outer := captured(tensor)) is not None:
         tensor = outer
     return tensor is variable.handle
-
-
-def _is_eager(tensor: Any) -> bool:
-    return hasattr(tensor, "numpy")
-
-
-def _outer(tensor: Any) -> Any:
-    """Return the tensor of an outer graph that a tensor of a function's graph stands for; else None."""
-    captures = () if _is_eager(tensor) else getattr(tensor.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is tensor), None)

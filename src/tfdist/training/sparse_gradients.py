@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.operations_behind import captured
 from tfdist.strategies.gradient_arithmetic import scaled, shaped
 from tfdist.training.sums_and_means_in_graph import is_length, passed_on
 
@@ -152,10 +153,9 @@ def _come_once(rows: tf.Tensor) -> bool:
     rows = passed_on(rows, ("Reshape",))
     if rows.op.type == "Range" or _are_unique(rows):
         return True
-    outer: tf.Tensor | None = rows
-    while outer is not None and not hasattr(outer, "numpy"):
-        rows, outer = outer, _captured(outer)
-    known = tf.get_static_value(rows if outer is None else outer)
+    while (outer := captured(rows)) is not None:
+        rows = outer
+    known = tf.get_static_value(rows)
     return known is not None and len(np.unique(known)) == known.size
 
 
@@ -228,7 +228,7 @@ def _depends_on_examples(tensor: Any) -> bool:
             continue
         seen.add(id(operation))
         if operation.type == "Placeholder":
-            outer = _captured(tensor)
+            outer = captured(tensor)
             if outer is None:
                 return True
             pending.append(outer)
@@ -240,9 +240,3 @@ def _depends_on_examples(tensor: Any) -> bool:
         is_reshape = operation.type == "Reshape"  # its second input is a shape, and moves no value
         pending += operation.inputs[:1] if is_reshape else operation.inputs
     return False
-
-
-def _captured(tensor: tf.Tensor) -> Any:
-    """Return what a placeholder of a graph stands for in the code around it; None of any other tensor."""
-    captures = getattr(tensor.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is tensor), None)
