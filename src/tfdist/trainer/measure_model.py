@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import as_in_keras
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_batches import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
-from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.variables_of_run import optimizer_variables
 
 _BYTES_OF_LABEL = 4

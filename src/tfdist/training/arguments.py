@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.training.keras.compat import keras_of
 
 _OTHER_NAMES = {
     "data": "x",

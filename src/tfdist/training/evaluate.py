@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import in_order
 from tfdist.errors import DataError
 from tfdist.training.arguments import (
     callbacks_of,
@@ -18,7 +19,6 @@ from tfdist.training.arguments import (
 from tfdist.training.data.distribute import known_steps
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
-from tfdist.training.keras.compat import in_order
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
 from tfdist.training.lost_task_errors import public_call

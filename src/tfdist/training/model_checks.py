@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_compiled, layers_of
+from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
-from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.reduction import unpacked
 from tfdist.training.synchronized_layers import has_synchronized_layers

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import as_in_keras, build_for, is_keras_2
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
@@ -28,7 +29,6 @@ from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
-from tfdist.training.keras.compat import as_in_keras, build_for, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.lost_task_errors import public_call

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import keras_of
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
 from tfdist.strategies.current import is_chief_of, made_with
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.logs import as_scalars
 from tfdist.training.replica_times_and_failures import EXAMPLES, record_task_speed
 from tfdist.training.software_and_devices import devices_of, machine, versions

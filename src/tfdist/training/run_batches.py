@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_steps_per_execution
+from tfdist._utils.keras_versions import is_keras_2
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import count
-from tfdist.training.keras.compat import is_keras_2
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.multi_step import Totals
 from tfdist.training.session import Phase

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_private import build_model, build_model_eagerly
+from tfdist._utils.keras_versions import build_for, has_call, is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
@@ -15,7 +16,6 @@ from tfdist.training.data.empty_replicas import batch_of_zeros
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
-from tfdist.training.keras.compat import build_for, has_call, is_keras_2, keras_of
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.keras2_step import Keras2Step

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras
+from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.steps_per_call import StepsPerCall
 
 # The hooks of callbacks within each phase. A callback ends a phase by the attribute stop_PHASE of the model.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import in_order, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
@@ -15,7 +16,6 @@ from tfdist.training.data.check_batch_rows import check_rows
 from tfdist.training.data.prepare_datasets import with_placeholders
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
-from tfdist.training.keras.compat import in_order, keras_of
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
 from tfdist.training.lost_task_errors import public_call

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import ConfigError
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.sharded_variables import built_on_parts, put_together, slots_of_whole_variables
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
+from tfdist._utils.keras_versions import has_call, is_keras_2
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
@@ -43,7 +44,6 @@ from tfdist.training.keras.callback_states import (
     states_of,
     weights_of,
 )
-from tfdist.training.keras.compat import has_call, is_keras_2
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras
+from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError, shown
-from tfdist.training.keras.compat import keras_of
 
 # Public attributes of Keras's callbacks that change during the training.
 _ATTRIBUTES = {

@@ -12,11 +12,11 @@ from tfdist._utils.keras_private import (
     epoch_to_resume,
     epoch_to_resume_keras_2,
 )
+from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.keras.compat import is_keras_2, keras_of
 from tfdist.training.variables_of_run import optimizer_variables, take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on

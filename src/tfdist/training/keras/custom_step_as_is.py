@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import as_in_keras, flat_logs, is_keras_2
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
 from tfdist.training.data.prepare_datasets import with_none
-from tfdist.training.keras.compat import as_in_keras, flat_logs, is_keras_2
 from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals, make_execution

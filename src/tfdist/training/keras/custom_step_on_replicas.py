@@ -25,12 +25,12 @@ from tfdist._utils.keras_private import (
     layers_of,
     optimizer_variables,
 )
+from tfdist._utils.keras_versions import flat_logs
 from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.data.empty_replicas import batch_of_zeros, or_zero, with_an_example
-from tfdist.training.keras.compat import flat_logs
 from tfdist.training.keras.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
 from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph

@@ -4,11 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import as_in_keras
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
-from tfdist.training.keras.compat import as_in_keras
 from tfdist.training.keras.fused_optimizers import fused_keras_2
 from tfdist.training.keras.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.rng import GraphSeed

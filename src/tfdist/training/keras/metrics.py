@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
+from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
 from tfdist.training.sums_and_means_in_graph import adds_one, only_added_to
 

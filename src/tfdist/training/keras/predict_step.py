@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import keras_of
 from tfdist.training.data.empty_replicas import computed_or_zero
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.recording_scopes import recording_scope
 from tfdist.training.keras.rng import Randomness

@@ -21,9 +21,9 @@ from tfdist._utils.keras_private import (
     uncast_value,
     updated_by,
 )
+from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
-from tfdist.training.keras.compat import is_keras_2, keras_of
 
 # The parts of each sharded variable, by its id. They are kept, since an optimizer tells them by identity.
 _PARTS: dict[int, list[Any]] = {}

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import variable_of_tensorflow
+from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
-from tfdist.training.keras.compat import keras_of
 from tfdist.training.keras.metrics import MetricState
 from tfdist.training.model_checks import uses_xla
 from tfdist.training.multi_step import Totals
