@@ -11,8 +11,8 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
 from tfdist.training.keras.sharded_variables import parts_of
-from tfdist.training.reduction import unpacked
-from tfdist.training.synchronized_layers import has_synchronized_layers
+from tfdist.training.replicas.reduction import unpacked
+from tfdist.training.replicas.synchronized_layers import has_synchronized_layers
 
 _log = logging.getLogger("tfdist")
 

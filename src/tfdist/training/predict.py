@@ -24,7 +24,6 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import is_endless, known_steps
-from tfdist.training.data.empty_replicas import if_any, with_an_example
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
@@ -37,7 +36,8 @@ from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.prediction_outputs import decoded, encoded, joined
-from tfdist.training.reduction import batch_size, rows_of, unpacked
+from tfdist.training.replicas.empty_replicas import if_any, with_an_example
+from tfdist.training.replicas.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.stop_together import Stopping

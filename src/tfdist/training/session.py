@@ -12,7 +12,6 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
-from tfdist.training.data.empty_replicas import batch_of_zeros
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
 from tfdist.training.kept_traces import Traces, kinds
@@ -30,7 +29,8 @@ from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.parameter_servers.graphs_for_workers import GraphsOfBatches, WorkerGraph
-from tfdist.training.reduction import unpacked
+from tfdist.training.replicas.empty_replicas import batch_of_zeros
+from tfdist.training.replicas.reduction import unpacked
 from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import dataset_options, device_datasets_made_by
 from tfdist.training.data.dataset_checks import contains_python
-from tfdist.training.reduction import batch_size
+from tfdist.training.replicas.reduction import batch_size
 
 
 def of_batch(dataset: tf.data.Dataset, change: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
 from tfdist.strategies.gradient_arithmetic import shaped, tensors_of, with_values
-from tfdist.training.data.empty_replicas import or_zero
-from tfdist.training.reduction import OfLoss, shared_mean
-from tfdist.training.sparse_gradients import (
+from tfdist.training.replicas.empty_replicas import or_zero
+from tfdist.training.replicas.reduction import OfLoss, shared_mean
+from tfdist.training.replicas.sparse_gradients import (
     have_shared_rows,
     have_unique_rows,
     slices_of_one_process,

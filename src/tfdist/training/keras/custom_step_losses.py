@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.training.data.empty_replicas import or_zero
 from tfdist.training.keras.custom_step_trace_state import ReplicaTrace
 from tfdist.training.keras.loss_normalization import OF_EXAMPLES, Divisor
-from tfdist.training.reduction import rows_of, shares_of
-from tfdist.training.split_into_terms import of_whole, terms_of
+from tfdist.training.replicas.empty_replicas import or_zero
+from tfdist.training.replicas.reduction import rows_of, shares_of
+from tfdist.training.replicas.split_into_terms import of_whole, terms_of
 
 
 def part_of_loss(divisor: Divisor, replica: ReplicaTrace) -> tf.Tensor:

@@ -30,11 +30,9 @@ from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
-from tfdist.training.data.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.keras.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
 from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
 from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
-from tfdist.training.keras.hidden_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.loss_normalization import (
     INEXACT,
@@ -50,8 +48,10 @@ from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
 from tfdist.training.multi_step import Totals
-from tfdist.training.reduction import batch_size, rows_of, shared_mean, shares_of
-from tfdist.training.synchronized_layers import (
+from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
+from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable
+from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
+from tfdist.training.replicas.synchronized_layers import (
     has_synchronized_layers,
     replicas_called_together,
     unweighed,

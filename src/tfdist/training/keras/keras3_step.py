@@ -25,7 +25,6 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
-from tfdist.training.data.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.loss_normalization import (
@@ -56,8 +55,17 @@ from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.reduction import OfLoss, Shared, batch_size, rows_of, shared_mean, shares_of, unpacked
-from tfdist.training.sparse_gradients import (
+from tfdist.training.replicas.empty_replicas import computed_or_zero, if_any, with_an_example
+from tfdist.training.replicas.reduction import (
+    OfLoss,
+    Shared,
+    batch_size,
+    rows_of,
+    shared_mean,
+    shares_of,
+    unpacked,
+)
+from tfdist.training.replicas.sparse_gradients import (
     addends,
     have_shared_rows,
     have_unique_rows,
@@ -66,7 +74,11 @@ from tfdist.training.sparse_gradients import (
     with_replicas_added_up,
     with_rows_summed,
 )
-from tfdist.training.synchronized_layers import has_synchronized_layers, replicas_called_together, weighed
+from tfdist.training.replicas.synchronized_layers import (
+    has_synchronized_layers,
+    replicas_called_together,
+    weighed,
+)
 
 _LOST_LOGS = (
     "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"

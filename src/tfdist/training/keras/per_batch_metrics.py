@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.methods_within_block import methods_replaced
-from tfdist.training.split_into_terms import Term, of_whole, sum_in, terms_of
+from tfdist.training.replicas.split_into_terms import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (
     "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_versions import keras_of
-from tfdist.training.data.empty_replicas import computed_or_zero
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.recording_scopes import recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.reduction import shared_mean
+from tfdist.training.replicas.empty_replicas import computed_or_zero
+from tfdist.training.replicas.reduction import shared_mean
 
 # Returns the numbers and the outputs of the examples in a replica's part of a batch.
 PredictPart: TypeAlias = Callable[[Any], tuple[tf.Tensor, Any]]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.strategies.ps_transfer import PsTransfer, StepTransfer
 from tfdist.training.keras.sharded_variables import parts_of, put_together
-from tfdist.training.reduction import summed_apart
+from tfdist.training.replicas.reduction import summed_apart
 
 
 class PsVariables:

@@ -4,7 +4,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.sparse_gradients import (  # noqa: E402
+from tfdist.training.replicas.sparse_gradients import (  # noqa: E402
     Addend,
     addends,
     dense_where_rows_are_shared,

@@ -10,7 +10,7 @@ from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.errors import DataError
 from tfdist.strategies.gradient_arithmetic import scaled
 from tfdist.strategies.strategy_classes import ring_of
-from tfdist.training.sparse_gradients import summed
+from tfdist.training.replicas.sparse_gradients import summed
 
 # Adds gradients up over the replicas, each scaled by this replica's share; None stays None.
 AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]

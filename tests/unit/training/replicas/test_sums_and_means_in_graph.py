@@ -8,7 +8,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.sums_and_means_in_graph import (  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.replicas.sums_and_means_in_graph import (  # noqa: E402  # after the check that TensorFlow is there
     adds_one,
     is_linear_in,
     only_added_to,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.training.sums_and_means_in_graph import (
+from tfdist.training.replicas.sums_and_means_in_graph import (
     has_rows,
     passed_on,
     reduction_of,
