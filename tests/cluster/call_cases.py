@@ -15,8 +15,8 @@ from tfdist.training.fit import fit
 from tfdist.training.join_cluster import watch_variables
 from tfdist.training.predict import predict
 from tfdist.training.saving import save
-from tfdist.training.steps_per_call import StepsPerCall
-from tfdist.training.stop_together import Agreement
+from tfdist.training.workers.steps_per_call import StepsPerCall
+from tfdist.training.workers.stop_together import Agreement
 
 keras = tf.keras
 BUSY_SECONDS = 40

@@ -12,7 +12,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
 from tfdist.training.arguments import callbacks_of
 from tfdist.training.keras.callbacks import make_callbacks
-from tfdist.training.stop_together import Stopping
+from tfdist.training.workers.stop_together import Stopping
 
 _NOT_ALLOWED = (
     "BackupAndRestore",

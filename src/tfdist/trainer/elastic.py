@@ -25,7 +25,7 @@ from tfdist.coordination.waiting import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost
 from tfdist.trainer.config import Config
 from tfdist.trainer.sections.launch_and_watch import ElasticSection
-from tfdist.training.variables_of_run import take_from_chief
+from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # How many tasks were lost in a row, without a checkpoint in between; it survives the restart of this process.
 _LOSSES = "TFDIST_LOSSES_IN_A_ROW"

@@ -15,7 +15,7 @@ from tfdist.profiling.step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
 from tfdist.training.run_batches import steps_per_execution
-from tfdist.training.steps_per_call import StepsPerCall
+from tfdist.training.workers.steps_per_call import StepsPerCall
 
 _IMAGES_TO_LOOK_AT = 16
 

@@ -54,10 +54,10 @@ from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.lost_task_errors import naming_lost_tasks
-from tfdist.training.print_uncaught_errors import leave_out_errors_of_executors
+from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
+from tfdist.training.error_messages.print_uncaught_errors import leave_out_errors_of_executors
 from tfdist.training.software_and_devices import versions
-from tfdist.training.stop_together import wait_for_all
+from tfdist.training.workers.exchange_numbers import wait_for_all
 
 _IMAGES_TO_CHECK = 16
 _IMAGES_AT_ONCE = 500

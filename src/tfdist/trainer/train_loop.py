@@ -43,8 +43,9 @@ from tfdist.training.replica_times_and_failures import record_task_speed
 from tfdist.training.run_batches import name_steps
 from tfdist.training.session import Phase, Session
 from tfdist.training.software_and_devices import devices_of, machine, versions
-from tfdist.training.stop_together import Agreement, wait_for_all
 from tfdist.training.variables_of_run import State
+from tfdist.training.workers.exchange_numbers import wait_for_all
+from tfdist.training.workers.stop_together import Agreement
 
 _TESTS_IN_A_CALL = 10  # at least
 _log = logging.getLogger("tfdist")

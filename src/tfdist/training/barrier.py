@@ -3,8 +3,8 @@
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import current_strategy
-from tfdist.training.lost_task_errors import public_call
-from tfdist.training.same_call import check_same_call
+from tfdist.training.error_messages.lost_task_errors import public_call
+from tfdist.training.workers.same_call import check_same_call
 
 
 def barrier() -> None:

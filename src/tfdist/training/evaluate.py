@@ -17,14 +17,14 @@ from tfdist.training.arguments import (
     whole_number,
 )
 from tfdist.training.data.distribute import known_steps
+from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.logs import as_logs
-from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.session import Phase, Session
-from tfdist.training.stop_together import Stopping
+from tfdist.training.workers.stop_together import Stopping
 
 
 def evaluate(

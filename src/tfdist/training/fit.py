@@ -10,6 +10,7 @@ from tfdist.launcher.record_events import events_to_file
 from tfdist.training.arguments import callbacks_of, limited, refuse_unknown, strategy_of, verbosity
 from tfdist.training.checkpoints.checkpoint_and_resume import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
+from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs, FitSchedule
 from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
@@ -20,7 +21,6 @@ from tfdist.training.keras.datasets_from_inputs import (
     split,
     validation_parts,
 )
-from tfdist.training.lost_task_errors import public_call
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.session import Session
 

@@ -23,7 +23,7 @@ from tfdist.training.model_checks import has_own
 from tfdist.training.report_progress_to_launcher import FitReports
 from tfdist.training.run_batches import DataPosition, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
-from tfdist.training.stop_together import Stopping
+from tfdist.training.workers.stop_together import Stopping
 
 _PROFILE = "TFDIST_PROFILE"
 

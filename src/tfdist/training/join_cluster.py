@@ -21,13 +21,13 @@ from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outs
 from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
 from tfdist.strategies.strategy_classes import MultiWorkerMirrored
+from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
+from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.lost_task_errors import naming_lost_tasks
 from tfdist.training.predict import predict, predict_on_batch
-from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line
-from tfdist.training.same_call import watch_calls
 from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
+from tfdist.training.workers.same_call import watch_calls
 
 _log = logging.getLogger("tfdist")
 _OF_SERVERS = ("device", "memory_growth", "start_timeout")

@@ -26,11 +26,11 @@ from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import is_endless, known_steps
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
+from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
-from tfdist.training.lost_task_errors import public_call
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
@@ -40,7 +40,7 @@ from tfdist.training.replicas.empty_replicas import if_any, with_an_example
 from tfdist.training.replicas.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
-from tfdist.training.stop_together import Stopping
+from tfdist.training.workers.stop_together import Stopping
 
 # The numbers of some examples, or of a batch, and the outputs for them.
 _Part = tuple[np.ndarray, Any]

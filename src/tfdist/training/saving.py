@@ -12,9 +12,9 @@ from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.write_files import fresh_path, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current import current_strategy, is_chief
-from tfdist.training.lost_task_errors import public_call
-from tfdist.training.same_call import check_same_call
-from tfdist.training.stop_together import wait_for_all
+from tfdist.training.error_messages.lost_task_errors import public_call
+from tfdist.training.workers.exchange_numbers import wait_for_all
+from tfdist.training.workers.same_call import check_same_call
 
 _SUFFIXES = (".keras", ".h5", "")
 

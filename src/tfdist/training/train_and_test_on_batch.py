@@ -15,10 +15,10 @@ from tfdist.training.arguments import strategy_of
 from tfdist.training.data.check_batch_rows import check_rows
 from tfdist.training.data.prepare_datasets import with_placeholders
 from tfdist.training.data.read_by_chief import ChiefData
+from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
-from tfdist.training.lost_task_errors import public_call
 from tfdist.training.session import Cluster, Phase, Session
 from tfdist.training.synchronous_runner import SynchronousRunner
 

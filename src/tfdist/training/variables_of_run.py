@@ -1,17 +1,14 @@
 """Read and assign all variables that training changes, and take their values from the chief."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
-from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import ConfigError
 from tfdist.training.keras.sharded_variables import built_on_parts, put_together, slots_of_whole_variables
 
@@ -88,45 +85,6 @@ class State:
         value = variable_of_tensorflow(variable)
         is_copied = has_mirrored_workers(self._strategy)
         return self._strategy.experimental_local_results(value)[0] if is_copied else value
-
-
-def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, is_chief: bool) -> list[Any]:
-    """Return the chief's values on every worker; all workers must call this function.
-
-    Numbers of up to 53 bits are exact, since they are sent as float64.
-    """
-    if not has_mirrored_workers(strategy):
-        return list(values)
-    with doing(EXCHANGE):
-        chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])
-    local = [strategy.experimental_local_results(value)[0] for value in chief_values]
-    return [
-        tf.cast(received, tf.convert_to_tensor(mine).dtype)
-        for received, mine in zip(local, values, strict=True)
-    ]
-
-
-def take_text_from_chief(strategy: tf.distribute.Strategy, text: str, *, is_chief: bool) -> str:
-    """Return the chief's text, which is not empty, on every worker; all workers must call this function."""
-    mine = np.frombuffer(text.encode(), np.uint8)
-    [size] = take_from_chief(strategy, [len(mine)], is_chief=is_chief)
-    mine = mine if is_chief else np.zeros(int(size), np.uint8)
-    [received] = take_from_chief(strategy, [tf.constant(mine)], is_chief=is_chief)
-    return bytes(np.asarray(received)).decode()
-
-
-@functools.lru_cache(maxsize=1)
-def _make_broadcast(strategy: tf.distribute.Strategy, is_chief: bool) -> Any:
-    """Return the function that takes the chief's values; it is cached, since tracing takes long."""
-
-    def sum_of_replicas(sent: list[tf.Tensor]) -> Any:
-        context = tf.distribute.get_replica_context()
-        # One replica of the chief sends values, the others zeros. (Not a product with 0: 0 times NaN is NaN.)
-        speaks = tf.logical_and(tf.equal(context.replica_id_in_sync_group, 0), is_chief)
-        own = [tf.where(speaks, value, tf.zeros_like(value)) for value in sent]
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-    return tf.function(lambda sent: strategy.run(sum_of_replicas, args=(sent,)), autograph=False)
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:

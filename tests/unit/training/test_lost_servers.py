@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.cluster.config import Task
 from tfdist.coordination.stalled_worker import WorkerExecutions
-from tfdist.training import lost_task_errors
 from tfdist.training.data.count_batches_taken import Execution
+from tfdist.training.error_messages import lost_task_errors
 from tfdist.training.parameter_servers import scheduled_executions
 from tfdist.training.parameter_servers.scheduled_executions import ScheduledExecutions
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist._utils.write_files import remove_partial, storage_errors
 from tfdist.errors import ConfigError, StorageError, TfdistError, shown
 from tfdist.training.checkpoints import checkpoint
-from tfdist.training.variables_of_run import take_text_from_chief
+from tfdist.training.workers.exchange_numbers import take_text_from_chief
 
 
 class Place(msgspec.Struct):

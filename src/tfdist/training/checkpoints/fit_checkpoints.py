@@ -36,6 +36,8 @@ from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
 from tfdist.training.data.distribute import Data
 from tfdist.training.data.resumable_data import ResumableData
+from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks, servers_needed
+from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.keras.callback_states import (
     as_plain,
     check_callbacks,
@@ -45,19 +47,12 @@ from tfdist.training.keras.callback_states import (
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.lost_task_errors import naming_lost_tasks, servers_needed
-from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
-from tfdist.training.same_call import check_same_call
 from tfdist.training.session import Phase, Session
-from tfdist.training.stop_together import Agreement, wait_for_all
-from tfdist.training.variables_of_run import (
-    State,
-    learning_rate,
-    other_optimizers,
-    set_learning_rate,
-    take_from_chief,
-)
+from tfdist.training.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
+from tfdist.training.workers.exchange_numbers import take_from_chief, wait_for_all
+from tfdist.training.workers.same_call import check_same_call
+from tfdist.training.workers.stop_together import Agreement
 
 _EPOCH = "epoch/"  # the prefix of the metrics' values in a checkpoint
 _CALLBACK = "callback/"

@@ -4,21 +4,20 @@ TensorFlow splits a batch by the rows of its first tensor, and loses what others
 """
 
 import logging
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError
 from tfdist.training.data.dataset_checks import contains_python, is_batched_last, zipped_batches
 from tfdist.training.data.prepare_datasets import of_batch
+from tfdist.training.error_messages.uneven_rows import (
+    OTHER_ROWS,
+    UNEQUAL_PARTS,
+    no_row_for_each_example,
+    other_rows,
+)
 
-_EXPECTED = "a row for each example in all tensors of a batch, of which each replica gets a part"
-_REMEDY = "Repeat what is the same for all examples (tf.repeat), or train on one_device"
-_FOUND = "the tensors of a batch have other numbers of rows:"
-_UNEQUAL = "zipped batches do not split into equal parts:"
-_NUMBERS = re.compile(rf"({_FOUND}|{_UNEQUAL})\] \[([\d ]+)")
 _log = logging.getLogger("tfdist")
 
 
@@ -36,10 +35,10 @@ def with_splittable_zips(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dat
         firsts, checks = [], []
         for each in zipped:
             of_one = tf.stack([rows.pop(0) for _ in tf.nest.flatten(each.element_spec)])
-            checks.append(tf.debugging.Assert(tf.reduce_all(of_one == of_one[0]), [_FOUND, of_one], 100))
+            checks.append(tf.debugging.Assert(tf.reduce_all(of_one == of_one[0]), [OTHER_ROWS, of_one], 100))
             firsts.append(of_one[0])
         sizes = tf.stack(firsts)
-        checks.append(tf.debugging.Assert(tf.reduce_all(sizes % replicas == 0), [_UNEQUAL, sizes], 100))
+        checks.append(tf.debugging.Assert(tf.reduce_all(sizes % replicas == 0), [UNEQUAL_PARTS, sizes], 100))
         with tf.control_dependencies(checks):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
@@ -61,7 +60,7 @@ def with_equal_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     def checked(batch: Any) -> Any:
         sizes = tf.stack([_rows(part) for part in tf.nest.flatten(batch)])
-        check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [_FOUND, sizes], summarize=100)
+        check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[0]), [OTHER_ROWS, sizes], summarize=100)
         with tf.control_dependencies([check]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
@@ -75,26 +74,10 @@ def check_rows(tensors: Sequence[Any]) -> None:
         DataError: They do not have the same number of rows.
     """
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise _error("a number without rows")
+        raise no_row_for_each_example("a number without rows")
     known = {number for number in _known_rows(tensors) if number is not None}
     if len(known) > 1:
-        raise _of_rows(known)
-
-
-def uneven_rows(error: Exception) -> DataError | None:
-    """Return what an error of TensorFlow means, if it comes from this check."""
-    found = _NUMBERS.search(str(error))
-    if found is None:
-        return None
-    numbers = list(map(int, found[2].split()))
-    if found[1] == _FOUND:
-        return _of_rows(numbers)
-    return DataError(
-        "the data set",
-        expected="zipped batches of several sizes, of each of which each replica gets an equal part",
-        received=f"batches of {' and '.join(map(str, numbers))} examples",
-        remedy="Use batch(…, drop_remainder=True) with multiples of the number of replicas",
-    )
+        raise other_rows(known)
 
 
 def _known_rows(tensors: Sequence[Any]) -> set[int | None]:
@@ -105,11 +88,3 @@ def _rows(part: Any) -> tf.Tensor:
     if isinstance(part, tf.RaggedTensor):
         return tf.cast(part.nrows(), tf.int64)
     return part.dense_shape[0] if isinstance(part, tf.SparseTensor) else tf.shape(part, tf.int64)[0]
-
-
-def _of_rows(numbers: Iterable[int]) -> DataError:
-    return _error(f"tensors of {' and '.join(map(str, sorted(set(numbers))))} rows")
-
-
-def _error(received: str) -> DataError:
-    return DataError("the data set", expected=_EXPECTED, received=received, remedy=_REMEDY)

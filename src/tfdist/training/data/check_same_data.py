@@ -16,7 +16,7 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.errors import DataError
 from tfdist.training.data.dataset_checks import chain_of, definitions_of
-from tfdist.training.same_call import gathered_in_call, worker_names
+from tfdist.training.workers.same_call import gathered_in_call, worker_names
 
 _PARTS = 8  # of 16 bits
 _SAMPLE = 1 << 22  # elements of an array that are compared; a part of them shows another order

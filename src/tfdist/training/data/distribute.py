@@ -20,7 +20,7 @@ from tfdist.training.data.prepare_datasets import (
 )
 from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data.read_by_workers import WorkersData
-from tfdist.training.same_call import check_same_call
+from tfdist.training.workers.same_call import check_same_call
 
 # TensorFlow ships no types. The type that is meant:
 Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.training.lost_task_errors import silent_tasks
+from tfdist.training.error_messages.lost_task_errors import silent_tasks
 
 _SERVER = "/job:ps/replica:0/task:{}/device:CPU:0"
 _SECONDS_BETWEEN_CHECKS = 1.0

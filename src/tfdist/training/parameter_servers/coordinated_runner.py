@@ -18,7 +18,7 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
 from tfdist.training.data.count_batches_taken import PartsOfData
 from tfdist.training.data.prepare_datasets import untuned_on_devices
-from tfdist.training.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
+from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.scheduled_executions import Answer, ScheduledExecutions

@@ -11,7 +11,7 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.stall_watch import timeout_in_force
 from tfdist.coordination.stalled_worker import WorkerExecutions, end_stalled_worker
 from tfdist.training.data.count_batches_taken import Execution
-from tfdist.training.lost_task_errors import is_lost_worker, named, refusing_tasks
+from tfdist.training.error_messages.lost_task_errors import is_lost_worker, named, refusing_tasks
 
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
 _SECONDS_BETWEEN_LOOKS = 0.02

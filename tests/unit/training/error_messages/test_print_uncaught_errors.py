@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import tensorflow as tf
 from tfdist.errors import ConfigError
-from tfdist.training.print_uncaught_errors import print_own_errors_in_a_line
+from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 print_own_errors_in_a_line()
 print_own_errors_in_a_line()  # changes nothing more
 

@@ -14,9 +14,9 @@ from tfdist.coordination.health import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.data.check_batch_rows import uneven_rows
-from tfdist.training.same_call import in_call, why_out_of_step
-from tfdist.training.size_errors import explaining_sizes
+from tfdist.training.error_messages.size_errors import explaining_sizes
+from tfdist.training.error_messages.uneven_rows import uneven_rows
+from tfdist.training.workers.same_call import in_call, why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import TaskLost
-from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.transport.listen_and_call import ExchangeError
 
 
@@ -33,7 +33,7 @@ def test_an_exchange_that_breaks_is_told_in_one_line_in_a_graph_and_outside(call
 
 ON_THE_CHIEF = """
 import tensorflow as tf
-from tfdist.training.lost_task_errors import naming_lost_tasks
+from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.transport.listen_and_call import ExchangeError
 strategy = tf.distribute.MultiWorkerMirroredStrategy()  # which nothing may precede in its process
 with naming_lost_tasks("predict", strategy):

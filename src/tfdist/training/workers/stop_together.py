@@ -1,6 +1,5 @@
 """Make all workers leave a loop at the same step: when a callback or a signal asks one of them to stop."""
 
-import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +9,9 @@ import tensorflow as tf
 from tfdist._utils.keras_private import is_of_keras
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
-from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
-from tfdist.training.steps_per_call import StepsPerCall
+from tfdist.training.workers.exchange_numbers import sum_over_workers
+from tfdist.training.workers.steps_per_call import StepsPerCall
 
 # The hooks of callbacks within each phase. A callback ends a phase by the attribute stop_PHASE of the model.
 _HOOKS = {
@@ -119,30 +118,3 @@ def _may_stop_within(callback: Any, model: Any, phase: str) -> bool:
         getattr(getattr(callback, hook), "__func__", None) is not getattr(callbacks.Callback, hook)
         for hook in _HOOKS[phase]
     )
-
-
-def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Wait until all workers are here; a worker that ends while others work counts as lost."""
-    if has_mirrored_workers(strategy):
-        with doing(Activity("")):  # the chief may be writing large files
-            sum_over_workers(strategy, 1.0)
-
-
-def sum_over_workers(strategy: tf.distribute.Strategy, values: Any) -> Any:
-    """Return the sum of the workers' numbers; all workers must call this function.
-
-    They are sent as float32, which devices of every kind can exchange.
-    """
-    return _summing(strategy)(tf.constant(values, tf.float32))
-
-
-@functools.lru_cache(maxsize=1)  # tracing takes long
-def _summing(strategy: tf.distribute.Strategy) -> Any:
-    def all_reduce(values: tf.Tensor) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
-
-    def summed(values: tf.Tensor) -> Any:
-        total = strategy.experimental_local_results(strategy.run(all_reduce, args=(values,)))[0]
-        return total / len(strategy.extended.worker_devices)  # each replica adds its worker's value
-
-    return tf.function(summed, autograph=False)

@@ -8,8 +8,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.error_messages.size_errors import explaining_sizes  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.size_errors import explaining_sizes  # noqa: E402
 
 keras = tf.keras
 BATCH = 8

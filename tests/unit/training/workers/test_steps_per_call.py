@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.training import steps_per_call
-from tfdist.training.steps_per_call import StepsPerCall
+from tfdist.training.workers import steps_per_call
+from tfdist.training.workers.steps_per_call import StepsPerCall
 
 
 @pytest.fixture

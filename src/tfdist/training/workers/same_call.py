@@ -17,7 +17,7 @@ from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
 from tfdist.coordination.end_tasks_out_of_step import CallWatch
 from tfdist.errors import ConfigError, first_line
-from tfdist.training.stop_together import sum_over_workers
+from tfdist.training.workers.exchange_numbers import sum_over_workers
 
 _COLUMNS = 10  # a digest has 8, and all exchanges at the beginning of a call have one size
 _KEY = "tfdist/calls/"

@@ -1,0 +1,1 @@
+"""Explain the errors of lost tasks, of sizes and of scripts, in one line each."""
