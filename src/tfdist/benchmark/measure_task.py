@@ -26,7 +26,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import initial_model, steps_per_call, train_batches
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
-from tfdist.training.replica_times_and_failures import computing_seconds
+from tfdist.training.runners.replica_times_and_failures import computing_seconds
 from tfdist.training.session import Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.steps_per_call import StepsPerCall

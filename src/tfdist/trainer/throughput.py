@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Progressed
-from tfdist.training.replica_times_and_failures import milliseconds_of_tasks
+from tfdist.training.runners.replica_times_and_failures import milliseconds_of_tasks
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported

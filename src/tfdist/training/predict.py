@@ -34,11 +34,11 @@ from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
-from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
 from tfdist.training.prediction_outputs import decoded, encoded, joined
 from tfdist.training.replicas.empty_replicas import if_any, with_an_example
 from tfdist.training.replicas.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
+from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.workers.stop_together import Stopping
 

@@ -13,7 +13,7 @@ from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
 from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.logs import as_scalars
-from tfdist.training.replica_times_and_failures import EXAMPLES, record_task_speed
+from tfdist.training.runners.replica_times_and_failures import EXAMPLES, record_task_speed
 from tfdist.training.software_and_devices import devices_of, machine, versions
 
 _SECONDS_BETWEEN_REPORTS = 0.5

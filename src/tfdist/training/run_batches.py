@@ -16,7 +16,7 @@ from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.multi_step import Totals
+from tfdist.training.runners.multi_step import Totals
 from tfdist.training.session import Phase
 
 RAN_OUT = (

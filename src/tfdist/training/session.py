@@ -13,7 +13,7 @@ from tfdist._utils.tf_private import replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.prepare_datasets import with_none
-from tfdist.training.data.read_by_chief import ChiefData, ChiefDataRunner
+from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.kept_traces import Traces, kinds
 from tfdist.training.keras.custom_step_as_is import OwnStep
 from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
@@ -21,17 +21,18 @@ from tfdist.training.keras.keras2_step import Keras2Step
 from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import check_model, check_targets, has_own
-from tfdist.training.multi_step import Totals, make_execution
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
-from tfdist.training.parameter_servers.coordinated_runner import CoordinatedRunner
-from tfdist.training.parameter_servers.graphs_for_workers import GraphsOfBatches, WorkerGraph
+from tfdist.training.parameter_servers.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.replicas.empty_replicas import batch_of_zeros
 from tfdist.training.replicas.reduction import unpacked
-from tfdist.training.synchronous_runner import SynchronousRunner, graph_in_step
+from tfdist.training.runners.chief_data_runner import ChiefDataRunner
+from tfdist.training.runners.coordinated_runner import CoordinatedRunner
+from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGraph
+from tfdist.training.runners.multi_step import Totals, make_execution
+from tfdist.training.runners.synchronous_runner import SynchronousRunner, graph_in_step
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}

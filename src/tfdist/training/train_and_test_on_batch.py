@@ -19,8 +19,8 @@ from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.logs import as_logs
+from tfdist.training.runners.synchronous_runner import SynchronousRunner
 from tfdist.training.session import Cluster, Phase, Session
-from tfdist.training.synchronous_runner import SynchronousRunner
 
 
 class _IteratorOfOneBatch(NamedTuple):

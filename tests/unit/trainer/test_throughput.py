@@ -10,7 +10,7 @@ from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, TaskSpeed
 from tfdist.trainer import throughput
 from tfdist.trainer.throughput import Stragglers, Throughput
-from tfdist.training.replica_times_and_failures import record_task_speed
+from tfdist.training.runners.replica_times_and_failures import record_task_speed
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tfdist.errors import ConfigError
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.model_checks import uses_xla
-from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_times_and_failures import Failure
+from tfdist.training.runners.multi_step import Totals, make_execution
+from tfdist.training.runners.replica_times_and_failures import Failure
 
 
 class OwnStep(KerasStep):

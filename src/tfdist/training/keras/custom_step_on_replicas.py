@@ -44,10 +44,9 @@ from tfdist.training.keras.metrics import MetricState, are_sums
 from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import check_optimizer
-from tfdist.training.multi_step import Totals
+from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
@@ -57,6 +56,7 @@ from tfdist.training.replicas.synchronized_layers import (
     unweighed,
     weighed,
 )
+from tfdist.training.runners.multi_step import Totals
 
 _INEXACT_IN_STEP = (
     "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"

@@ -14,8 +14,8 @@ from tfdist.training.keras.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
 from tfdist.training.model_checks import reductions, uses_xla
-from tfdist.training.multi_step import Totals
 from tfdist.training.replicas.reduction import OfLoss, batch_size, shared_mean, unpacked
+from tfdist.training.runners.multi_step import Totals
 
 _OF_PS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 

@@ -49,11 +49,10 @@ from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all
 from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.keras.step_base import MetricStep, value_of
 from tfdist.training.model_checks import has_own, reductions, uses_xla
-from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
+from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.replicas.reduction import (
@@ -79,6 +78,7 @@ from tfdist.training.replicas.synchronized_layers import (
     replicas_called_together,
     weighed,
 )
+from tfdist.training.runners.multi_step import Totals
 
 _LOST_LOGS = (
     "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.training.keras.recording_scopes import RecordingScope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.sharded_variables import parts_of
 from tfdist.training.model_checks import is_alone
+from tfdist.training.parameter_servers.sharded_variables import parts_of
 
 _AVERAGED = (
     "layer state %s has aggregation='sum'; each replica writes it for its part of a batch, and it becomes the"

@@ -12,10 +12,10 @@ from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
 from tfdist.training.keras.metrics import MetricState
 from tfdist.training.model_checks import uses_xla
-from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.replica_times_and_failures import Failure, ReplicaStats
+from tfdist.training.runners.multi_step import Totals
+from tfdist.training.runners.replica_times_and_failures import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tfdist")

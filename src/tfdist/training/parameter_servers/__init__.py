@@ -1,1 +1,1 @@
-"""Train with variables on parameter servers: run steps on workers, each at its own pace."""
+"""Read and write variables on parameter servers, whole, in shards or by rows, and count what is applied."""

@@ -4,8 +4,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.multi_step import Totals, make_execution  # noqa: E402
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun  # noqa: E402
+from tfdist.training.runners.multi_step import Totals, make_execution  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

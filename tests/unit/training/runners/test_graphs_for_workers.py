@@ -5,7 +5,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.parameter_servers.graphs_for_workers import PackedResults  # noqa: E402
+from tfdist.training.runners.graphs_for_workers import PackedResults  # noqa: E402
 
 
 class Both(NamedTuple):

@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies.sharded_variable import Partitioner, Sharded  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.sharded_variables import check_parts, parts_of, variables_read_in_place  # noqa: E402
+from tfdist.training.parameter_servers.sharded_variables import check_parts, parts_of, variables_read_in_place  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras

@@ -3,8 +3,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from tfdist.training.multi_step import Totals, make_execution
-from tfdist.training.replica_times_and_failures import EXAMPLES, SECONDS, STEPS, Failure, ReplicaStats
+from tfdist.training.runners.multi_step import Totals, make_execution
+from tfdist.training.runners.replica_times_and_failures import EXAMPLES, SECONDS, STEPS, Failure, ReplicaStats
 
 
 @pytest.fixture

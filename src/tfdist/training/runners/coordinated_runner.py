@@ -19,10 +19,10 @@ from tfdist.errors import TaskLost
 from tfdist.training.data.count_batches_taken import PartsOfData
 from tfdist.training.data.prepare_datasets import untuned_on_devices
 from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
-from tfdist.training.multi_step import Totals
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
-from tfdist.training.parameter_servers.scheduled_executions import Answer, ScheduledExecutions
 from tfdist.training.parameter_servers.variable_cache import new_call
+from tfdist.training.runners.multi_step import Totals
+from tfdist.training.runners.scheduled_executions import Answer, ScheduledExecutions
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4

@@ -9,8 +9,8 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.training.data.count_batches_taken import Execution
 from tfdist.training.error_messages import lost_task_errors
-from tfdist.training.parameter_servers import scheduled_executions
-from tfdist.training.parameter_servers.scheduled_executions import ScheduledExecutions
+from tfdist.training.runners import scheduled_executions
+from tfdist.training.runners.scheduled_executions import ScheduledExecutions
 
 
 def test_a_task_that_refuses_connections_is_named(monkeypatch):

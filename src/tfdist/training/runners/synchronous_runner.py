@@ -10,7 +10,7 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
 from tfdist.training.data.prepare_datasets import untuned_on_devices
-from tfdist.training.multi_step import Totals, make_execution
+from tfdist.training.runners.multi_step import Totals, make_execution
 
 _ALL = 2**31 - 1
 _OPENING = Activity("opening its data")

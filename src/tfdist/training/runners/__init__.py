@@ -1,0 +1,1 @@
+"""Run the executions of an epoch: on replicas in step, or on asynchronous workers."""
