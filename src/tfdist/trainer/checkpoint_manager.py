@@ -14,7 +14,7 @@ from tfdist.trainer.run_history import RunHistory
 from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
-from tfdist.training.variables_of_run import State
+from tfdist.training.keras.variables_of_run import State
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 _log = logging.getLogger("tfdist")

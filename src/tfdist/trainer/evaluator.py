@@ -20,9 +20,9 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.training.evaluate import run_tests
-from tfdist.training.logs import as_scalars, as_text
+from tfdist.training.keras.variables_of_run import State
+from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.session import Session
-from tfdist.training.variables_of_run import State
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each

@@ -15,7 +15,7 @@ from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_batches import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
-from tfdist.training.variables_of_run import optimizer_variables
+from tfdist.training.keras.variables_of_run import optimizer_variables
 
 _BYTES_OF_LABEL = 4
 

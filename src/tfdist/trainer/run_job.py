@@ -56,7 +56,7 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import leave_out_errors_of_executors
-from tfdist.training.software_and_devices import versions
+from tfdist.training.reports.software_and_devices import versions
 from tfdist.training.workers.exchange_numbers import wait_for_all
 
 _IMAGES_TO_CHECK = 16

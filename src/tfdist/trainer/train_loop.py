@@ -37,13 +37,13 @@ from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.logs import as_scalars, as_text
+from tfdist.training.keras.variables_of_run import State
+from tfdist.training.reports.logs import as_scalars, as_text
+from tfdist.training.reports.software_and_devices import devices_of, machine, versions
 from tfdist.training.run_batches import name_steps
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_failures import record_task_speed
 from tfdist.training.session import Phase, Session
-from tfdist.training.software_and_devices import devices_of, machine, versions
-from tfdist.training.variables_of_run import State
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.stop_together import Agreement
 

@@ -18,10 +18,10 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.data.distribute import known_steps
 from tfdist.training.error_messages.lost_task_errors import public_call
-from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
-from tfdist.training.logs import as_logs
+from tfdist.training.keras.kept_traces import traces_kept
+from tfdist.training.reports.logs import as_logs
 from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping

@@ -12,7 +12,6 @@ from tfdist.training.checkpoints.checkpoint_and_resume import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs, FitSchedule
-from tfdist.training.kept_traces import traces_kept
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import (
     epoch_hooks,
@@ -21,6 +20,7 @@ from tfdist.training.keras.datasets_from_inputs import (
     split,
     validation_parts,
 )
+from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.run_batches import DataPosition
 from tfdist.training.session import Session
 

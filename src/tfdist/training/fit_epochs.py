@@ -18,9 +18,9 @@ from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
 from tfdist.training.data.distribute import Data, known_steps
 from tfdist.training.evaluate import run_tests
-from tfdist.training.logs import as_logs
-from tfdist.training.model_checks import has_own
-from tfdist.training.report_progress_to_launcher import FitReports
+from tfdist.training.keras.model_checks import has_own
+from tfdist.training.reports.logs import as_logs
+from tfdist.training.reports.report_progress_to_launcher import FitReports
 from tfdist.training.run_batches import DataPosition, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping

@@ -27,11 +27,11 @@ from tfdist.training.data.distribute import is_endless, known_steps
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
-from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
+from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
+from tfdist.training.keras.model_checks import check_states, has_own
 from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
-from tfdist.training.model_checks import check_states, has_own
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.prediction_outputs import decoded, encoded, joined

@@ -16,9 +16,9 @@ from tfdist.training.data.check_batch_rows import check_rows
 from tfdist.training.data.prepare_datasets import with_placeholders
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
-from tfdist.training.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.datasets_from_inputs import length, made_data
-from tfdist.training.logs import as_logs
+from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
+from tfdist.training.reports.logs import as_logs
 from tfdist.training.runners.synchronous_runner import SynchronousRunner
 from tfdist.training.session import Cluster, Phase, Session
 

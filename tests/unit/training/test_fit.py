@@ -20,7 +20,7 @@ from training_helpers import batches, points  # noqa: E402
 
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.model_checks import check_states  # noqa: E402
+from tfdist.training.keras.model_checks import check_states  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras

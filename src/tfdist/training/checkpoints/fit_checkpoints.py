@@ -47,9 +47,9 @@ from tfdist.training.keras.callback_states import (
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
+from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.session import Phase, Session
-from tfdist.training.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
 from tfdist.training.workers.exchange_numbers import take_from_chief, wait_for_all
 from tfdist.training.workers.same_call import check_same_call
 from tfdist.training.workers.stop_together import Agreement

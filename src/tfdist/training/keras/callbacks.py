@@ -17,7 +17,7 @@ from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.variables_of_run import optimizer_variables
+from tfdist.training.keras.variables_of_run import optimizer_variables
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on

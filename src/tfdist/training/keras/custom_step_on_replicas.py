@@ -41,11 +41,11 @@ from tfdist.training.keras.loss_normalization import (
     recorded_divisors,
 )
 from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.model_checks import check_optimizer
 from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.step_base import MetricStep, value_of
-from tfdist.training.model_checks import check_optimizer
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable

@@ -11,9 +11,9 @@ from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.fused_optimizers import fused_keras_2
 from tfdist.training.keras.keras2_masks import masks_of_whole_batch
+from tfdist.training.keras.model_checks import reductions, uses_xla
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.step_base import KerasStep
-from tfdist.training.model_checks import reductions, uses_xla
 from tfdist.training.replicas.reduction import OfLoss, batch_size, shared_mean, unpacked
 from tfdist.training.runners.multi_step import Totals
 

@@ -45,12 +45,12 @@ from tfdist.training.keras.loss_normalization import (
     weight_of,
 )
 from tfdist.training.keras.metrics import are_sums
+from tfdist.training.keras.model_checks import has_own, reductions, uses_xla
 from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.step_base import MetricStep, value_of
-from tfdist.training.model_checks import has_own, reductions, uses_xla
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.recording_scopes import RecordingScope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.model_checks import is_alone
 from tfdist.training.parameter_servers.sharded_variables import parts_of
 
 _AVERAGED = (

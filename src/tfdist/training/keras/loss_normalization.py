@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist._utils.methods_within_block import methods_replaced
 from tfdist.errors import ConfigError
-from tfdist.training.model_checks import has_own
+from tfdist.training.keras.model_checks import has_own
 from tfdist.training.replicas.split_into_terms import Term, sum_in, terms_of
 from tfdist.training.replicas.sums_and_means_in_graph import (
     has_chosen_rows,

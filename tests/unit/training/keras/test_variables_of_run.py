@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies.sharded_variable import Partitioner  # noqa: E402
-from tfdist.training.variables_of_run import State  # noqa: E402
+from tfdist.training.keras.variables_of_run import State  # noqa: E402
 
 keras = tf.keras
 IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"

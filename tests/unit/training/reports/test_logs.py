@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfdist.training.logs import as_logs, as_text
+from tfdist.training.reports.logs import as_logs, as_text
 
 
 def test_logs_are_numbers_of_python_or_arrays_in_the_order_of_names():

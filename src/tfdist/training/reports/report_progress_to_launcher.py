@@ -12,9 +12,9 @@ from tfdist._utils.keras_versions import keras_of
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
 from tfdist.strategies.current import is_chief_of, made_with
-from tfdist.training.logs import as_scalars
+from tfdist.training.reports.logs import as_scalars
+from tfdist.training.reports.software_and_devices import devices_of, machine, versions
 from tfdist.training.runners.replica_times_and_failures import EXAMPLES, record_task_speed
-from tfdist.training.software_and_devices import devices_of, machine, versions
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 _WINDOW_SECONDS = 10.0  # of the speed that is reported

@@ -17,9 +17,9 @@ from tfdist.launcher.run_events import (  # noqa: E402
     TaskSpeed,
 )
 from tfdist.strategies import current  # noqa: E402
-from tfdist.training import report_progress_to_launcher  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.report_progress_to_launcher import FitReports  # noqa: E402
+from tfdist.training.reports import report_progress_to_launcher  # noqa: E402
+from tfdist.training.reports.report_progress_to_launcher import FitReports  # noqa: E402
 
 keras = tf.keras
 

@@ -1,0 +1,1 @@
+"""Report the results and the progress of a run, and what it runs on."""
