@@ -123,14 +123,27 @@ class Pods:
         return "\n".join(texts)
 
     def evict(self, role: str) -> None:
-        """Tell the first pod of a role to end, as a drain of its node does."""
-        pod = next(pod for pod in self.pods if pod.role == role)
+        """End the first pod of a role within its grace, as a drain of its node does."""
+        pod = self._first(role)
         pod.is_evicted = True
-        self.docker.run("docker", "kill", "--signal=TERM", pod.container)
+        self.docker.run("docker", "stop", pod.container)
+
+    def lose_node(self, role: str) -> None:
+        """Kill the first pod of a role with its node, which Kubernetes reports as a disruption."""
+        self._first(role).is_evicted = True
+        self.kill(role)
 
     def kill(self, role: str) -> None:
         """Kill the process of the first pod of a role."""
-        self.docker.kill(next(pod for pod in self.pods if pod.role == role).container)
+        self.docker.kill(self._first(role).container)
+
+    def end(self) -> None:
+        """End the pods that still run, as their controllers do after the job."""
+        for pod in self.pods:
+            self._stop(pod)
+
+    def _first(self, role: str) -> Pod:
+        return next(pod for pod in self.pods if pod.role == role)
 
     # -- what there is --
 

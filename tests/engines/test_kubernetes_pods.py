@@ -72,7 +72,8 @@ def test_indexed_jobs_train_to_the_export_and_all_end_with_0(docker, rendered, t
 
 
 @pytest.mark.again
-def test_a_jobset_starts_all_tasks_again_after_an_eviction_and_loses_no_step(docker, rendered, tmp_path):
+@pytest.mark.parametrize("engine", ["kubernetes", "jobset"])
+def test_an_eviction_loses_no_step_and_the_others_wait_in_their_pods(docker, rendered, tmp_path, engine):
     checkpoints = tmp_path / "volume" / "runs" / "train" / "checkpoints"
     evicted = []
 
@@ -81,13 +82,11 @@ def test_a_jobset_starts_all_tasks_again_after_an_eviction_and_loses_no_step(doc
             evicted.append("worker")
             pods.evict("worker")
 
-    with running_pods(docker, rendered("jobset", SERVERS, steps=120), tmp_path / "volume") as pods:
+    with running_pods(docker, rendered(engine, SERVERS, steps=120), tmp_path / "volume") as pods:
         verdict, logs = pods.run(3 * SECONDS, evict_once), pods.logs()
     assert verdict == "succeeded", logs
-    assert evicted
-    assert pods.restarts == 1
-    [chief] = [pod for pod in pods.pods if pod.role == "chief"]
-    assert chief.statuses == [138, 0], logs
+    statuses = {pod.role: pod.statuses for pod in pods.pods}
+    assert (statuses["chief"], statuses["worker"][:1], pods.restarts) == ([0], [138], 0), logs
     found = report(tmp_path / "volume")
     assert (found["steps"], found["starts"], found["steps_lost"]) == (120, 2, 0)
 

@@ -1,4 +1,4 @@
-"""Run a command as one task, in a container of Vertex AI, SageMaker or Compose.
+"""Run a command as one task, in a container of Kubernetes, Compose, Vertex AI or SageMaker.
 
     python -m tfdist.engines.container_entrypoint python -m tfdist.train --config {config}
 
@@ -6,6 +6,10 @@ With TFDIST_RESTARTS, it starts the command again after exit status 138, and aft
 has not passed on: that many times, which each new checkpoint renews. Tasks that do not see the chief's files
 know no checkpoints. But whenever one of them is lost, the chief ends too, or continues without it. So they
 count only losses soon after a start, which may come before the chief knows of them.
+
+If all tasks see the file of the chief's last checkpoint, the chief's container writes a mark beside it when
+the chief has ended with 0. A ps or a worker that starts again after that would wait for its chief for ten
+minutes. It ends with 0.
 
 In clouds the config comes in environment variables. It is written to a file, whose name is passed for the
 word {config}. On SageMaker this also does what no part of the service does:
@@ -16,6 +20,7 @@ word {config}. On SageMaker this also does what no part of the service does:
 - It writes why the task has failed to the file that the service shows.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,9 +38,13 @@ from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
 
+ENTRYPOINT = ("python", "-m", "tfdist.engines.container_entrypoint")
 RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again without a new checkpoint
 SAVED_STEP_FILE = "TFDIST_SAVED_STEP_FILE"  # the file of the chief's last checkpoint, where all tasks see it
 NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
+_CHIEF_ENDED = "chief_ended"  # the mark of the chief's end with 0
+_SECONDS_TO_END_BY_ITSELF = 60.0  # after the chief's end, which tells the tasks that serve it to end
+_SECONDS_BETWEEN_LOOKS = 2.0
 _CONFIG = "TFDIST_CONFIG_"
 _PIECE = 512  # bytes of a variable, SageMaker's limit
 MOST_BYTES = 60 * _PIECE  # SageMaker and Vertex AI take 100 variables
@@ -75,12 +84,20 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
         cluster = ClusterConfig.from_environment(environ=environ)
         if "SM_RESOURCE_CONFIG" in environ:
             print(f"tfdist: this container is {cluster.task}", flush=True)
+        shared = environ.get(SAVED_STEP_FILE)
+        mark = Path(shared).with_name(_CHIEF_ENDED) if shared else None
         if cluster.is_chief:
             saved = Path(environ.setdefault(SAVED_STEP_FILE, str(Path(folder, SAVED_STEP))))
             environ.setdefault(PROGRESS_FILE, str(saved.with_name("progress.json")))
             with storage_errors(saved.parent):
                 saved.parent.mkdir(parents=True, exist_ok=True)
-        status, end = _RestartedCommand(words, environ).run(int(environ.get(RESTARTS, 0)))
+                if mark:
+                    mark.unlink(missing_ok=True)
+        served = mark if cluster.serves else None
+        status, end = _RestartedCommand(words, environ, served).run(int(environ.get(RESTARTS, 0)))
+        if mark and cluster.is_chief and status == 0:
+            with contextlib.suppress(OSError):  # the others then wait, and end all the same
+                mark.touch()
     failure = failure_file(environ)
     if status and failure is not None and not failure.exists():
         write_failure(environ, f"{' '.join(command)} {end}")
@@ -88,10 +105,16 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 class _RestartedCommand:
-    """A command that is started again when it is lost, and gets the signals of this process."""
+    """A command that is started again when it is lost, and gets the signals of this process.
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._words, self._environ = words, environ
+    If it serves a chief, this process does not start it again after the mark of that chief's end, and ends it
+    if it does not end by itself.
+    """
+
+    def __init__(
+        self, words: Sequence[str], environ: Mapping[str, str], chief_ended: Path | None = None
+    ) -> None:
+        self._words, self._environ, self._chief_ended = words, environ, chief_ended
         path = environ.get(SAVED_STEP_FILE)
         self._saved_step = Path(path) if path else None
         self._told: int | None = None  # the signal that this process has received
@@ -114,6 +137,9 @@ class _RestartedCommand:
             is_lost = status == LOST or 128 < status <= 128 + max(signal.valid_signals())
             if not is_lost or self._told is not None or RESTARTS not in self._environ:
                 return status, f"exited with {status}"
+            if self._is_chief_done():
+                print(f"tfdist: the command ended with {status} after the chief has ended", flush=True)
+                return 0, "ended after the chief"
             if not left:
                 end = f"ended with {status}, and no restart is left"
                 print(f"tfdist: the command {end}", flush=True)
@@ -122,6 +148,9 @@ class _RestartedCommand:
             print(f"tfdist: the command ended with {status}: start {start} in {pause:g} s", flush=True)
             if self._is_told_within(pause):
                 return status, f"exited with {status}"
+
+    def _is_chief_done(self) -> bool:
+        return self._chief_ended is not None and self._chief_ended.exists()
 
     def _is_told_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -144,8 +173,23 @@ class _RestartedCommand:
             raise ConfigError(shown(self._words[0]), error.strerror or str(error), remedy=remedy) from None
         if self._told is not None:
             self._process.send_signal(self._told)
-        status = self._process.wait()
+        status = self._wait(self._process)
         return 128 - status if status < 0 else status
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait until the command has ended; end it if its chief ended some time ago."""
+        if self._chief_ended is None:
+            return process.wait()
+        done_at: float | None = None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_SECONDS_BETWEEN_LOOKS)
+            now = time.monotonic()
+            done_at = (done_at or now) if self._is_chief_done() else None
+            if done_at is not None and now - done_at >= 2 * _SECONDS_TO_END_BY_ITSELF:
+                process.kill()
+            elif done_at is not None and now - done_at >= _SECONDS_TO_END_BY_ITSELF:
+                process.terminate()
 
     def _pass_on(self, number: int, _: Any) -> None:
         self._told = number

@@ -149,6 +149,54 @@ def test_the_chief_alone_writes_its_progress_into_the_run(tmp_path, monkeypatch,
     assert saved.parent.is_dir() == has_file
 
 
+WAITS_FOR_ITS_CHIEF = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(138)); time.sleep(600)"
+
+
+def a_task(folder, task):
+    """Return the variables of a task whose container sees the file of the chief's last checkpoint."""
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    return {
+        **os.environ,
+        "TFDIST_RESTARTS": "2",
+        "TFDIST_SAVED_STEP_FILE": str(folder / "saved_step"),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}),
+    }
+
+
+@pytest.mark.parametrize(("status", "is_marked"), [(0, True), (2, False), (138, False)])
+def test_the_chiefs_container_marks_its_clean_end_alone(tmp_path, monkeypatch, status, is_marked):
+    monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    mark = tmp_path / "chief_ended"
+    mark.touch()  # of an end before
+    code = f"import os, sys; assert not os.path.exists({str(mark)!r}); sys.exit({status})"
+    main([sys.executable, "-c", code], a_task(tmp_path, "chief"))
+    assert mark.exists() == is_marked
+
+
+@pytest.mark.parametrize("task", ["worker", "ps"])
+def test_a_task_that_starts_after_the_chiefs_clean_end_does_not_wait_for_it(tmp_path, monkeypatch, task):
+    monkeypatch.setattr(container_entrypoint, "_SECONDS_TO_END_BY_ITSELF", 0.0)
+    monkeypatch.setattr(container_entrypoint, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "chief_ended").touch()
+    assert main([sys.executable, "-c", WAITS_FOR_ITS_CHIEF], a_task(tmp_path, task)) == 0
+
+
+def test_a_lost_task_is_not_started_again_after_the_chiefs_clean_end(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "chief_ended").touch()
+    code = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
+    assert main([sys.executable, "-c", code], a_task(tmp_path, "worker")) == 0
+    assert capfd.readouterr().out == "up\ntfdist: the command ended with 137 after the chief has ended\n"
+
+
+def test_a_mistake_after_the_chiefs_clean_end_stays_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "chief_ended").touch()
+    assert main([sys.executable, "-c", "raise SystemExit(2)"], a_task(tmp_path, "worker")) == 2
+
+
 def test_without_a_number_of_restarts_the_status_is_that_of_the_command(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert "TFDIST_RESTARTS" not in os.environ

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tfdist.cluster.roles_and_sizes import ROLES
+from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, did_you_mean, shown
@@ -62,7 +63,7 @@ def task_command(job: Job, name: str, changes: Sequence[str] = ()) -> list[str]:
             words[at] = str(job.folder / name)
     if job.config is not None:
         words += [f"--set={change}" for change in changes]
-    return ["python", "-m", "tfdist.engines.container_entrypoint", *words]
+    return [*ENTRYPOINT, *words]
 
 
 def new_name(job: Job) -> str:

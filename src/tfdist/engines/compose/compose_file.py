@@ -17,7 +17,7 @@ import yaml
 from tfdist._utils.user_paths import expanded_path
 from tfdist._utils.write_files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines.container_entrypoint import RESTARTS, SAVED_STEP_FILE
+from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job
 from tfdist.engines.logs_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, with_options
@@ -29,7 +29,6 @@ _PORT = 2222
 _PROJECT = "\0project"  # stands for the name of the project, which Compose knows
 _CONFIG = "/etc/tfdist/config.yaml"
 _SECRET = "/run/secrets/secret"  # noqa: S105
-_ENTRYPOINT = ("python", "-m", "tfdist.engines.container_entrypoint")
 _OWN_KEYS = {
     "command": "Leave it out",
     "configs": "Leave it out",
@@ -152,7 +151,7 @@ def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
     words = job.words(python="python", run_dir=str(folder_of_runs(job) / _PROJECT), config=_CONFIG)
     task: dict[str, Any] = {
         "image": section.image,
-        "command": [_escaped(word) for word in (*_ENTRYPOINT, *words)],
+        "command": [_escaped(word) for word in (*ENTRYPOINT, *words)],
         "init": True,
         "restart": "no",
         "stop_grace_period": f"{section.stop_grace_period}s",

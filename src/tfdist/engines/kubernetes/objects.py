@@ -7,11 +7,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job, without_references
+from tfdist.engines.logs_and_exit_status import saved_step_path
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection
@@ -108,14 +111,17 @@ class Application:
         Args:
             role: The role.
             pod: The template of its pods.
-            restarts: How often each task is started again; with 0, the Job fails with the first lost task.
+            restarts: How often each pod is made again; with 0, the Job fails with the first lost pod.
         """
-        counted = sorted([LOST, *(_SIGNALS if role in self.job.alone else ())])
+        counted = list(_SIGNALS) if role in self.job.alone else []
+        known = sorted([LOST, *counted])
         rules = [
             # Evicted, or drained from its node: Kubernetes makes the pod again, without counting that.
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            {"action": "Count", "onExitCodes": {"operator": "In", "values": counted}},
-            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": counted}},
+            # Told to end by somebody else. The pod itself starts a lost task again, and counts that.
+            {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [LOST]}},
+            *([{"action": "Count", "onExitCodes": {"operator": "In", "values": counted}}] if counted else []),
+            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": known}},
         ]
         count = self.job.counts[role]
         return {
@@ -180,12 +186,21 @@ class Application:
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
         job = replace(self.job, command=tuple(map(without_references, self.job.command)))
         roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
-        values = {**_PATHS, LOG_PROGRESS: "1", **self.job.thread_variables, **roles, **self.section.env}
+        own = {
+            **_PATHS,
+            LOG_PROGRESS: "1",
+            RESTARTS: str(self.section.restarts),
+            SAVED_STEP_FILE: str(saved_step_path(Path(run_dir))),
+        }
+        values = {**own, **self.job.thread_variables, **roles, **self.section.env}
         secret = {"secretKeyRef": {"name": self.name, "key": _SECRET}}
         container: Object = {
             "name": name,
             "image": self.section.image,
-            "command": list(job.words(python="python", run_dir=run_dir, config=f"{_CONFIG}/{_CONFIG_KEY}")),
+            "command": [
+                *ENTRYPOINT,
+                *job.words(python="python", run_dir=run_dir, config=f"{_CONFIG}/{_CONFIG_KEY}"),
+            ],
             "env": [
                 *(() if self.job.is_single else variables),
                 *({"name": key, "value": value} for key, value in values.items()),

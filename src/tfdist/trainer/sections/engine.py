@@ -69,7 +69,7 @@ class KubernetesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     image_pull_secrets: Annotated[list[str], doc("Names of Secrets with which the image is pulled.")] = []
     user: Annotated[int, doc("The user and group, by number, of the tasks.", ge=1)] = 1000
     restarts: Annotated[
-        int, doc("How often a task, or the whole job, starts again after it has ended with 138.", ge=0)
+        int, doc("How often a lost task starts again without a new checkpoint in between.", ge=0)
     ] = 3
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tfdist.engines import read_logs
+from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes import kubectl as kubectl_module
@@ -72,7 +73,7 @@ def passed_on(word, **variables):
 def test_words_of_the_user_reach_the_tasks_as_they_are(engine, word):
     for pod in pods(engine, job("bash", "-c", word, RUN_DIR)).values():
         *words, run_dir = pod["spec"]["containers"][0]["command"]
-        assert [passed_on(each, HOME="/root") for each in words] == ["bash", "-c", word]
+        assert [passed_on(each, HOME="/root") for each in words] == [*ENTRYPOINT, "bash", "-c", word]
         assert passed_on(run_dir, JOBSET_NAME="my-train-2") == "/tfdist/runs/my-train-2"
 
 
@@ -87,12 +88,16 @@ def test_every_pod_gets_command_config_secret_and_shared_folder(engine, config):
     for role, pod in pods(engine, made).items():
         [container] = pod["spec"]["containers"]
         assert container["command"] == [
+            *ENTRYPOINT,
             *("python", "-m", "tfdist.train", "--config", "/etc/tfdist/config.yaml"),
             *("--run_dir", f"/tfdist/runs/{run_dir}"),
         ]
         values = {one["name"]: one.get("value") for one in container["env"]}
         assert values["TFDIST_ROLES"] == "chief=1,ps=1,worker=2"
         assert values["TFDIST_CACHE_DIR"].startswith("/tfdist/")
+        # The pod sees each new checkpoint, which renews the restarts of its task.
+        assert values["TFDIST_SAVED_STEP_FILE"] == f"/tfdist/runs/{run_dir}/logs/saved_step"
+        assert values["TFDIST_RESTARTS"] == "3"
         assert secret["stringData"]["TFDIST_SECRET"] not in str(pod)
         assert pod["spec"]["terminationGracePeriodSeconds"] >= 30
         assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == role
@@ -117,7 +122,9 @@ def test_a_script_needs_no_config(engine):
     made = job("python", "my script.py", "--flag=$HOME")
     assert ("ConfigMap", "my-train-2") not in objects(engine, made)
     for pod in pods(engine, made).values():
-        assert pod["spec"]["containers"][0]["command"] == ["python", "my script.py", "--flag=$HOME"]
+        assert pod["spec"]["containers"][0]["command"] == [
+            *(*ENTRYPOINT, "python", "my script.py", "--flag=$HOME")
+        ]
 
 
 def test_a_role_has_the_resources_of_all_that_it_does_not_name():
@@ -170,15 +177,18 @@ def test_the_claim_is_shared_and_can_be_there_already():
     assert "{'claimName': 'mine'}" in str(found["Job", "my-train-2-ps"])
 
 
-def test_138_is_started_again_and_other_statuses_fail():
+def test_a_pod_that_was_told_to_end_is_made_again_without_a_limit_and_other_statuses_fail():
     found = objects("kubernetes", job(restarts=5, alone=("worker",)))
-    for role, counted in {"chief": [138], "ps": [138], "worker": [134, 135, 137, 138, 139, 143]}.items():
+    signals = [134, 135, 137, 139, 143]
+    for role, counted in {"chief": [], "ps": [], "worker": signals}.items():
         spec = found["Job", f"my-train-2-{role}"]["spec"]
         assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (5, 0)
-        ignored, again, fails = spec["podFailurePolicy"]["rules"]
-        assert (ignored["action"], again["action"], fails["action"]) == ("Ignore", "Count", "FailJob")
-        assert again["onExitCodes"] == {"operator": "In", "values": counted}
-        assert fails["onExitCodes"] == {"operator": "NotIn", "values": counted}
+        evicted, told, *again, fails = spec["podFailurePolicy"]["rules"]
+        assert [evicted["action"], told["action"], fails["action"]] == ["Ignore", "Ignore", "FailJob"]
+        assert told["onExitCodes"] == {"operator": "In", "values": [138]}
+        assert [rule["action"] for rule in again] == ["Count"] * bool(counted)
+        assert [rule["onExitCodes"]["values"] for rule in again] == [counted] * bool(counted)
+        assert fails["onExitCodes"] == {"operator": "NotIn", "values": sorted([138, *counted])}
 
 
 def test_a_jobset_starts_all_again_but_a_role_alone():
