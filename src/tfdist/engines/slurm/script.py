@@ -41,9 +41,9 @@ passes_on=$(scontrol show config 2> /dev/null | grep -o proctrack/cgroup)
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
 task=(bash -c '{task}' "$run_dir" "$ends" "$passes_on" \\
     {command})
-{step}
+{watch}{step}
 status=$?
-{decision}
+{unwatch}{decision}
 rm -rf "$ends"
 echo $status > "$run_dir/exit_status"
 # {lost}: all is saved, and the same command continues. A new checkpoint renews the restarts.
@@ -105,6 +105,17 @@ _ALONE = """\
         echo "Lost with status $status: start $starts of this task alone"
         run "$@"
     done"""
+# A task of these roles does not end with the others: an evaluator waits for the next checkpoint.
+_WATCH = """\
+(
+    until [ -L "$ends/first" ]; do sleep 5; done
+    sleep {grace}
+    if [ "$(readlink "$ends/{lead}")" != 0 ]; then scancel --signal=TERM "$SLURM_JOB_ID"; fi
+) > /dev/null 2>&1 &
+watch=$!
+"""
+_UNWATCH = "kill $watch 2> /dev/null\n"
+_GRACE = 60  # seconds in which the tasks that cannot do without a lost one save their work and end
 _DECISION = """\
 # As the launcher decides: a restart helps if a signal has ended a task, or its status is {lost}. It does not
 # if a task has ended with another status, unless one that a signal has ended was the first to fail.
@@ -145,17 +156,19 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
     section = job.section.slurm
     python = section.python or sys.executable
     words = job.words(python=python, run_dir=SHELL_RUN_DIR, config=SHELL_CONFIG)
-    survives = any(role in job.alone for role in job.counts)
+    alone = {*job.counts} & {*job.alone}
     may_requeue = not any(_NO_REQUEUE in component.options for component in components)
     return _SCRIPT.format(
         made_by=job.made_by,
-        directives="\n".join(_directives(job, components, survives=survives)),
+        directives="\n".join(_directives(job, components, survives=_survives_nodes(job))),
         setup="\n".join(section.setup),
         roles=shlex.quote(job.roles),
         run_dir=job.shell_run_dir,
         config=_config(job),
         task=_task(job),
-        step=_step(components, section.srun, survives=survives),
+        watch=_WATCH.format(grace=_GRACE, lead=job.chief_rank) if alone else "",
+        step=_step(components, section.srun, job),
+        unwatch=_UNWATCH if alone else "",
         command=shell_command(words),
         decision=_decision(job),
         restarts=section.restarts if may_requeue else 0,
@@ -233,9 +246,15 @@ def _directives(job: Job, components: list[_Component], *, survives: bool) -> It
             yield f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
 
 
-def _step(components: list[_Component], own: Mapping[str, str | int], *, survives: bool) -> str:
+def _survives_nodes(job: Job) -> bool:
+    """Return whether the job continues without a lost node: if workers come and go."""
+    return bool({*job.counts} & {*job.alone} - {"evaluator"})
+
+
+def _step(components: list[_Component], own: Mapping[str, str | int], job: Job) -> str:
     """Return the srun that starts all tasks."""
-    words = ["--kill-on-bad-exit=0", *(["--no-kill", "--wait=0"] if survives else [])]
+    words = ["--kill-on-bad-exit=0", *(["--no-kill"] if _survives_nodes(job) else [])]
+    words += ["--wait=0"] if {*job.counts} & {*job.alone} else []
     for name, value in own.items():
         _check_option("engine.slurm.srun", name, str(value))
         words.append(f"--{name}={shlex.quote(str(value))}" if value != "" else f"--{name}")

@@ -291,9 +291,40 @@ def test_a_new_checkpoint_renews_the_restarts_of_a_task_alone(tmp_path):
     assert "worker:0 ended with 137\n" in done.stdout
 
 
-def test_where_no_task_may_start_alone_a_lost_node_ends_the_job():
-    script = Slurm().render(job(alone=("evaluator",)), {})
+@pytest.mark.parametrize("counts", [{"chief": 1, "worker": 2, "ps": 1}, {"evaluator": 1, "worker": 2}])
+def test_where_no_worker_comes_and_goes_a_lost_node_ends_the_job(counts):
+    # An evaluator, which does not end with the others, would keep the nodes until it gave up.
+    script = Slurm().render(job(counts=counts, alone=("evaluator",)), {})
     assert "no-kill" not in script
+
+
+@pytest.mark.parametrize(("others", "status", "is_told"), [("exit 138", 138, True), ("exit 0", 0, False)])
+def test_an_evaluator_does_not_keep_a_job_that_has_to_start_again(tmp_path, others, status, is_told):
+    told, pids, done = tmp_path / "told", tmp_path / "pids", tmp_path / "done"
+    waits = f"until [ -e '{done}' ]; do sleep 0.05; done; exit 0"  # for the last checkpoint
+    program = f"case $SLURM_PROCID in 0) echo $$ $PPID > '{pids}'; {waits} ;; *) {others} ;; esac"
+    counts = {"evaluator": 1, "worker": 2}
+    script = Slurm().render(job("bash", "-c", program, counts=counts, alone=("evaluator",)), {})
+    assert "sleep 60\n" in script
+    script = script.replace("sleep 60\n", "sleep 0\n").replace("sleep 5;", "sleep 0.05;")
+    (tmp_path / "scancel").write_text(
+        f"#!/bin/bash\nread task shell < '{pids}'; echo \"$*\" > '{told}'; kill -TERM $shell; sleep 0.2; kill $task\n"
+    )
+    (tmp_path / "scancel").chmod(0o755)
+    srun = f"""
+        while [ "$1" != bash ]; do shift; done
+        SLURM_PROCID=0 "$@" &
+        evaluator=$!
+        until [ -s '{pids}' ]; do sleep 0.05; done
+        for rank in 1 2; do SLURM_PROCID=$rank "$@"; done
+        {"" if is_told else f"touch '{done}'"}
+        wait $evaluator
+    """
+    ended = run(script, tmp_path, srun)
+    assert (ended.returncode, told.exists()) == (status, is_told), ended.stdout + ended.stderr
+    if is_told:
+        assert told.read_text() == "--signal=TERM 7\n"
+        assert "scontrol requeue 7\n" in ended.stdout
 
 
 @pytest.mark.parametrize(
