@@ -18,10 +18,9 @@ from tfdist.engines.compose import engine as compose_module
 from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.ray import engine as ray_module
-from tfdist.engines.ray.engine import Ray
 from tfdist.engines.ssh.launch import check_hosts
 from tfdist.engines.ssh.plan import Plan
-from tfdist.errors import ConfigError, StorageError, TfdistError
+from tfdist.errors import ConfigError, StorageError
 
 TASKS = ("chief:0", "worker:0", "worker:1")
 GONE = StorageError("disk", "cannot be read: Input/output error")
@@ -213,21 +212,6 @@ def test_followed_containers_that_were_removed_end(monkeypatch):
     engine = Compose()
     monkeypatch.setattr(compose_module, "_compose", lambda *_: "")
     assert list(engine.logs(ending(engine, monkeypatch, State.UNKNOWN), TASKS, True)) == []
-
-
-def test_a_job_server_of_ray_that_restarts_ends_no_followed_log(monkeypatch):
-    engine, texts = Ray(), ["chief:0: a\nworker:0", DOWN, "chief:0: a\nworker:0: b\nmessage"]
-
-    def job_logs(_):
-        found = texts.pop(0)
-        if isinstance(found, TfdistError):
-            raise found
-        return found
-
-    client = SimpleNamespace(get_job_logs=job_logs)
-    monkeypatch.setattr(ray_module, "_client", lambda _: contextlib.nullcontext(client))
-    job = ending(engine, monkeypatch, State.RUNNING, State.RUNNING, State.SUCCEEDED)
-    assert list(engine.logs(job, TASKS, True)) == [("chief:0", "a"), ("worker:0", "b"), ("job", "message")]
 
 
 def test_a_filter_of_cloud_logging_that_names_many_tasks_is_short(monkeypatch):

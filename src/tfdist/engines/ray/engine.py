@@ -3,6 +3,7 @@
 The script contains the config, so that a Ray cluster needs no file of the user's machine.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -138,15 +139,23 @@ class Ray:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
-        position = 0
+        position = 0  # of what was read, in the whole output
 
-        def logs(is_last: bool) -> Iterator[tuple[str, Iterator[Line]]]:
+        def lines(is_last: bool) -> Iterator[Line]:
             nonlocal position
             with _client(_address(submission)) as client:
-                text = client.get_job_logs(submission.handle.number)
-            whole = len(text) if is_last else text.rfind("\n") + 1
-            yield "the job", _lines_of_tasks(submission, tasks, text[position:whole])
-            position = max(position, whole)
+                number, begin, text = submission.handle.number, 0, ""
+                pieces = _tailed(client, number) if follow and not is_last else [client.get_job_logs(number)]
+                for piece in pieces:
+                    text += piece
+                    whole = len(text) if is_last else text.rfind("\n") + 1
+                    new = text[max(0, position - begin) : whole]
+                    begin, text = begin + whole, text[whole:]
+                    position = max(position, begin)
+                    yield from _lines_of_tasks(submission, tasks, new)
+
+        def logs(is_last: bool) -> Iterator[tuple[str, Iterator[Line]]]:
+            yield "the job", lines(is_last)
 
         return read_logs(logs, until_end(self.state, submission, follow), _SECONDS_BETWEEN_READS)
 
@@ -158,6 +167,23 @@ class Ray:
         """End a job; its tasks get SIGTERM, and time to save their work."""
         with _client(_address(submission)) as client:
             client.stop_job(submission.handle.number)
+
+
+def _tailed(client: "JobSubmissionClient", number: str) -> Iterator[str]:
+    """Yield the output of a job from its beginning, piece by piece as it is printed, until its end."""
+    import aiohttp
+
+    loop, pieces = asyncio.new_event_loop(), client.tail_job_logs(number)
+    try:
+        while True:
+            yield loop.run_until_complete(anext(pieces))
+    except StopAsyncIteration:
+        return
+    except aiohttp.ClientError as error:
+        raise ConnectionError(str(error)) from error
+    finally:
+        loop.run_until_complete(pieces.aclose())
+        loop.close()
 
 
 def _lines_of_tasks(submission: Submission, tasks: Sequence[str], text: str) -> Iterator[Line]:

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import tfdist.ray
+from tfdist.engines import read_logs
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.job_handle_and_state import Handle
+from tfdist.engines.job_handle_and_state import Handle, State
+from tfdist.engines.ray import engine
 from tfdist.engines.ray import launch as launch_on_ray
 from tfdist.engines.ray.engine import Ray, _address
 from tfdist.errors import ConfigError, TfdistError
@@ -146,6 +148,44 @@ def test_a_handle_has_the_address(address):
 
     text = str(Handle("ray", quote(address.removeprefix("http://"), safe=":"), "x-7"))
     assert _address(SimpleNamespace(handle=Handle.parse(text))) == address
+
+
+class Client:
+    """Answer as the client of Ray's job server does; the second connection that follows the output breaks."""
+
+    def __init__(self):
+        self.whole, self.asked, self.followed = "a\nworker:0: b\nworker:0: c\nworker:0: d", 0, 0
+
+    def get_job_logs(self, number):
+        self.asked += 1
+        return self.whole
+
+    async def tail_job_logs(self, number):
+        self.followed += 1
+        yield "a\nworker:0: b\nwor"
+        if self.followed == 2:
+            raise RuntimeError("closed unexpectedly")
+        yield "ker:0: c\nworker:0: d"
+
+
+def test_output_that_is_followed_is_sent_once_and_a_lost_connection_repeats_no_line(monkeypatch, capsys):
+    client, states = Client(), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
+    monkeypatch.setitem(sys.modules, "aiohttp", SimpleNamespace(ClientError=OSError))
+    monkeypatch.setattr(engine, "needs_ray", lambda: None)
+    client_module = SimpleNamespace(JobSubmissionClient=lambda address: client)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(job_submission=client_module))
+    monkeypatch.setitem(sys.modules, "ray.job_submission", client_module)
+    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(engine, "_SECONDS_BETWEEN_READS", 0.0)
+    ray = Ray()
+    monkeypatch.setattr(ray, "state", lambda _: (next(states), ""))
+    submission = job().submission(Handle("ray", "head:8265", "x"))
+    lines = list(ray.logs(submission, submission.tasks, follow=True))
+    assert lines == [("job", "a"), ("worker:0", "b"), ("worker:0", "c"), ("worker:0", "d")]
+    assert (client.followed, client.asked) == (2, 1)  # the whole at once after the end alone
+    assert (
+        capsys.readouterr().err == "tfdist: logs of the job: ray at http://head:8265: closed unexpectedly\n"
+    )
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
