@@ -4,11 +4,12 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.user_paths import absolute_path
-from tfdist._utils.write_files import local_path
+from tfdist._utils.write_files import local_path, path_or_address
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
@@ -38,7 +39,11 @@ def requested(
         ),
     ] = (),
     run_dir: Annotated[
-        str | None, Flag("The folder in which each run gets a folder; runs by default.")
+        str | None,
+        Flag(
+            "The folder in which each run gets a folder; runs by default. For a config on Kubernetes, it can"
+            " be an address such as gs://bucket/runs."
+        ),
     ] = None,
     sbatch: Annotated[
         Sequence[str],
@@ -59,11 +64,16 @@ def requested(
     if not words:
         remedy = f"Name one: {', '.join(engine_names())}"
         raise ConfigError("command line", "names no engine", remedy=remedy)
-    engine, *command = words
+    name, *command = words
     if (config is None) == (not command):
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
-    folder = absolute_path(local_path(run_dir or "runs", "--run_dir"), "--run_dir")
+    engine = find_engine(name)
+    place = path_or_address(run_dir or "runs", "--run_dir")
+    address = place if isinstance(place, str) else ""
+    if address and (config is None or not getattr(engine, "takes_addresses", False)):
+        local_path(address, "--run_dir")  # raises
+    folder = absolute_path(Path("runs" if address else place), "--run_dir")
     check_utf_8("--run_dir", str(folder))
     if config is None:
         if set:
@@ -83,8 +93,8 @@ def requested(
         remedy = "Change its sections `cluster` and `strategy`"
         raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
     else:
-        job = _job_of_config(config, set, folder)
-    return find_engine(engine), job, options_of([*sbatch, *option])
+        job = replace(_job_of_config(config, set, folder), address=address)
+    return engine, job, options_of([*sbatch, *option])
 
 
 def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:

@@ -39,6 +39,7 @@ class Job:
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
         is_single: Whether it is one process without a cluster; then it counts as one worker.
         port: The port of each task, where each has a machine of its own.
+        address: The address of all runs in an object store, for engines that take one, or nothing.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Job:
     alone: tuple[str, ...] = ()
     is_single: bool = False
     port: int = DEFAULT_PORT
+    address: str = ""
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:

@@ -75,6 +75,19 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
 
 
+def test_an_address_of_an_object_store_is_for_engines_that_take_one(queue, config, monkeypatch):
+    with pytest.raises(
+        ConfigError, match=r"^--run_dir: expected a path of this machine, received 'gs://b/x'"
+    ):
+        submit.main(["queue"], config=str(config), run_dir="gs://b/x")
+    monkeypatch.setattr(queue, "takes_addresses", True, raising=False)
+    submit.main(["queue"], config=str(config), run_dir="gs://b/x/")
+    [(job, _)] = queue.jobs
+    assert (job.address, job.folder) == ("gs://b/x", Path("runs").absolute())
+    with pytest.raises(ConfigError, match=r"^--run_dir: expected a path of this machine"):
+        submit.main(["queue", "a_script"], run_dir="gs://b/x")
+
+
 def test_a_job_without_a_record_is_named(queue, config, tmp_path, capsys):
     (tmp_path / "state").touch()  # so that no folder can be made there
     submit.main(["queue"], config=str(config))

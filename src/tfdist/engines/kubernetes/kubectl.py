@@ -46,6 +46,7 @@ class KubectlEngine(abc.ABC):
 
     name: str
     renders_secret = True  # so `render` writes a file that only the user may read
+    takes_addresses = True  # of an object store, for runs
     kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
 
     @abc.abstractmethod
@@ -65,6 +66,8 @@ class KubectlEngine(abc.ABC):
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
         handle = Handle(self.name, _place(application.section.namespace), application.name)
         submission = job.submission(handle, Path(application.run_dir))
+        if job.address:
+            submission = replace(submission, url=f"{job.address}/{application.name}")
         application = _without_existing_claim(application, submission)
         try:
             _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
@@ -129,7 +132,7 @@ class KubectlEngine(abc.ABC):
 
     def _application(self, job: Job, options: Mapping[str, str], ending: str) -> Application:
         if job.folder != Path("runs").absolute():
-            remedy = "Leave it out: runs are on the volume, in the folder runs"
+            remedy = "Leave it out: runs are on the volume, in the folder runs; or name an object store"
             raise ConfigError("--run_dir", f"is not supported by {self.name}", remedy=remedy)
         for role in job.counts:
             if not re.fullmatch(r"[a-z][a-z0-9-]*", role):

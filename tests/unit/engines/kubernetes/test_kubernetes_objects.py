@@ -108,6 +108,16 @@ def test_every_pod_gets_command_config_secret_and_shared_folder(engine, config):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_in_an_object_store_has_its_restarts_on_the_volume(engine):
+    for pod in pods(engine, replace(job(), address="gs://bucket/runs")).values():
+        [container] = pod["spec"]["containers"]
+        name = "$(JOBSET_NAME)" if engine == "trainjob" else "my-train-2"
+        assert container["command"][-2:] == ["--run_dir", f"gs://bucket/runs/{name}"]
+        saved = {"name": "TFDIST_SAVED_STEP_FILE", "value": f"/tfdist/runs/{name}/logs/saved_step"}
+        assert saved in container["env"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_only_pods_of_the_job_may_connect(engine):
     found = objects(engine, job())
     policy = found["NetworkPolicy", "my-train-2"]["spec"]
