@@ -39,7 +39,7 @@ def measured(name: str, shape: tuple[int, int, int]) -> list[str]:
     import tensorflow as tf
 
     from tfdist.models.model_by_name import build
-    from tfdist.training.keras.bias_gradients import biases_apart
+    from tfdist.training.keras.steps.bias_gradients import biases_apart
 
     model = build(name, shape, 10)
     images, labels = tf.random.normal((BATCH, *shape)), tf.zeros(BATCH, tf.int32)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
     from tfdist.training.join_cluster import start
-    from tfdist.training.keras.lazy_adam import LazyAdam
+    from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
     from tfdist.training.predict import predict
     from tfdist.training.saving import save
 
@@ -47,7 +47,7 @@ __all__ = [
 _HOMES = {
     "CheckpointAndResume": "tfdist.training.checkpoints.checkpoint_and_resume",
     "ClusterConfig": "tfdist.cluster.config",
-    "LazyAdam": "tfdist.training.keras.lazy_adam",
+    "LazyAdam": "tfdist.training.keras.optimizers.lazy_adam",
     "Task": "tfdist.cluster.config",
     "Traffic": "tfdist.coordination.bytes_sent_by_cluster",
     "barrier": "tfdist.training.barrier",

@@ -10,7 +10,7 @@ from cases import compute_in
 from tfdist.errors import ConfigError, DataError
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.keras.lazy_adam import LazyAdam
+from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
 from tfdist.training.predict import predict
 
 keras = tf.keras

@@ -36,7 +36,7 @@ from tfdist.trainer.run_history import Start
 from tfdist.trainer.summaries import Summaries
 from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import devices_of, machine, versions

@@ -31,7 +31,7 @@ from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.model_checks import check_states, has_own
-from tfdist.training.keras.predict_step import PlainPredictStep, PredictStep
+from tfdist.training.keras.steps.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.prediction_outputs import decoded, encoded, joined

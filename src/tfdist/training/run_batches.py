@@ -15,7 +15,7 @@ from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import count
-from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.session import Phase
 

@@ -14,15 +14,15 @@ from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.data.read_by_chief import ChiefData
-from tfdist.training.keras.custom_step_as_is import OwnStep
-from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep
 from tfdist.training.keras.kept_traces import Traces, kinds
-from tfdist.training.keras.keras2_step import Keras2Step
-from tfdist.training.keras.keras3_step import Keras3Step
 from tfdist.training.keras.model_checks import check_model, check_targets, has_own
-from tfdist.training.keras.optimizer import move_into_scope
+from tfdist.training.keras.optimizers.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.step_base import KerasStep
+from tfdist.training.keras.steps.custom_step_as_is import OwnStep
+from tfdist.training.keras.steps.custom_step_on_replicas import SharedCustomStep
+from tfdist.training.keras.steps.keras2_step import Keras2Step
+from tfdist.training.keras.steps.keras3_step import Keras3Step
+from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.sharded_variables import built_on_parts, check_parts, parts_of

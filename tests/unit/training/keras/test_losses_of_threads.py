@@ -5,8 +5,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist._utils.keras_private import layers_of  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.training.keras.custom_step_on_replicas import SharedCustomStep  # noqa: E402
 from tfdist.training.keras.rng import Randomness  # noqa: E402
+from tfdist.training.keras.steps.custom_step_on_replicas import SharedCustomStep  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="the step is for Keras 3")

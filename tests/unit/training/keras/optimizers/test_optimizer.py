@@ -10,8 +10,8 @@ keras = tf.keras
 
 from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.lazy_adam import LazyAdam  # noqa: E402
-from tfdist.training.keras.optimizer import Update, adds_rows_up  # noqa: E402
+from tfdist.training.keras.optimizers.lazy_adam import LazyAdam  # noqa: E402
+from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="tfdist updates weights itself with Keras 3")
 

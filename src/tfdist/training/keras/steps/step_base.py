@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
-from tfdist.training.keras.metrics import MetricState
+from tfdist.training.keras.losses_and_metrics.metrics import MetricState
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.variable_cache import PsCache

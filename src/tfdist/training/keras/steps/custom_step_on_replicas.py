@@ -30,22 +30,27 @@ from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
-from tfdist.training.keras.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
-from tfdist.training.keras.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
-from tfdist.training.keras.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
 from tfdist.training.keras.layer_writes import LayerWrites
-from tfdist.training.keras.loss_normalization import (
+from tfdist.training.keras.losses_and_metrics.loss_normalization import (
     INEXACT,
     check_numbers,
     losses_of_one_process,
     recorded_divisors,
 )
-from tfdist.training.keras.metrics import MetricState, are_sums
+from tfdist.training.keras.losses_and_metrics.metrics import MetricState, are_sums
 from tfdist.training.keras.model_checks import check_optimizer
-from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, move_into_scope
+from tfdist.training.keras.optimizers.optimizer import (
+    Update,
+    adds_rows_up,
+    counter_of_all_steps,
+    move_into_scope,
+)
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.step_base import MetricStep, value_of
+from tfdist.training.keras.steps.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
+from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
+from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
+from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable

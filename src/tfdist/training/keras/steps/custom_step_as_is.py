@@ -12,7 +12,7 @@ from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
 from tfdist.training.data.prepare_datasets import with_none
 from tfdist.training.keras.model_checks import uses_xla
-from tfdist.training.keras.step_base import KerasStep, check_metrics_of_checkpoint
+from tfdist.training.keras.steps.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.replica_times_and_failures import Failure
 

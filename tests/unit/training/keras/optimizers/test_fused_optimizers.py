@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.training.keras.fused_optimizers import fused, fused_keras_2
+from tfdist.training.keras.optimizers.fused_optimizers import fused, fused_keras_2
 
 keras = tf.keras
 
@@ -65,7 +65,9 @@ def trained(dtype="float32", **settings):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_gives_the_bits_of_keras(settings, monkeypatch):
     ours = trained(**settings)
-    monkeypatch.setattr("tfdist.training.keras.optimizer.fused", lambda optimizer: contextlib.nullcontext())
+    monkeypatch.setattr(
+        "tfdist.training.keras.optimizers.optimizer.fused", lambda optimizer: contextlib.nullcontext()
+    )
     kerass = trained(**settings)
     for found, expected in zip(ours, kerass, strict=True):
         if "global_clipnorm" in settings:
@@ -82,7 +84,7 @@ def test_keras_2_gets_its_bits(momentum, nesterov, monkeypatch):
     settings = {"momentum": momentum, "nesterov": nesterov, "clipnorm": 0.1, "weight_decay": 0.01}
     ours = trained(**settings)
     monkeypatch.setattr(
-        "tfdist.training.keras.keras2_step.fused_keras_2", lambda optimizer: contextlib.nullcontext()
+        "tfdist.training.keras.steps.keras2_step.fused_keras_2", lambda optimizer: contextlib.nullcontext()
     )
     kerass = trained(**settings)
     for found, expected in zip(ours[:WEIGHTS], kerass[:WEIGHTS], strict=True):

@@ -25,9 +25,8 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
-from tfdist.training.keras.bias_gradients import biases_apart
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.loss_normalization import (
+from tfdist.training.keras.losses_and_metrics.loss_normalization import (
     INEXACT,
     Added,
     Divisor,
@@ -44,13 +43,14 @@ from tfdist.training.keras.loss_normalization import (
     recorded_divisors,
     weight_of,
 )
-from tfdist.training.keras.metrics import are_sums
+from tfdist.training.keras.losses_and_metrics.metrics import are_sums
+from tfdist.training.keras.losses_and_metrics.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.model_checks import has_own, reductions, uses_xla
-from tfdist.training.keras.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
-from tfdist.training.keras.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
+from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.step_base import MetricStep, value_of
+from tfdist.training.keras.steps.bias_gradients import biases_apart
+from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.keras.bias_gradients import biases_apart
+from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.session import Session
 
 keras = tf.keras

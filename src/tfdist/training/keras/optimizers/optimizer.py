@@ -29,8 +29,8 @@ from tfdist._utils.keras_private import (
 )
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
-from tfdist.training.keras.fused_optimizers import fused
-from tfdist.training.keras.lazy_adam import LazyAdam
+from tfdist.training.keras.optimizers.fused_optimizers import fused
+from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
 
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
 Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]

@@ -1,0 +1,1 @@
+"""Update weights with the gradients of all replicas, by Keras's optimizers or faster ones."""
