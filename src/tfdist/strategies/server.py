@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.cluster.addresses_and_free_ports import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.bytes_sent_by_cluster import reporting_traffic
 from tfdist.coordination.end_announcements import announce_termination, is_shutdown_told, was_dismissed
 from tfdist.coordination.health import answers
@@ -144,7 +145,10 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
             return
         if now - last_seen > patience:
             remedy = "It is stopped, or its machine cannot be reached"
-            raise TaskLost(f"chief at {chief}", f"has been silent for {patience:g} s", remedy=remedy)
+            lost = TaskLost(f"chief at {chief}", f"has been silent for {patience:g} s", remedy=remedy)
+            if gives_up_first:
+                end_process(lost)
+            raise lost
         probes_at = time.monotonic() + _SECONDS_BETWEEN_PROBES
         time.sleep(_SECONDS_WHEN_TOLD_TO_END)
         while time.monotonic() < probes_at and not notice.is_received:  # a signal ends no time.sleep
@@ -152,7 +156,10 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
 
 
 def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float) -> float:
-    """Raise if this worker was stopped for so long that the chief may count it as lost; return the time.
+    """End this worker if it was stopped for so long that the chief may count it as lost; return the time.
+
+    It ends at once. While Python ends a process, TensorFlow's server still runs steps, and each operation in
+    Python fails: the chief would take this for an error of the program.
 
     A launcher kills the tasks that its chief misses. It may also have been stopped with all of them.
     """
@@ -160,7 +167,7 @@ def _check_was_running(cluster: ClusterConfig, looked_at: float, patience: float
     stopped_for = now - looked_at
     if LAUNCH not in os.environ and stopped_for > patience:
         problem = f"was stopped for {stopped_for:.0f} s, and counts as lost"
-        raise TaskLost(str(cluster.task), problem, remedy="Start it again")
+        end_process(TaskLost(str(cluster.task), problem, remedy="Start it again"))
     return now
 
 

@@ -36,12 +36,14 @@ class _Sending:
     Attributes:
         worker: The worker.
         part: The part of the data that this worker reads.
+        number: Its number, by which its steps are noted.
         done_before: How many of the execution's steps had been taken before, by workers that were lost.
         done_after: How many after this time; None if it has not ended yet.
     """
 
     worker: int
     part: int
+    number: int
     done_before: int
     done_after: int | None = None
 
@@ -52,7 +54,6 @@ class Execution:
 
     Attributes:
         wanted: The most steps to take.
-        number: Its number, by which its steps are noted.
         applied: Where its steps are noted; None if they update nothing, and are taken again.
         closure: What the coordinator returned when the execution was scheduled.
         sendings: The times that it was sent to a worker.
@@ -61,7 +62,6 @@ class Execution:
     """
 
     wanted: int
-    number: int = 0
     applied: AppliedSteps | None = None
     closure: Any = None
     sendings: list[_Sending] = field(default_factory=list)
@@ -92,13 +92,15 @@ class Execution:
             if is_last and has_result(self.closure):
                 sending.done_after = int(self.fetch()[0])
             else:
-                sending.done_after = 0 if self.applied is None else self.applied.applied(self.number)
+                done = sending.done_before
+                sending.done_after = 0 if self.applied is None else self.applied.give_up(sending.number, done)
         return sending.done_after
 
     def send(self, worker: int, part: int) -> _Sending:
         """Note that it is sent to a worker."""
         done = self.done_after(self.sendings[-1]) if self.sendings else 0
-        self.sendings.append(_Sending(worker, part, done))
+        number = 0 if self.applied is None else self.applied.new_number()
+        self.sendings.append(_Sending(worker, part, number, done))
         return self.sendings[-1]
 
 
@@ -157,20 +159,20 @@ class PartsOfData:
         """Schedule an execution; `send` passes its order to the coordinator and returns the answer."""
 
         def order(worker: int) -> tf.Tensor:
-            done = self.for_execution(execution, worker)
-            return tf.constant([execution.wanted, execution.number, done, execution.call], tf.int64)
+            number, done = self.for_execution(execution, worker)
+            return tf.constant([execution.wanted, number, done, execution.call], tf.int64)
 
         with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
             execution.closure = send(asked_when_sent(self._example, order))
 
-    def for_execution(self, execution: Execution, worker: int) -> int:
-        """Note that an execution is sent to a worker; return how many of its steps are done."""
+    def for_execution(self, execution: Execution, worker: int) -> tuple[int, int]:
+        """Note that an execution is sent to a worker; return its number, and how many steps are done."""
         with self._lock:
             self._executions.begin(worker)
             self._count(worker)  # the one before has ended: with its result, or with the worker
             sending = execution.send(worker, self._read_by_worker[worker])
             self._running[worker] = execution, sending
-            return sending.done_before
+            return sending.number, sending.done_before
 
     def for_iterator_part(self, worker: int) -> int:
         """Return the part that a worker's new iterator reads."""

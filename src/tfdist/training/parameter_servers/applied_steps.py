@@ -3,6 +3,10 @@
 If an asynchronous worker is lost, TensorFlow gives its execution to another worker, from the beginning. What
 the lost worker had done would then count twice. So the parameter server notes the steps that were applied,
 and the other worker continues after them.
+
+What a lost worker has sent may still arrive: the kernel sends it again once a link is whole, and a worker
+that was stopped continues. So the chief first writes on the server that it has given the execution up. When
+all gradients are there, the server applies them only if it has not been told this.
 """
 
 import contextlib
@@ -19,7 +23,7 @@ from tfdist._utils.tf_private import own_executor
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
 _ROWS = 4096
 _MORE_THAN_STEPS = 2**32
-# The server may have the gradients of a worker that was lost just now, and still apply them.
+# The server may be applying an update that had come before the execution was given up.
 _SECONDS_TO_APPLY = 0.3
 _log = logging.getLogger("tfdist")
 
@@ -55,21 +59,23 @@ class AppliedSteps:
         with strategy.scope(), strategy.extended.colocate_vars_with(beside):
             # A row has the number of an execution and its steps in one integer, which is written at once.
             self._rows = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="applied_steps")
+            # The numbers of the executions that were given up, in the same places.
+            self._given_up = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="given_up")
         self._numbers = itertools.count(1)
-        self._step: tuple[tf.Tensor, tf.Tensor] | None = None  # while it is traced
+        self._step: _TracedStep | None = None
 
     def new_number(self) -> int:
-        """Return the number of a new execution."""
+        """Return a number for an execution that is sent to a worker, also if another one had it before."""
         return next(self._numbers)
 
     def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
         """Note, in a graph, that so many steps of an execution were applied."""
-        self._note(*self._row(number, steps))
+        self._note(self._traced(number, steps))
 
     @contextlib.contextmanager
     def step(self, number: tf.Tensor, step: tf.Tensor) -> Iterator[None]:
         """Trace a step of an execution; steps are counted from 1."""
-        self._step = self._row(number, step)  # now: the server needs nothing of the worker then
+        self._step = self._traced(number, step)  # now: the server needs nothing of the worker then
         try:
             yield
         finally:
@@ -78,16 +84,28 @@ class AppliedSteps:
     def note_step(self) -> None:
         """Note, in the graph of a step, that this step was applied."""
         if self._step is not None:
-            self._note(*self._step)
+            self._note(self._step)
 
-    def _row(self, number: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return, on the server, the index of an execution's row and what it says of so many steps."""
+    def refuse_if_given_up(self) -> list[tf.Operation]:
+        """Return the operations, in the graph of a step, that fail if its execution was given up."""
+        if self._step is None:
+            return []
         with tf.device(self._rows.device):
-            return number % _ROWS, number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
+            given_up = tf.raw_ops.ResourceGather(
+                resource=self._given_up.handle, indices=self._step.index, dtype=tf.int64
+            )
+            is_wanted = tf.not_equal(given_up, self._step.number)
+            text = tf.constant("the chief has given this execution to another worker")
+            return [tf.raw_ops.Assert(condition=is_wanted, data=[text])]
 
-    def _note(self, index: tf.Tensor, row: tf.Tensor) -> None:
+    def _traced(self, number: tf.Tensor, steps: tf.Tensor) -> "_TracedStep":
+        with tf.device(self._rows.device):
+            row = number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
+            return _TracedStep(tf.identity(number), number % _ROWS, row)
+
+    def _note(self, step: "_TracedStep") -> None:
         tf.raw_ops.ResourceScatterUpdate(
-            resource=self._rows.handle, indices=index, updates=row, name="note_applied_steps"
+            resource=self._rows.handle, indices=step.index, updates=step.row, name="note_applied_steps"
         )
 
     def counted(self) -> int:
@@ -103,19 +121,37 @@ class AppliedSteps:
             self._counter.assign(count)
         self._has_lost = False
 
-    def _read_row(self, index: int) -> int:
+    def give_up(self, number: int, before: int = 0) -> int:
+        """Refuse all further steps of a lost worker's execution; return how many were applied.
+
+        Args:
+            number: The number of the execution.
+            before: How many were applied before it was sent to this worker.
+        """
+        self._has_lost = True
+        index = number % _ROWS
         # The caller may be about to use another task, which fails for reasons of its own.
         with own_executor(), tf.device(None):
-            return int(self._rows.sparse_read([index]).numpy()[0])
-
-    def applied(self, number: int) -> int:
-        """Return how many steps of an execution were applied before the worker was lost that ran it."""
-        self._has_lost = True
-        time.sleep(_SECONDS_TO_APPLY)
-        noted, steps = divmod(self._read_row(number % _ROWS), _MORE_THAN_STEPS)
+            self._given_up.scatter_update(tf.IndexedSlices([tf.constant(number, tf.int64)], [index]))
+            time.sleep(_SECONDS_TO_APPLY)
+            noted, steps = divmod(int(self._rows.sparse_read([index]).numpy()[0]), _MORE_THAN_STEPS)
         if noted != number:
-            return 0
+            return before
         _log.info(
             "a lost worker has applied %d steps of an execution, and another continues after them", steps
         )
         return steps
+
+
+class _TracedStep(NamedTuple):
+    """A step while it is traced: the tensors on the server that say which one it is.
+
+    Attributes:
+        number: The number of its execution.
+        index: The place of the execution's row.
+        row: What the row says once the step is applied.
+    """
+
+    number: tf.Tensor
+    index: tf.Tensor
+    row: tf.Tensor

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced, traced_by_chief
 from tfdist.cluster.config import Task
+from tfdist.coordination.break_connections import break_connections, peers_at
+from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
@@ -87,7 +89,6 @@ class CoordinatedRunner:
         self._workers = workers
         self._scheduled = ScheduledExecutions(self._strategy, self._executions)
         self._epoch = Epoch(0)
-        self._has_taken_back = False  # whether a silent worker may still run what others have done meanwhile
         self._parts = PartsOfData(workers, self._executions)
         self._begun = 0  # how often the data have begun
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
@@ -180,7 +181,7 @@ class CoordinatedRunner:
                 with doing(_WITH_WORKERS), span(WAITING):
                     answered = self._scheduled.wait()
                 if answered is None:
-                    epoch.promised -= self._take_back()
+                    self._end_calls_to_silent_workers()
                     continue
                 with doing(_WITH_WORKERS):
                     answer = self._scheduled.fetch(answered)
@@ -197,7 +198,7 @@ class CoordinatedRunner:
             self._scheduled.clear()
             self._executions.forget()
             # Otherwise a task may be gone or silent, and join() would wait for its executions.
-            if is_well and not self._has_taken_back:
+            if is_well:
                 self._coordinator.join()
 
     def _fill_queue(self, steps_per_execution: Callable[[], int]) -> None:
@@ -326,18 +327,23 @@ class CoordinatedRunner:
         self._last_call = graph, data
         return self._coordinator.schedule(graph, args=(data, order))
 
-    def _take_back(self) -> int:
-        """Cancel the executions of silent workers if others can do them; return how many steps these were."""
-        count, steps = len(self._scheduled), self._scheduled.steps
+    def _end_calls_to_silent_workers(self) -> None:
+        """Break the connections to the workers that do not answer: TensorFlow gives their steps to others."""
+        silent = [Task("worker", index) for index in self._scheduled.workers]
         servers = " and ".join(silent_tasks(self._strategy, "ps"))
-        silent = servers or " and ".join(silent_tasks(self._strategy, "worker"))
-        if servers or (silent and count >= self._workers):
-            remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
-            raise TaskLost(silent, "does not answer, and training cannot continue without it", remedy=remedy)
-        if count >= self._workers:
+        tasks = servers or " and ".join(silent_tasks(self._strategy, "worker"))
+        if servers or (tasks and len(silent) >= self._workers):
+            raise _needed(tasks)
+        if len(silent) >= self._workers:
             _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
-            return 0
-        _log.warning("%d of %d workers do not answer; the others take over their steps", count, self._workers)
-        self._has_taken_back = True
-        self._scheduled.clear()
-        return steps
+            return
+        text = "%d of %d workers do not answer; the others take over their steps"
+        _log.warning(text, len(silent), self._workers)
+        addresses = addresses_of(self._strategy)
+        if not break_connections({peer for task in silent for peer in peers_at(addresses[task])}):
+            raise _needed(" and ".join(named(silent, self._strategy)))  # this system does not show them
+
+
+def _needed(tasks: str) -> TaskLost:
+    remedy = "Its own log may say why; start the cluster again, from the last checkpoint"
+    return TaskLost(tasks, "does not answer, and training cannot continue without it", remedy=remedy)

@@ -42,8 +42,7 @@ class WorkerGraph:
 
     def new_execution(self, wanted: int, call: int) -> Execution:
         """Return a new execution of a number of steps, in the epoch of this number."""
-        number = 0 if self.applied is None else self.applied.new_number()
-        return Execution(wanted, number, self.applied, call=call, unpacked=self._results.unpacked)
+        return Execution(wanted, self.applied, call=call, unpacked=self._results.unpacked)
 
     def execute(self, iterator: Any, order: tf.Tensor) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker with an order."""

@@ -59,9 +59,9 @@ class ScheduledExecutions:
         return len(self._queue)
 
     @property
-    def steps(self) -> int:
-        """Return how many steps they take at most."""
-        return sum(execution.wanted for execution in self._queue)
+    def workers(self) -> set[int]:
+        """Return the workers that have them."""
+        return {execution.worker for execution in self._queue if execution.sendings}
 
     def add(self, execution: Execution) -> None:
         """Add one that was just scheduled."""

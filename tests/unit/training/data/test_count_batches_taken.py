@@ -1,5 +1,6 @@
 """What is taken of each part of the data is known, also of what a worker has read that is lost."""
 
+import itertools
 import types
 
 import pytest
@@ -15,11 +16,14 @@ class Notes:
     """The steps that a parameter server has noted, by the number of the execution."""
 
     def __init__(self):
-        self.steps, self.reads = {}, 0
+        self.steps, self.reads, self.numbers = {}, 0, itertools.count(1)
 
-    def applied(self, number):
+    def new_number(self):
+        return next(self.numbers)
+
+    def give_up(self, number, before):
         self.reads += 1
-        return self.steps.get(number, 0)
+        return self.steps.get(number, before)
 
 
 @pytest.fixture
@@ -27,9 +31,9 @@ def notes():
     return Notes()
 
 
-def scheduled(number=0, applied=None):
+def scheduled(applied=None):
     closure = types.SimpleNamespace(_has_fetched_to_local=False)
-    return Execution(10, number, applied, closure)
+    return Execution(10, applied, closure)
 
 
 def answer(execution, ran):
@@ -52,9 +56,9 @@ def test_resumed_data_begin_after_what_is_taken():
 
 
 def test_a_running_execution_has_taken_nothing_yet(notes):
-    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(notes)
     notes.steps[1] = 6
-    assert parts.for_execution(execution, 1) == 0
+    assert parts.for_execution(execution, 1) == (1, 0)
     assert parts.taken() == [0, 0]
     answer(execution, 10)
     assert parts.taken() == parts.taken() == [0, 10]
@@ -62,7 +66,7 @@ def test_a_running_execution_has_taken_nothing_yet(notes):
 
 
 def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes):
-    parts, first, second = PartsOfData(2, WorkerExecutions()), scheduled(1, notes), scheduled(2, notes)
+    parts, first, second = PartsOfData(2, WorkerExecutions()), scheduled(notes), scheduled(notes)
     parts.for_execution(first, 1)
     answer(first, 10)
     parts.for_execution(second, 1)
@@ -70,20 +74,20 @@ def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes)
     assert parts.for_iterator_skip(1) == parts.for_iterator_skip(1) == 13
     assert parts.for_iterator_skip(0) == 0
     # The coordinator sends the execution again, here to the same worker.
-    assert parts.for_execution(second, 1) == 3
+    assert parts.for_execution(second, 1) == (3, 3)
     answer(second, 10)
     assert parts.taken() == [0, 20]
     assert notes.reads == 1
 
 
 def test_the_other_worker_reads_only_the_rest_of_an_execution(notes):
-    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(notes)
     parts.for_execution(execution, 1)
     notes.steps[1] = 3
-    assert parts.for_execution(execution, 0) == 3
-    notes.steps[1] = 8  # by the other worker, which is lost too
+    assert parts.for_execution(execution, 0) == (2, 3)
+    notes.steps[2] = 8  # by the other worker, which is lost too
     assert parts.for_iterator_skip(1) == 3
-    assert parts.for_execution(execution, 1) == 8
+    assert parts.for_execution(execution, 1) == (3, 8)
     answer(execution, 10)
     assert parts.taken() == [5, 5]
     assert (execution.worker, execution.sendings[-1].done_before) == (1, 8)
@@ -92,14 +96,14 @@ def test_the_other_worker_reads_only_the_rest_of_an_execution(notes):
 def test_what_updates_nothing_is_taken_again():
     parts, execution = PartsOfData(2, WorkerExecutions()), scheduled()
     parts.for_execution(execution, 1)
-    assert parts.for_execution(execution, 0) == 0
+    assert parts.for_execution(execution, 0) == (0, 0)
     answer(execution, 10)
     assert parts.taken() == [10, 0]
     assert parts.for_iterator_skip(1) == 0
 
 
 def test_other_workers_read_what_lost_ones_leave(notes):
-    parts, execution = PartsOfData(4, WorkerExecutions()), scheduled(1, notes)
+    parts, execution = PartsOfData(4, WorkerExecutions()), scheduled(notes)
     parts.for_execution(execution, 3)
     notes.steps[1] = 2
     for worker in (0, 1):
@@ -108,7 +112,7 @@ def test_other_workers_read_what_lost_ones_leave(notes):
     assert parts.hand_over({0, 1}) == [0, 1]
     assert [parts.for_iterator_part(worker) for worker in range(4)] == [2, 3, NO_PART, NO_PART]
     assert [parts.for_iterator_skip(worker) for worker in range(4)] == [0, 2, 0, 0]
-    later = scheduled(2, notes)
+    later = scheduled(notes)
     parts.for_execution(later, 1)
     answer(later, 10)
     assert parts.taken() == [0, 0, 0, 12]
@@ -133,11 +137,11 @@ def test_more_parts_than_readers_are_handed_over_one_after_the_other():
 
 
 def test_if_the_notes_cannot_be_read_they_are_read_again(notes, monkeypatch):
-    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(1, notes)
+    parts, execution = PartsOfData(2, WorkerExecutions()), scheduled(notes)
     parts.for_execution(execution, 1)
     notes.steps[1] = 3
     with monkeypatch.context() as broken:
-        broken.setattr(Notes, "applied", lambda *_: 1 / 0)
+        broken.setattr(Notes, "give_up", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             parts.for_iterator_skip(1)
     assert parts.for_iterator_skip(1) == 3

@@ -26,7 +26,8 @@ def execution(applied, counter):
     """Return the graph of an execution whose steps count, and note themselves if the update does it."""
 
     def step(batch, totals):
-        counter.assign_add(batch)
+        with tf.control_dependencies(applied.refuse_if_given_up()):
+            counter.assign_add(batch)
         if applied.are_noted_by_update:
             with tf.control_dependencies([counter.read_value()]):
                 applied.note_step()
@@ -48,8 +49,8 @@ def test_another_worker_continues_after_the_steps_that_were_applied(counter, are
     execute, number = execution(applied, counter), applied.new_number()
     # The data of the first worker end early, as if it had been lost after three steps.
     assert run(execute, 3, 10, number) == 3
-    assert applied.applied(number) == 3
-    assert run(execute, 100, 10, number, done=3) == 10
+    assert applied.give_up(number) == 3
+    assert run(execute, 100, 10, applied.new_number(), done=3) == 10
     assert int(counter) == 10
 
 
@@ -57,8 +58,26 @@ def test_an_execution_that_was_lost_at_its_end_is_not_repeated(counter):
     applied = noting(counter, are_noted_by_update=True)
     execute, number = execution(applied, counter), applied.new_number()
     assert run(execute, 100, 5, number) == 5
-    assert run(execute, 100, 5, number, done=applied.applied(number)) == 5
+    assert run(execute, 100, 5, applied.new_number(), done=applied.give_up(number)) == 5
     assert int(counter) == 5
+
+
+@pytest.mark.parametrize("are_noted_by_update", [True, False])
+def test_a_worker_that_continues_after_it_was_given_up_changes_nothing(counter, are_noted_by_update):
+    applied = noting(counter, are_noted_by_update=are_noted_by_update)
+    execute, lost, other = execution(applied, counter), applied.new_number(), applied.new_number()
+    assert run(execute, 3, 10, lost) == 3
+    assert applied.give_up(lost) == 3
+    with pytest.raises(tf.errors.InvalidArgumentError, match="given this execution to another worker"):
+        run(execute, 100, 10, lost, done=3)
+    assert int(counter) == 3
+    assert run(execute, 100, 10, other, done=3) == 10
+    assert int(counter) == 10
+
+
+def test_a_second_worker_that_is_lost_at_once_has_applied_what_the_first_had(counter):
+    applied = noting(counter, are_noted_by_update=True)
+    assert applied.give_up(applied.new_number(), before=3) == 3
 
 
 def test_executions_do_not_see_each_others_steps(counter):
@@ -67,7 +86,7 @@ def test_executions_do_not_see_each_others_steps(counter):
     numbers = [applied.new_number() for _ in range(3)]
     for number, steps in zip(numbers, (4, 0, 2), strict=True):
         run(execute, steps, 10, number)
-    assert [applied.applied(number) for number in numbers] == [4, 0, 2]
+    assert [applied.give_up(number) for number in numbers] == [4, 0, 2]
 
 
 def test_a_row_that_a_later_execution_has_taken_is_not_believed(counter, monkeypatch):
@@ -75,7 +94,7 @@ def test_a_row_that_a_later_execution_has_taken_is_not_believed(counter, monkeyp
     applied = noting(counter, are_noted_by_update=False)
     first, _, third = (applied.new_number() for _ in range(3))
     applied.note(tf.constant(third, tf.int64), tf.constant(7))
-    assert applied.applied(first) == 0
+    assert applied.give_up(first) == 0
 
 
 def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter):
@@ -83,7 +102,7 @@ def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter
     counter.assign(7)
     applied.correct(5)
     assert applied.counted() == 7
-    applied.applied(applied.new_number())  # which is asked only after a worker was lost
+    applied.give_up(applied.new_number())  # which is asked only after a worker was lost
     applied.correct(5)
     assert applied.counted() == 5
     counter.assign(6)
@@ -93,7 +112,7 @@ def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter
 
 def test_steps_that_the_loop_notes_leave_the_count_alone(counter):
     applied = noting(counter, are_noted_by_update=False)
-    applied.applied(applied.new_number())
+    applied.give_up(applied.new_number())
     counter.assign(7)
     applied.correct(5)
     assert int(counter) == 7

@@ -31,6 +31,7 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.optimizers.fused_optimizers import fused
 from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
 Deliver = Callable[[Sequence[tuple[Any, Any]]], list[tuple[Any, Any]]]
@@ -93,7 +94,7 @@ class Update:
         variables: list[Any],
         *,
         deliver: Deliver | None = None,
-        note: Callable[[], None] | None = None,
+        applied: AppliedSteps | None = None,
         is_called: bool = False,
     ) -> None:
         """Prepare to update variables.
@@ -103,14 +104,15 @@ class Update:
             optimizer: The optimizer.
             variables: The variables.
             deliver: A function that sends gradients to their variables; if None, TensorFlow does.
-            note: A function to call, in the graph, as soon as the step is counted.
+            applied: Where asynchronous workers note that this step was applied.
             is_called: Whether the model's own step calls the optimizer, which in `fit` nobody else does.
         """
         self._strategy, self._variables = strategy, variables
         self._scaler: Any = optimizer if _is_scaler(optimizer) else None
         self._optimizer = _inner(optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
-        self._deliver, self._note, self._is_called = deliver, note, is_called
+        self._deliver, self._applied, self._is_called = deliver, applied, is_called
+        self._is_noted = applied is not None and applied.are_noted_by_update
         self._arrived: list[Any] = []  # the gradients, where the step counter counts
 
     def apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
@@ -223,8 +225,8 @@ class Update:
 
     def _delivered(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars) if self._deliver is None else self._deliver(grads_and_vars)
-        if self._note is not None:
-            pairs = _when_all_are_there(pairs)  # and then no server needs anything of the worker
+        if self._applied is not None:  # and after this no server needs anything of the worker
+            pairs = _when_all_are_there(pairs, self._applied)
         if not (self._steps or self._optimizer.ema_overwrite_frequency):  # or it counts outside of a branch
             self._arrived = tensors_of([gradient for gradient, _ in pairs])
         return pairs
@@ -237,13 +239,13 @@ class Update:
         """
         variable = step_counter(self._optimizer)
         # If a server notes the step, it asks no worker for this number any more.
-        with nullcontext() if self._note is None else tf.device(variable.value.device):
+        with tf.device(variable.value.device) if self._is_noted else nullcontext():
             added = tf.cast(value, variable.dtype)
         with tf.control_dependencies(self._arrived):
             counted = variable.value.assign_add(added)
-        if self._note is not None:
+        if self._applied is not None and self._is_noted:
             with tf.control_dependencies([tf.convert_to_tensor(counted)]):
-                self._note()
+                self._applied.note_step()
         return counted
 
     # -- in replica context --
@@ -282,13 +284,19 @@ class Update:
         return _unscaled(_unscaled(known, scale), factor), variables
 
 
-def _when_all_are_there(grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _when_all_are_there(
+    grads_and_vars: Sequence[tuple[Any, Any]], applied: AppliedSteps
+) -> list[tuple[Any, Any]]:
     """Return gradients that exist on the devices of their variables as soon as all others do.
 
-    A worker may be lost while it sends them. Then no server changes anything; otherwise all of them do.
+    A worker may be lost while it sends them. Then no server changes anything; otherwise all of them do. The
+    last ones may come after the chief has given the step to another worker, and then none of them exists.
     """
     there = [(_copied_to(gradient, variable), variable) for gradient, variable in grads_and_vars]
-    with tf.control_dependencies(tensors_of([gradient for gradient, _ in there])):
+    tensors = tensors_of([gradient for gradient, _ in there])
+    with tf.control_dependencies(tensors):
+        checks = applied.refuse_if_given_up()
+    with tf.control_dependencies(checks or tensors):
         return [(_copied_to(gradient, variable), variable) for gradient, variable in there]
 
 

@@ -422,7 +422,7 @@ class SharedCustomStep(MetricStep):
                 )
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
-                update = Update(strategy, optimizer, variables, note=self._note_step, is_called=True)
+                update = Update(strategy, optimizer, variables, applied=self._applied, is_called=True)
                 update.apply(gradients, strategy.experimental_local_results(scale)[0])
 
             tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))

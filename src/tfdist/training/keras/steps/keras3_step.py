@@ -228,7 +228,7 @@ class Keras3Step(MetricStep):
         self._write(pair for pair in written if id(pair[0]) in weights)  # which the gradients then change
         deliver = None if fetched is None else fetched.deliver
         optimizer, variables = self._model.optimizer, self._trainable
-        Update(self._strategy, optimizer, variables, deliver=deliver, note=self._note_step).apply(
+        Update(self._strategy, optimizer, variables, deliver=deliver, applied=self._applied).apply(
             gradients, scale
         )
         if fetched is not None:

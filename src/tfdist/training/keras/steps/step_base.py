@@ -73,12 +73,6 @@ class KerasStep:
         del spec
         return None
 
-    @property
-    def _note_step(self) -> Callable[[], None] | None:
-        """Return what notes in its graph that a training step is applied; None where no update notes it."""
-        applied = self._applied
-        return applied.note_step if applied is not None and applied.are_noted_by_update else None
-
     def begin(self) -> Totals:
         """Reset the metrics, and return the totals to start from."""
         with self._strategy.scope():

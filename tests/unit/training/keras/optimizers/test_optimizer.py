@@ -1,6 +1,7 @@
 """Rows are added up in advance where the update stays the same, and a method that a class overrides is called."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -68,8 +69,12 @@ def test_a_step_that_is_traced_again_notes_itself_though_another_one_was_made():
     before, noted = dict(vars(optimizer.iterations)), []
 
     def traced(name):
-        note = functools.partial(noted.append, name)
-        update = Update(tf.distribute.get_strategy(), optimizer, [weight], note=note)
+        applied = types.SimpleNamespace(
+            are_noted_by_update=True,
+            note_step=functools.partial(noted.append, name),
+            refuse_if_given_up=list,
+        )
+        update = Update(tf.distribute.get_strategy(), optimizer, [weight], applied=applied)
         return tf.function(lambda gradient: update.apply([gradient], None), autograph=False)
 
     first, second = traced("first"), traced("second")
