@@ -365,9 +365,9 @@ def test_a_handle_is_about_the_cluster_that_it_names(tmp_path, monkeypatch, plac
 def test_the_configs_of_the_page_are_right(tmp_path):
     page = Path(__file__).parents[4] / "docs" / "engines" / "slurm.md"
     blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         (tmp_path / "x.yaml").write_text(block)
         section = read_config(tmp_path / "x.yaml").config.engine
-        assert section.slurm != SlurmSection()
+        assert (section.slurm != SlurmSection()) == ("slurm:" in block)
         Slurm().render(replace(job(), section=section), {})
