@@ -22,6 +22,7 @@ from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, 
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.reports.logs import as_scalars, as_text
+from tfdist.training.run_batches import EpochBatches
 from tfdist.training.session import Session
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -63,7 +64,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
                 raise
             _log.warning("step %d: its checkpoint was removed before it could be read", checkpoint.step)
             continue
-        results = as_scalars(run_tests(testing, model, config.evaluation.batches))
+        results = as_scalars(run_tests(testing, model, EpochBatches(config.evaluation.batches)))
         summaries.add("evaluator", checkpoint.step, results)
         if remote is not None:
             remote.put_summaries()

@@ -40,7 +40,7 @@ from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import devices_of, machine, versions
-from tfdist.training.run_batches import name_steps
+from tfdist.training.run_batches import EpochBatches, name_steps
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_failures import record_task_speed
 from tfdist.training.session import Phase, Session
@@ -387,7 +387,7 @@ class Run:
             self._testing = session.testing(
                 lambda context: test_batches(context, data, config, one_hot=one_hot)
             )
-        batches, callbacks = self._config.evaluation.batches, self._callbacks
+        batches, callbacks = EpochBatches(self._config.evaluation.batches), self._callbacks
         if callbacks is not None:
             callbacks.before_test()
         record(PhaseBegun(phase="evaluating"))

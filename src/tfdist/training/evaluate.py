@@ -1,6 +1,8 @@
 """Evaluate in parallel, every example once."""
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +18,12 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.data.distribute import known_steps
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.reports.logs import as_logs
-from tfdist.training.run_batches import DataPosition, EpochPart, run_batches
+from tfdist.training.run_batches import EpochBatches, EpochPart, run_batches
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping
 
@@ -66,46 +67,33 @@ def evaluate(
     strategy = strategy_of(model, strategy)
     hooks = epoch_hooks(model, x, "test")
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
-    expected = known_steps(x, "steps") if steps is None else steps
+    batches = EpochBatches.of(x, model, strategy, steps, "steps")
     with public_call("evaluate", strategy), traces_kept(model) as traces:
         session = Session(model, strategy, x, traces=traces, trains=False)
         testing = session.testing()
-        calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=expected)
+        calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=batches.expected)
         stopping = Stopping(callbacks, model, strategy, "evaluating")
-        position = DataPosition.of(x, model, strategy, steps)
-        logs = run_tests(
-            testing,
-            model,
-            steps,
-            calls,
-            expected=expected,
-            leave=stopping.after_execution,
-            are_own=stopping.is_within_epochs,
-            position=position,
-            name="the data",
-        )
+        leave, are_own = stopping.after_execution, stopping.is_within_epochs
+        logs = run_tests(testing, model, batches, calls, leave=leave, are_own=are_own, name="the data")
     return logs if return_dict else in_order(model, logs)
 
 
 def run_tests(
     testing: Phase,
     model: Any,
-    steps: int | None,
+    batches: EpochBatches,
     calls: Any = None,
     *,
-    expected: int | None = None,
     leave: Callable[[], bool] | None = None,
     are_own: bool = False,
-    position: DataPosition | None = None,
     together: int | None = None,
     name: str = "the validation data",
 ) -> dict[str, float]:
-    """Run a test epoch of `steps` batches, all if None, and return the metrics' results.
+    """Run a test epoch from the beginning of its data, and return the metrics' results.
 
     `leave` is called after each execution. If it returns True, the results are those of a part of the data.
-    `are_own` is for `run_batches`. `position` is the beginning of the data, if a number of steps may end
-    after them. `together` is the number of batches in an execution, if it is not that of the model. `name`
-    names the data in an error.
+    `are_own` is for `run_batches`. `together` is the number of batches in an execution, if it is not that of
+    the model. `name` names the data in an error.
     """
     # As in Keras, each call tests on the same examples, also if it takes only some of the batches.
     testing.runner.rewind()
@@ -114,20 +102,12 @@ def run_tests(
     model.stop_evaluating = False
     if calls is not None:
         calls.on_test_begin()
-    batches = run_batches(
-        "test",
-        testing,
-        model,
-        steps=steps,
-        expected=expected,
-        calls=calls,
-        position=position,
-        part=part,
-        are_own=are_own,
-        together=together,
+    batches = dataclasses.replace(batches, position=copy.copy(batches.position))
+    running = run_batches(
+        "test", testing, model, batches, part, calls=calls, are_own=are_own, together=together
     )
-    with contextlib.closing(batches):
-        for _ in batches:
+    with contextlib.closing(running):
+        for _ in running:
             if leave is not None and leave():
                 break
     if not part.done:

@@ -21,7 +21,6 @@ from tfdist.training.keras.datasets_from_inputs import (
     validation_parts,
 )
 from tfdist.training.keras.kept_traces import traces_kept
-from tfdist.training.run_batches import DataPosition
 from tfdist.training.session import Session
 
 
@@ -98,6 +97,8 @@ def fit(
             options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
             validation_data = made_data(model, strategy, *parts, **options)
         schedule = FitSchedule.of(
+            model,
+            strategy,
             x,
             limited(model, "epochs", epochs),
             initial_epoch,
@@ -106,21 +107,19 @@ def fit(
             validation_steps,
             validation_freq,
             repeat,
-            lambda data, steps: DataPosition.of(data, model, strategy, steps),
         )
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
-        settings = {"steps_per_epoch": schedule.steps, "batch_size": batch_size, "repeat": repeat}
+        settings = {"steps_per_epoch": schedule.batches.steps, "batch_size": batch_size, "repeat": repeat}
         with events_to_file(), traces_kept(model) as traces:
             tests, is_saved = validation_data is not None, checkpoints.are_saved
             session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()
             testing = None if validation_data is None else session.testing(validation_data)
-            checkpoints.attach(
-                session, training, testing, settings, schedule.position, test_steps=schedule.test_steps
-            )
+            position, test_steps = schedule.batches.position, schedule.test_batches.steps
+            checkpoints.attach(session, training, testing, settings, position, test_steps=test_steps)
             keras_callbacks = [*callbacks, *hooks]
-            lengths: Any = {"epochs": schedule.epochs, "steps": schedule.expected}
+            lengths: Any = {"epochs": schedule.epochs, "steps": schedule.batches.expected}
             calls = make_callbacks(
                 keras_callbacks, model, strategy, verbose=shown, **lengths, has_history=True
             )

@@ -1,7 +1,6 @@
 """Run the epochs of a call of `fit`: training, evaluation, callbacks, checkpoints and profiles."""
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +15,12 @@ from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
-from tfdist.training.data.distribute import Data, known_steps
+from tfdist.training.data.distribute import Data
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.reports.report_progress_to_launcher import FitReports
-from tfdist.training.run_batches import DataPosition, run_batches, steps_per_execution
+from tfdist.training.run_batches import EpochBatches, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping
 
@@ -29,22 +28,19 @@ _PROFILE = "TFDIST_PROFILE"
 
 
 class FitSchedule(NamedTuple):
-    """The epochs of a call of `fit`, and how many batches each of them trains and tests on."""
+    """The epochs of a call of `fit`, and the batches that each of them trains and tests on."""
 
     epochs: int
     initial_epoch: int
-    steps: int | None
-    expected: int | None
-    test_steps: int | None
-    test_expected: int | None
+    batches: EpochBatches
+    test_batches: EpochBatches
     validated: int | frozenset[int]
-    repeats: bool
-    position: DataPosition | None
-    test_position: DataPosition | None
 
     @classmethod
     def of(
         cls,
+        model: Any,
+        strategy: tf.distribute.Strategy,
         x: Data,
         epochs: Any,
         initial_epoch: Any,
@@ -53,27 +49,23 @@ class FitSchedule(NamedTuple):
         validation_steps: Any,
         validation_freq: Any,
         repeats: bool,
-        begin: Callable[[Data, int | None], DataPosition | None],
     ) -> "FitSchedule":
         """Check those arguments of `fit` that are counts, and return the schedule."""
         if steps is not None:
             steps = whole_number("steps_per_epoch", steps, 1)
         if validation_steps is not None:
             validation_steps = whole_number("validation_steps", validation_steps, 1)
-        test_expected = validation_steps
-        if validation_data is not None and validation_steps is None:
-            test_expected = known_steps(validation_data, "validation_steps")
+        test_batches = EpochBatches(validation_steps)
+        if validation_data is not None:
+            test_batches = EpochBatches.of(
+                validation_data, model, strategy, validation_steps, "validation_steps"
+            )
         return cls(
             whole_number("epochs", epochs, 0),
             whole_number("initial_epoch", initial_epoch, 0),
-            steps,
-            known_steps(x, "steps_per_epoch") if steps is None else steps,
-            validation_steps,
-            test_expected,
+            EpochBatches.of(x, model, strategy, steps, "steps_per_epoch", repeats=repeats),
+            test_batches,
             validation_epochs(validation_freq),
-            repeats,
-            None if repeats else begin(x, steps),
-            None if validation_data is None else begin(validation_data, validation_steps),
         )
 
     def validates(self, epoch: int) -> bool:
@@ -102,7 +94,9 @@ class FitEpochs:
         self._schedule, self._calls, self._checkpoints = schedule, calls, checkpoints
         self._after_batches = after_batches
         self._stopping = Stopping(callbacks, model, session.strategy)
-        self._reports = FitReports(model, session.strategy, epochs=schedule.epochs, steps=schedule.expected)
+        self._reports = FitReports(
+            model, session.strategy, epochs=schedule.epochs, steps=schedule.batches.expected
+        )
         self._profiled, self._steps = _profiled_steps(session.strategy), 0
         self._per_call = steps_per_execution(model)
         self._leave: Callable[[], bool] | None = None
@@ -152,12 +146,9 @@ class FitEpochs:
             "train",
             self._training,
             self._model,
-            steps=self._schedule.steps,
-            expected=self._schedule.expected,
+            self._schedule.batches,
+            part,
             calls=self._calls,
-            repeats=self._schedule.repeats,
-            position=self._schedule.position,
-            part=part,
             before=before,
             are_own=self._stopping.is_within_epochs,
         )
@@ -184,12 +175,10 @@ class FitEpochs:
         results = run_tests(
             testing,
             self._model,
-            self._schedule.test_steps,
+            self._schedule.test_batches,
             self._calls,
-            expected=self._schedule.test_expected,
             leave=self._leave,
             are_own=self._is_tested_for_own,
-            position=copy.copy(self._schedule.test_position),
         )
         self._checkpoints.after_tests()
         return results

@@ -13,7 +13,7 @@ from tfdist._utils.keras_versions import is_keras_2
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
-from tfdist.training.data.distribute import Data
+from tfdist.training.data.distribute import Data, known_steps
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.runners.multi_step import Totals
@@ -58,6 +58,43 @@ class DataPosition:
         self.seen = 0
 
 
+@dataclass(frozen=True)
+class EpochBatches:
+    """The batches that each epoch takes of its data.
+
+    Attributes:
+        steps: The number of batches; all if None.
+        expected: The number of batches that there are; None if unknown.
+        repeats: Whether to begin the data again if they end before `steps` batches; otherwise the epoch ends.
+        position: The position in the data, which epochs of a number of steps share; None if none ends early.
+    """
+
+    steps: int | None = None
+    expected: int | None = None
+    repeats: bool = False
+    position: DataPosition | None = None
+
+    @classmethod
+    def of(
+        cls,
+        data: Data,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        steps: int | None,
+        name: str,
+        *,
+        repeats: bool = False,
+    ) -> "EpochBatches":
+        """Return the batches of epochs from the beginning of data; `name` is that of the argument `steps`.
+
+        Raises:
+            DataError: The data never end, and `steps` is None.
+        """
+        expected = known_steps(data, name) if steps is None else steps
+        position = None if repeats else DataPosition.of(data, model, strategy, steps)
+        return cls(steps, expected, repeats, position)
+
+
 @dataclass
 class EpochPart:
     """The part of an epoch that is done, which `run_batches` continues and keeps up to date.
@@ -82,13 +119,10 @@ def run_batches(
     name: str,
     phase: Phase,
     model: Any,
+    batches: EpochBatches,
+    part: EpochPart,
     *,
-    steps: int | None,
-    expected: int | None,
     calls: Any,
-    repeats: bool = False,
-    position: DataPosition | None,
-    part: EpochPart | None,
     before: int = 0,
     are_own: bool = False,
     together: int | None = None,
@@ -101,18 +135,15 @@ def run_batches(
         name: train or test.
         phase: The steps to run, and their runner.
         model: The model.
-        steps: The number of batches; all if None.
-        expected: The number of batches that the data have; None if unknown.
-        calls: Keras's list of callbacks; None for a config-driven job, which counts steps in its own way.
-        repeats: Whether to begin the data again if they end before `steps` batches; otherwise the epoch ends.
-        position: The position in the data, which epochs of a number of steps share; None if none ends early.
+        batches: The batches to take.
         part: The part of the epoch that is done already.
+        calls: Keras's list of callbacks; None for a config-driven job, which counts steps in its own way.
         before: How many steps earlier epochs have taken, for the profiler's recordings.
         are_own: Whether callbacks are the user's own, which may read metrics and write variables between two
             executions.
         together: The steps of an execution; those that the model is compiled with if None.
     """
-    part, step = EpochPart() if part is None else part, phase.step
+    step, steps, position = phase.step, batches.steps, batches.position
     together = steps_per_execution(model) if together is None else together
     wanted = steps
     if steps is not None and calls is not None and not is_keras_2(model):  # Keras 3 runs whole executions
@@ -120,14 +151,16 @@ def run_batches(
     if part.totals is None:
         part.totals = step.begin()
     left = None if wanted is None else wanted - part.done
-    running = phase.runner.epoch(left, lambda: together, part.totals, repeats=repeats)
+    running = phase.runner.epoch(left, lambda: together, part.totals, repeats=batches.repeats)
     running = name_steps(running, before + part.done) if name == "train" else running
     with contextlib.closing(running):
         while True:
             is_over = position is not None and (position.is_at_end or part.index >= (wanted or 0))
             # Before the steps, which may need what a callback sets here. If the number of batches is unknown,
             # there is one call too many after the last batch, as in Keras.
-            is_expected = not (is_over or part.is_leaving) and (expected is None or part.done < expected)
+            is_expected = not (is_over or part.is_leaving) and (
+                batches.expected is None or part.done < batches.expected
+            )
             if calls is not None and is_expected:
                 getattr(calls, f"on_{name}_batch_begin")(part.index)
             if are_own and part.done:
