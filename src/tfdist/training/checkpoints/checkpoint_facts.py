@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist._utils.write_files import remove_partial, storage_errors
 from tfdist.errors import ConfigError, StorageError, TfdistError, shown
 from tfdist.training.checkpoints import checkpoint
+from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.workers.exchange_numbers import take_text_from_chief
 
 
@@ -23,7 +24,7 @@ class Place(msgspec.Struct):
         is_within: Whether the epoch has begun.
         done: The batches of the epoch so far.
         index: The index of the next batch, as callbacks get it.
-        data: The place in the data, as the runner says it.
+        data: The place in the data.
         size: The number of batches in the data, where epochs of a number of steps count them.
         seen: The batches that these epochs have counted since the data began.
         tests: The number of evaluations so far.
@@ -34,7 +35,7 @@ class Place(msgspec.Struct):
     is_within: bool
     done: int
     index: int
-    data: dict[str, Any]
+    data: PlaceInData
     size: int | None
     seen: int
     tests: int

@@ -49,6 +49,7 @@ from tfdist.training.keras.callback_states import (
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
 from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
+from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.exchange_numbers import take_from_chief, wait_for_all
 from tfdist.training.workers.same_call import check_same_call
@@ -174,7 +175,7 @@ class FitCheckpoints(NoCheckpoints):
         training.runner.resume(place.data, again=self._data.reads_again)
         if testing is not None and place.tests:
             begun = place.tests * testing.runner.begins_of_epoch(test_steps)
-            testing.runner.resume({"begun": begun, "taken": 0, "is_open": False}, again=False)
+            testing.runner.resume(PlaceInData(begun, taken=0, is_open=False), again=False)
         self._tests = place.tests
         if position is not None:
             position.size, position.seen = place.size, place.seen
@@ -381,7 +382,7 @@ class FitCheckpoints(NoCheckpoints):
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()
         if not is_within and self._identity["steps_per_epoch"] is None:
-            data["is_open"] = False  # the next epoch begins the data again
+            data.is_open = False  # the next epoch begins the data again
         return Place(
             step=self.step,
             epoch=self._epoch,

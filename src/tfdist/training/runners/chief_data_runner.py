@@ -1,7 +1,6 @@
 """Run the steps of an epoch on asynchronous workers, with batches that the chief reads and sends to them."""
 
 import collections
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +10,7 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 from tfdist.training.runners.graphs_for_workers import GraphsOfBatches
+from tfdist.training.runners.place_in_data import PlaceInData
 
 _END = object()
 _READING = Activity("reading data", "at_each_step")
@@ -26,9 +26,9 @@ class ChiefDataRunner(CoordinatedRunner):
         super().__init__(graphs, dataset, *args, **kwargs)
         self._next: Any = _END
 
-    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
+    def resume(self, place: PlaceInData, *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was; the chief begins them as often."""
-        for _ in range(place["begun"] - place["is_open"]):
+        for _ in range(place.begun - place.is_open):
             earlier = iter(self._dataset.dataset)
             if again:
                 collections.deque(earlier, maxlen=0)

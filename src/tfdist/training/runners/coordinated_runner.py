@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.variable_cache import new_call
 from tfdist.training.runners.multi_step import Totals
+from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.runners.scheduled_executions import Answer, ScheduledExecutions
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
@@ -97,19 +98,19 @@ class CoordinatedRunner:
         self.is_at_rest = True
         self.waited = 0.0
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> PlaceInData:
         """Return the place in the data: how many batches each worker has taken."""
-        return {"begun": self._begun, "taken": self._parts.taken(), "is_open": self._iterator is not None}
+        return PlaceInData(self._begun, self._parts.taken(), self._iterator is not None)
 
-    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
+    def resume(self, place: PlaceInData, *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
 
         Each worker makes its data again for each pass, in the same order, so no earlier pass matters.
         """
         del again
-        self._begun = place["begun"] - place["is_open"]
-        if place["is_open"]:
-            self._resumed = list(place["taken"])
+        self._begun = place.begun - place.is_open
+        if place.is_open:
+            self._resumed = list(place.taken)
 
     def rest_every(self, steps: int, done: int) -> None:
         """Make all executions end at each multiple of a number of steps, of which some are done."""

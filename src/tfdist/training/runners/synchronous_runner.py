@@ -1,6 +1,6 @@
 """Run the steps of an epoch on replicas that work in step."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
 from tfdist.training.data.prepare_datasets import untuned_on_devices
 from tfdist.training.runners.multi_step import Totals, make_execution
+from tfdist.training.runners.place_in_data import PlaceInData
 
 _ALL = 2**31 - 1
 _OPENING = Activity("opening its data")
@@ -63,12 +64,11 @@ class SynchronousRunner:
         if hasattr(self._execute, "get_concrete_function"):
             self._execute.get_concrete_function(iterator_spec, tf.TensorSpec([], tf.int32), totals)
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> PlaceInData:
         """Return the place in the data: the number of passes begun, and of batches taken in the last one."""
-        place = {"begun": self._begun, "taken": self._taken, "is_open": self._iterator is not None}
-        return {**place, "unread": self._unread}
+        return PlaceInData(self._begun, self._taken, self._iterator is not None, self._unread)
 
-    def resume(self, place: Mapping[str, Any], *, again: bool) -> None:
+    def resume(self, place: PlaceInData, *, again: bool) -> None:
         """Continue in the data at a place where an earlier process was.
 
         A shuffle draws new seeds whenever the data begin, so they begin as often as they did.
@@ -76,25 +76,24 @@ class SynchronousRunner:
         Raises:
             DataError: The data end before this place.
         """
-        unread = place.get("unread", 0)  # each after one of the first passes
-        *earlier, last = range(place["begun"]) or [-1]
+        *earlier, last = range(place.begun) or [-1]
         for number in earlier:
             self._begin_data()
             if again:
                 self._leave_out(_ALL)
-            if number < unread:
+            if number < place.unread:  # each is after one of the first passes
                 self._begin_unread()
         if last < 0:
             return
         self._begin_data()
-        if again or place["is_open"]:
-            self._leave_out(place["taken"] if place["is_open"] else _ALL)
-        if last < unread and not place["is_open"]:  # else the epoch ends once more
+        if again or place.is_open:
+            self._leave_out(place.taken if place.is_open else _ALL)
+        if last < place.unread and not place.is_open:  # else the epoch ends once more
             self._begin_unread()
-        if place["is_open"] and self._taken < place["taken"]:
-            problem = f"ended after {self._taken} batches, but training has taken {place['taken']} of them"
+        if place.is_open and self._taken < place.taken:
+            problem = f"ended after {self._taken} batches, but training has taken {place.taken} of them"
             raise DataError("the training data", problem, remedy="Pass the same data to resume")
-        self._is_resumed = place["is_open"]
+        self._is_resumed = place.is_open
         if not self._is_resumed:
             self._iterator = None
 
