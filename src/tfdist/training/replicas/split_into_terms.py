@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
 from tfdist.training.replicas.sums_and_means_in_graph import (
+    Reduction,
     has_rows,
     passed_on,
     reduction_of,
@@ -31,7 +32,7 @@ class Term(NamedTuple):
     """
 
     tensor: tf.Tensor
-    kind: str
+    kind: Reduction
     factor: float = 1.0
     divisor: tf.Tensor | None = None
 

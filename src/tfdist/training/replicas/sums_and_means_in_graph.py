@@ -7,7 +7,7 @@ this property.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
 
+Reduction: TypeAlias = Literal["mean", "sum", "same"]  # over a batch; "same" without regard to it
 _PASSES_ON = (
     "Cast", "Identity", "Neg", "EnsureShape", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
 )  # fmt: skip
@@ -56,7 +57,7 @@ def is_length(operation: tf.Operation) -> bool:
     return bool(begin[0] % rank) and operation.get_attr("shrink_axis_mask") == 1
 
 
-def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = ()) -> str | None:
+def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = ()) -> Reduction | None:
     """Return "mean" or "sum" over a batch, "same" without regard to it, None if it is unknown.
 
     Args:
@@ -138,7 +139,7 @@ def _reduces_first_axis(operation: tf.Operation) -> bool:
     return bool(values.shape.rank) and axes is not None and not np.all(axes % values.shape.rank)
 
 
-def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int]) -> str | None:
+def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int]) -> Reduction | None:
     first, second = operation.inputs
     if operation.type != "Mul" and all(
         operation.type in _OF_SHAPE for operation in operations_behind([second], until=_is_size)
@@ -147,7 +148,7 @@ def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int
         is_by_examples = any(
             operation.type in _SIZES for operation in operations_behind([second], until=_is_size)
         )
-        return {"sum": "mean"}.get(str(kind)) if is_by_examples else kind
+        return kind if not is_by_examples else "mean" if kind == "sum" else None
     if is_same(second):
         return reduction_of(first, rows, means)
     is_number = operation.type == "Mul" and is_same(first)

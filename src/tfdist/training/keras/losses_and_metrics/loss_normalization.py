@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -32,7 +32,9 @@ INEXACT = (
     " number for each example"
 )
 
-OF_EXAMPLES = {"count", "number", "weighted number"}  # kinds of divisors that are the number of examples
+DivisorKind: TypeAlias = Literal["count", "mask", "weights", "chosen", "sum", "number", "weighted number"]
+# The kinds of divisors that are the number of examples.
+OF_EXAMPLES: set[DivisorKind] = {"count", "number", "weighted number"}
 _REPLACING = threading.RLock()
 _HERE = threading.local()  # each replica is traced in a thread of its own
 
@@ -56,7 +58,7 @@ class Divisor(NamedTuple):
         loss: The loss.
     """
 
-    kind: str
+    kind: DivisorKind
     value: tf.Tensor | None
     loss: tf.Tensor
 
@@ -270,7 +272,7 @@ def _quotient(keras: ModuleType, number: Any, sample_weight: Any) -> Term | None
 
 def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None
-) -> tuple[str, tf.Tensor | None]:
+) -> tuple[DivisorKind, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
     inner = _HERE.inner.get(id(values))
     if inner is not None and not values.shape.rank and sample_weight is None and mask is None:
@@ -302,13 +304,13 @@ def _is_without_rows(values: Any) -> bool:
     return first < rows or bool(first % rows)  # a multiple is that of several numbers for each example
 
 
-def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> str:
+def _kind_of_number(number: Any, sample_weight: Any, reduction: str) -> DivisorKind:
     if sample_weight is not None:
         return "weighted number"
-    kinds = {"mean": "count", "same": "count", "sum": "sum"}
-    return kinds.get(
-        reduction_of(number, _HERE.rows, _inner_means()) or "", "sum" if reduction == "sum" else "number"
-    )
+    known = reduction_of(number, _HERE.rows, _inner_means())
+    if known is None:
+        return "sum" if reduction == "sum" else "number"
+    return "sum" if known == "sum" else "count"
 
 
 def _inner_means() -> set[int]:
