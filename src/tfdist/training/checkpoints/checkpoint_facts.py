@@ -1,16 +1,13 @@
-"""Define the facts in a checkpoint of `fit`, find them, and compare them with those of a run."""
+"""Define the facts in a checkpoint of `fit`, and compare them with those of a run."""
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import tensorflow as tf
 
-from tfdist._utils.write_files import remove_partial, storage_errors
 from tfdist.errors import ConfigError, StorageError, TfdistError, shown
-from tfdist.training.checkpoints import checkpoint
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.workers.exchange_numbers import take_text_from_chief
 
@@ -68,44 +65,24 @@ class Facts(msgspec.Struct):
     is_stopped: bool = False
     variables: list[tuple[str, tuple[int, ...], str]] = []
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], where: str) -> "Facts":
+        """Return the facts that a checkpoint holds.
+
+        Raises:
+            ConfigError: They are malformed.
+        """
+        try:
+            return msgspec.convert(facts, cls)
+        except msgspec.ValidationError as error:
+            remedy = "Name another folder, or remove this checkpoint to resume from another"
+            raise ConfigError(where, f"is not a checkpoint of fit: {error}", remedy=remedy) from None
+
     def as_dict(self) -> dict[str, Any]:
         """Return the facts as a checkpoint holds them, which lists its variables itself."""
         facts: dict[str, Any] = msgspec.to_builtins(self)
         del facts["variables"]
         return facts
-
-
-def find_together(
-    folder: Path, strategy: tf.distribute.Strategy, *, is_chief: bool
-) -> tuple[checkpoint.Checkpoint | None, Facts | None]:
-    """Return the chief's newest complete checkpoint, on the chief, and its facts, on all workers.
-
-    Raises:
-        ConfigError: The facts are malformed.
-    """
-    found: list[checkpoint.Checkpoint | None] = [None]
-
-    def find() -> dict[str, Any]:
-        with storage_errors(folder):
-            if folder.is_dir():
-                remove_partial(folder)
-            found[0] = newest = checkpoint.find_newest(folder)
-        if newest is None:
-            return {}
-        facts = {**newest.facts, "variables": newest.variables}
-        _converted(facts, str(newest.folder / checkpoint.ABOUT))
-        return facts
-
-    facts = raise_together(strategy, find, is_chief=is_chief)
-    return found[0], _converted(facts, str(folder)) if facts else None
-
-
-def _converted(facts: Mapping[str, Any], where: str) -> Facts:
-    try:
-        return msgspec.convert(facts, Facts)
-    except msgspec.ValidationError as error:
-        remedy = "Name another folder, or remove this checkpoint to resume from another"
-        raise ConfigError(where, f"is not a checkpoint of fit: {error}", remedy=remedy) from None
 
 
 def raise_together(

@@ -5,7 +5,6 @@ in the data, the History, the states of callbacks, and what must stay the same.
 """
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,18 +21,12 @@ from tfdist.coordination.end_announcements import ServerTermination, keep_server
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.checkpoints import checkpoint
 from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
-from tfdist.training.checkpoints.checkpoint_facts import (
-    Facts,
-    Place,
-    find_together,
-    raise_together,
-    refuse_other,
-)
+from tfdist.training.checkpoints.checkpoint_facts import Facts, Place
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
-from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
+from tfdist.training.checkpoints.resumed_run import EPOCH, ResumedRun
+from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.data.distribute import Data
 from tfdist.training.data.resumable_data import ResumableData
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks, servers_needed
@@ -42,21 +35,18 @@ from tfdist.training.keras.callback_states import (
     as_plain,
     check_callbacks,
     from_plain,
-    load_states,
     states_of,
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
+from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers
 from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.session import Phase, Session
-from tfdist.training.workers.exchange_numbers import take_from_chief, wait_for_all
+from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.same_call import check_same_call
 from tfdist.training.workers.stop_together import Agreement
 
-_EPOCH = "epoch/"  # the prefix of the metrics' values in a checkpoint
-_CALLBACK = "callback/"
 _finished_here: set[Path] = set()  # the folders of calls that have returned in this process
 _log = logging.getLogger("tfdist")
 
@@ -111,22 +101,16 @@ class FitCheckpoints(NoCheckpoints):
         writer: CheckpointWriter,
     ) -> None:
         super().__init__(model, strategy, callbacks)
-        self._option, self._notice, self._server_termination, self._writer = (
-            option,
-            notice,
-            server_termination,
-            writer,
-        )
+        self._option, self._writer = option, writer
+        self._notice, self._server_termination = notice, server_termination
         self._is_chief = is_chief_of(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
-        self._found, self._facts = find_together(option.folder, strategy, is_chief=self._is_chief)
+        # None where nothing is resumed, and after the first epoch.
+        self._resumed = ResumedRun.find(option.folder, strategy, is_chief=self._is_chief)
         self.is_leaving = False
-        self._values: list[Any] = []
-        self._metrics: list[Any] = []
-        self._weights: dict[str, Any] = {}
-        self.step = self._saved_at = 0 if self._facts is None else self._facts.place.step
+        self.step = self._saved_at = 0 if self._resumed is None else self._resumed.facts.place.step
         # Its arrays shuffle by this seed; one of the user's comes first.
-        self.seed = new_seed() if self._facts is None else self._facts.seed
+        self.seed = new_seed() if self._resumed is None else self._resumed.facts.seed
 
     def check_order(self, x: Any, *, shuffle: bool | str) -> None:
         """Refuse a PyDataset that is shuffled without a seed."""
@@ -164,14 +148,14 @@ class FitCheckpoints(NoCheckpoints):
         self._state = State(self._model, self._strategy, others, has_learning_rate=True)
         self._learning_rate = learning_rate(self._model)
         self._identity = {**self._setup(), **settings, **self._data.identity}
-        facts = self._facts
         if self._option.every is not None:
             training.runner.rest_every(self._option.every, self.step)
-        if facts is None:
+        if self._resumed is None:
             return
-        raise_together(self._strategy, self._difference, is_chief=self._is_chief)
-        self._read(facts)
-        place = facts.place
+        self._resumed.check(self._identity, self._state)
+        self._resumed.read()
+        self._restore_variables(self._resumed)
+        place = self._resumed.facts.place
         training.runner.resume(place.data, again=self._data.reads_again)
         if testing is not None and place.tests:
             begun = place.tests * testing.runner.begins_of_epoch(test_steps)
@@ -195,79 +179,39 @@ class FitCheckpoints(NoCheckpoints):
             setup["the number of workers"] = f"{workers}, {self._strategy.num_replicas_in_sync} replicas"
         return setup
 
-    def _difference(self) -> None:
-        if self._found is not None and self._facts is not None:
-            place = str(self._found.folder)
-            refuse_other(place, self._facts.identity, self._identity)
-            variables = [
-                entry for entry in self._found.variables if not entry[0].startswith((_EPOCH, _CALLBACK))
-            ]
-            checkpoint.check_variables(
-                dataclasses.replace(self._found, variables=tuple(variables)),
-                self._state.values(),
-                whose="the model of this script",
-                remedy="Name another folder, or use the same model",
-            )
-
-    def _read(self, facts: Facts) -> None:
-        """Read all values on the chief, and send them to the other workers."""
-        values: list[Any] = [tf.zeros(shape, dtype) for _, shape, dtype in facts.variables]
-        if self._found is not None:
-            values = self._found.read()
-        values = take_from_chief(self._strategy, values, is_chief=self._is_chief)
-        names = [name for name, _, _ in facts.variables]
-        named = dict(zip(names, values, strict=True))
-        self._metrics = [value for name, value in named.items() if name.startswith(_EPOCH)]
-        self._weights = {name: value for name, value in named.items() if name.startswith(_CALLBACK)}
-        self._values = values[: len(names) - len(self._metrics) - len(self._weights)]
-        folder = None if self._found is None else self._found.folder
-        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
-        self._assign(facts)
-
-    def _assign(self, facts: Facts) -> None:
-        self._state.assign(self._values)
-        if self._learning_rate != facts.learning_rate and self._learning_rate is not None:
-            set_learning_rate(self._model, self._learning_rate)  # the script sets another one now
+    def _restore_variables(self, resumed: ResumedRun) -> None:
+        resumed.restore_variables(self._state, self._model, self._learning_rate)
 
     # -- when training begins --
 
     def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
         """Call the callbacks at the beginning, set their states and the History; return the first epoch."""
-        facts = self._facts
-        if facts is None:
+        resumed = self._resumed
+        if resumed is None:
             return super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
         for callback in self._callbacks:
             if type(callback).__name__ == "CSVLogger":
                 callback.append = True  # the lines of the epochs before
         calls.on_train_begin()
-        history = self._model.history
-        history.epoch = list(facts.epochs)
-        history.history = {name: from_plain(values) for name, values in facts.history.items()}
-        self._assign(facts)
-        self._load(facts)
-        if self.is_over(epochs):
+        resumed.restore_history(self._model.history)
+        self._restore_variables(resumed)
+        resumed.restore_callbacks(self._callbacks, self._model)
+        if resumed.is_over(epochs):
             if self._option.folder.absolute() in _finished_here:
                 problem = "holds the training of an earlier fit of this process, which is finished"
                 remedy = "Name another folder for this fit, or pass more epochs to continue"
                 raise ConfigError(str(self._option.folder), problem, remedy=remedy)
-            reason = "a callback had ended it" if facts.is_stopped else f"{epochs} epochs are done"
+            reason = "a callback had ended it" if resumed.facts.is_stopped else f"{epochs} epochs are done"
             self._say("fit: nothing is left to train: %s at step %d, says %s", reason, self.step)
             return epochs
-        self._say("fit: resuming at step %d, in epoch %d, from %s", self.step, facts.place.epoch + 1)
-        return facts.place.epoch
-
-    def is_over(self, epochs: int) -> bool:
-        """Return whether the checkpoint is that of the end of the training."""
-        facts = self._facts
-        return facts is not None and (facts.is_stopped or facts.place.epoch >= epochs)
+        begun = resumed.facts.place.epoch
+        self._say("fit: resuming at step %d, in epoch %d, from %s", self.step, begun + 1)
+        return begun
 
     @property
     def logs(self) -> dict[str, Any]:
         """Return the logs of the last epoch, or of the part of it that is done."""
-        return {} if self._facts is None else from_plain(self._facts.logs)
-
-    def _load(self, facts: Facts) -> None:
-        load_states(self._callbacks, self._model, facts.callbacks, self._weights)
+        return {} if self._resumed is None else from_plain(self._resumed.facts.logs)
 
     def _say(self, text: str, *values: Any) -> None:
         if self._is_chief:
@@ -281,12 +225,13 @@ class FitCheckpoints(NoCheckpoints):
         In a resumed epoch, those callbacks have been called before: what they change is restored.
         """
         self._epoch, self._part = epoch, EpochPart()
-        facts = self._facts
-        if facts is not None and facts.place.is_within and facts.place.epoch == epoch:
-            self._assign(facts)
-            self._load(facts)
-            totals = self._training.step.resumed(self._metrics)
-            self._part = EpochPart(facts.place.done, facts.place.index, totals, from_plain(facts.logs))
+        resumed = self._resumed
+        if resumed is not None and resumed.facts.place.is_within and resumed.facts.place.epoch == epoch:
+            self._restore_variables(resumed)
+            resumed.restore_callbacks(self._callbacks, self._model)
+            place, logs = resumed.facts.place, from_plain(resumed.facts.logs)
+            totals = self._training.step.resumed(resumed.metrics)
+            self._part = EpochPart(place.done, place.index, totals, logs)
         self._begun_at = self.step - self._part.done
         if self._option.every is not None:
             self._training.runner.rest_every(self._option.every, self.step)
@@ -335,7 +280,7 @@ class FitCheckpoints(NoCheckpoints):
     def after_epoch(self, logs: Mapping[str, Any], *, is_last: bool, is_stopped: bool) -> None:
         """Save at the end of an epoch, if there is no other time for it, or if it is the last one."""
         self._epoch += 1
-        self._facts, self._values, self._metrics, self._weights = None, [], [], {}
+        self._resumed = None
         if is_last or self._option.every is None:
             self._save(None, logs, is_stopped=is_stopped)
 
@@ -362,7 +307,7 @@ class FitCheckpoints(NoCheckpoints):
         if not self._is_chief:
             return
         values = self._state.values()
-        values |= {f"{_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
+        values |= {f"{EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
         values |= weights_of(self._callbacks)
         history = self._model.history
         facts = Facts(

@@ -19,6 +19,7 @@ _ATTRIBUTES = {
 }
 _STATE_BY_FILES = ("BackupAndRestore", "SwapEMAWeights")
 _WEIGHTS = "best_weights"  # of EarlyStopping: a list of arrays
+OF_CALLBACK = "callback/"  # the prefix of these arrays in a checkpoint
 _log = logging.getLogger("tfdist")
 
 
@@ -56,7 +57,7 @@ def weights_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     kept = {}
     for place, callback in enumerate(callbacks):
         for number, value in enumerate(getattr(callback, _WEIGHTS, None) or ()):
-            kept[f"callback/{place}/{number}"] = tf.convert_to_tensor(value)
+            kept[f"{OF_CALLBACK}{place}/{number}"] = tf.convert_to_tensor(value)
     return kept
 
 
