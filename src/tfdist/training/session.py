@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.keras_versions import build_for, has_call, is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
-from tfdist._utils.tf_private import replica_specs, worker_count
+from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.prepare_datasets import with_none
@@ -32,7 +32,7 @@ from tfdist.training.runners.chief_data_runner import ChiefDataRunner
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGraph
 from tfdist.training.runners.multi_step import Totals, make_execution
-from tfdist.training.runners.synchronous_runner import SynchronousRunner, graph_in_step
+from tfdist.training.runners.synchronous_runner import SynchronousRunner
 
 _STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
@@ -276,7 +276,7 @@ class Session:
     ) -> Any:
         """Return the graph of an execution over data like these; the execution itself if it runs eagerly."""
         if self._cluster.coordinator is None:
-            return execution if self._model.run_eagerly else graph_in_step(execution)
+            return execution if self._model.run_eagerly else function_of_a_model(execution)
 
         def counted_apart(iterator: Any, steps: tf.Tensor, begun: Begun) -> Any:
             return execution(iterator, steps, step.empty_totals(), begun)

@@ -141,7 +141,7 @@ class FitCheckpoints(NoCheckpoints):
             problem = "has layers that are not built, so a checkpoint could not restore their weights"
             remedy = "Call them on a batch before fit, or begin each with keras.Input"
             raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
-        self._training, self._testing = training, testing
+        self._training = training
         self._position, self._part = position, EpochPart()
         self._tests = self._epoch = 0
         others = [*session.random_states, *other_optimizers(self._model)]
