@@ -81,7 +81,7 @@ def _graph_candidates(bench: Bench) -> Iterator[Candidate]:
     for count in _STEPS_PER_EXECUTION:
         if section.steps_per_execution not in (None, count):  # otherwise tfdist chooses it
             yield Candidate("train.steps_per_execution", (f"train.steps_per_execution={count}",))
-    if bench.strategy in ("one_device", "mirrored", _MIRRORED) and not section.jit_compile:
+    if (bench.is_one_process or bench.strategy == _MIRRORED) and not section.jit_compile:
         yield Candidate("train.jit_compile", ("train.jit_compile=true",), note="XLA: other rounding")
 
 

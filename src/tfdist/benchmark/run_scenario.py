@@ -25,6 +25,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
+from tfdist.strategies.options import OF_ONE_PROCESS
 from tfdist.trainer.config import Settings
 from tfdist.trainer.model_sizes import Replicas
 
@@ -69,7 +70,7 @@ class Bench:
     @property
     def is_one_process(self) -> bool:
         """Return whether the config starts no cluster."""
-        return self.strategy in ("one_device", "mirrored")
+        return self.strategy in OF_ONE_PROCESS
 
     @property
     def workers(self) -> int:

@@ -7,7 +7,13 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.devices_and_threads import device_kind
-from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
+from tfdist.strategies.options import (
+    CommunicationOptions,
+    StrategyName,
+    StrategyOptions,
+    exchanges_tensors,
+    is_gpu_used,
+)
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.strategy_classes import (
     MultiWorkerMirrored,
@@ -33,12 +39,11 @@ def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.
     )
 
 
-def shared_secret(cluster: ClusterConfig, name: str, options: CommunicationOptions) -> bytes | None:
+def shared_secret(cluster: ClusterConfig, name: StrategyName, options: CommunicationOptions) -> bytes | None:
     """Return the secret by which tasks recognize each other; None if TensorFlow sends all tensors."""
-    is_alone = name in ("one_device", "mirrored")  # also an evaluator, whose cluster may use tcp
-    on_gpus = device_kind() == "GPU"
-    if is_alone or len(cluster.training().tasks()) < 2:
+    if not exchanges_tensors(name, cluster):
         return None
+    on_gpus = device_kind() == "GPU"
     if not options.may_use_tcp(on_gpus=on_gpus):
         if on_gpus and options.is_auto and cluster.is_chief:
             _log.info("communication.implementation auto: GPUs exchange by TensorFlow (NCCL, gRPC)")

@@ -32,6 +32,7 @@ from tfdist.strategies.devices_and_threads import (
     threads_to_wait,
 )
 from tfdist.strategies.options import (
+    OF_ONE_PROCESS,
     OF_PS,
     Communication,
     Device,
@@ -201,7 +202,7 @@ def _check_fits(cluster: ClusterConfig, name: str) -> None:
         job = next(task.type for task in cluster.tasks() if task.type not in ROLES)
         problem = "is not supported in training, which has chief, workers and ps"
         raise ConfigError(cluster.source.at(job), problem, remedy="Leave it out, or take tfdist.connect")
-    alone = name in ("one_device", "mirrored")
+    alone = name in OF_ONE_PROCESS
     if alone and not cluster.is_evaluator and trainers + cluster.size("ps") > 1:
         problem = f"trains in one process, but the cluster has {trainers + cluster.size('ps')} tasks"
         raise ConfigError(f"strategy {name}", problem, remedy="Each would train on its own: take auto")

@@ -21,9 +21,10 @@ WireType = Literal["float32", "bfloat16", "float16", "int8"]
 Encryption = Literal["tls"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
+OF_ONE_PROCESS = ("one_device", "mirrored")
 OF_PS = ("parameter_server", "parameter_server_sync")
 _OF_CLUSTERS = ("multi_worker_mirrored", *OF_PS)
-_OF_MIRRORED = ("one_device", "mirrored", "multi_worker_mirrored")
+_OF_MIRRORED = (*OF_ONE_PROCESS, "multi_worker_mirrored")
 # TensorFlow's own ways to communicate, under the strategies that have something to exchange.
 _OF_TENSORFLOW = {
     "multi_worker_mirrored": ("ring", "nccl"),
@@ -195,6 +196,11 @@ _STRATEGIES_OF_OPTION = {
     "logical_devices": _OF_MIRRORED,
     "memory_growth": _OF_MIRRORED,
 }
+
+
+def exchanges_tensors(name: StrategyName, cluster: ClusterConfig) -> bool:
+    """Return whether a strategy sends tensors from task to task; not for an evaluator of a cluster."""
+    return name not in OF_ONE_PROCESS and len(cluster.training().tasks()) > 1
 
 
 def is_gpu_used(device: str, gpus: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from tfdist._utils.user_paths import current_folder, exists, expanded_path
 from tfdist._utils.write_files import path_or_address
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.strategies.options import OF_PS
+from tfdist.strategies.options import OF_ONE_PROCESS, OF_PS
 
 PLACES = {
     "here": "all tasks on this machine",
@@ -93,7 +93,7 @@ class Project:
     @property
     def is_cluster(self) -> bool:
         """Return whether the project trains as a cluster."""
-        return self.strategy not in ("one_device", "mirrored")
+        return self.strategy not in OF_ONE_PROCESS
 
     @property
     def is_script(self) -> bool:

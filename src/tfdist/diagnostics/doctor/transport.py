@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings, failure_of
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import CommunicationOptions, StrategyName, strategy_name
+from tfdist.strategies.options import (
+    CommunicationOptions,
+    StrategyName,
+    exchanges_tensors,
+    is_gpu_used,
+    strategy_name,
+)
 from tfdist.trainer.config import Config
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.tls import check_tls
@@ -35,11 +41,10 @@ def check_transport(
     except ConfigError as error:
         yield failure_of(CLUSTER, "secret", error)
         return
-    if name in ("one_device", "mirrored") or len(cluster.training().tasks()) < 2:
+    if not exchanges_tensors(name, cluster):
         yield _find.ok("transport", f"none: with {name}, tensors stay in one process")
         return
-    on_gpus = gpus > 0 and config.strategy.device != "cpu"
-    if not options.may_use_tcp(on_gpus=on_gpus):
+    if not options.may_use_tcp(on_gpus=is_gpu_used(config.strategy.device, gpus)):
         yield _find.ok("transport", _of_tensorflow(name, options))
         return
     if cluster.is_on_ports_of_ours:
