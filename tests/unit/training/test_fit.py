@@ -201,7 +201,10 @@ for _ in range(2):
 
 def test_trains_after_a_script_has_replaced_tensorflows_context():
     ended = subprocess.run(
-        [sys.executable, "-c", _WITH_NEW_CONTEXT], cwd=Path(__file__).parent, capture_output=True, text=True
+        [sys.executable, "-c", _WITH_NEW_CONTEXT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 0, ended.stderr
 
