@@ -1,12 +1,18 @@
 """Inflict random faults on training, as long as you like, by the real command line; count what they cost.
 
     python benchmarks/soak.py [--seconds 600 | --faults 1000] [--seed 0] [--steps 1000] [--keep FILE]
+        [--engines]
 
 Runs of all five strategies follow one another, and runs on two hosts, which are network namespaces: there
 the link is hit. Each is hit six times, at moments and in tasks drawn from the seed. It has to end with
 exactly the steps that it was asked for, go on each time at the newest whole checkpoint, and leave nothing
 behind; else the script says what broke, counts none of its faults as recovered from, and ends with status 1
 after the other runs. The tables go into docs/results.md.
+
+With --engines, a scheduler starts the tasks: Slurm on three nodes, which are network namespaces, or the
+rules of Kubernetes for pods, which are containers. Three times in each run a node is drained or lost, a job
+preempted, or a pod evicted. The run has to end with the bits of one that nothing happened to. This needs
+root, Slurm and Docker.
 
 --keep adds each run that has ended to a file, and the tables are of all runs in it: a long soak can be done
 in pieces. --faults is then the number in all.
@@ -32,8 +38,10 @@ from results import machine, put, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engines"))
 
 import links
+import scheduled
 from hosts import CLUSTERS, begun_with
 from proofs import prove_exact, prove_lost, prove_nothing_left
 from schedule import OF_A_STEP, Fault, Hit, draw, endure, possible, prepared
@@ -44,7 +52,7 @@ from wire import why_no_wire
 _MOMENTS = ("start", "step", "checkpoint", *OF_A_STEP)
 _OF_CLUSTERS = ("silence",)  # which there has to be somebody to notice
 _ENDS = ("last", "export")
-_HITS = 6
+_HITS, _HITS_OF_ENGINES = 6, 3
 _MEANWHILE = 5000  # steps
 Trial: TypeAlias = Callable[[int, int, Path, int, list[Fault], list[Hit]], None]
 _COLUMNS = (
@@ -99,6 +107,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--engines", action="store_true")
     flags = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way is taken down
     end = time.monotonic() + flags.seconds
@@ -109,9 +118,12 @@ def main() -> None:
             left = None if flags.faults is None else flags.faults - sum(len(run.faults) for run in runs)
             if (left is None and time.monotonic() > end) or (left is not None and left <= 0):
                 break
-            trials = possible_trials()
+            trials = possible_trials_of_engines() if flags.engines else possible_trials()
+            if not trials:
+                sys.exit("there is no engine here")
             name = list(trials)[number % len(trials)]
-            count = _HITS if left is None else min(_HITS, left)
+            most = _HITS_OF_ENGINES if flags.engines else _HITS
+            count = most if left is None else min(most, left)
             ended = run(
                 name, trials[name], flags.seed + number, flags.steps, Path(folder, str(number)), count
             )
@@ -119,7 +131,11 @@ def main() -> None:
             keep(flags.keep, ended)
             print(f"{name}: {len(ended.faults)} faults, {recovered(ended)} recovered from", flush=True)
     by_strategy = table(("strategy", "runs", *_COLUMNS), rows_by_strategy(runs))
-    put("soak", head(runs), by_strategy, table(("fault", *_COLUMNS), rows_by_fault(runs)))
+    by_fault = table(("fault", *_COLUMNS), rows_by_fault(runs))
+    if flags.engines:
+        put("soak of engines", head(runs), by_strategy, by_fault)
+    else:
+        put("soak", head(runs), by_strategy, by_fault)
     if not all(each.is_whole for each in runs[begun:]):
         sys.exit("not every run ended as it has to: see above")
 
@@ -193,6 +209,30 @@ def on_two_hosts(
         prove(name, tasks.lead, hits)
 
 
+def by_an_engine(
+    engine: str,
+    name: str,
+    seed: int,
+    steps: int,
+    folder: Path,
+    count: int,
+    faults: list[Fault],
+    hits: list[Hit],
+) -> None:
+    """Train by tasks that a scheduler starts, under a strategy."""
+    faults += scheduled.draw(seed, engine, count)
+    cache = folder.parent / "cache"
+    straight = _straight(name, cache, steps)
+    with scheduled.training_by(engine, name, folder, str(cache), steps) as training:
+        scheduled.endure(training, seed, faults, hits)
+        scheduled.prove(training, straight, SETUPS[name].replicas, hits)
+
+
+@functools.cache
+def _straight(name: str, cache: Path, steps: int) -> Training:
+    return scheduled.straight(name, cache.with_name(f"straight-{name}"), str(cache), steps)
+
+
 def prove(name: str, training: Training, hits: Sequence[Hit]) -> None:
     """Check that a run has ended as if nothing had happened."""
     in_part = sum(hit.is_alone for hit in hits) if name == "parameter_server" else 0
@@ -209,6 +249,18 @@ def possible_trials() -> dict[str, Trial]:
         print(f"left out: two hosts: {why}", flush=True)
     else:
         trials.update({f"{name}, two hosts": functools.partial(on_two_hosts, name) for name in CLUSTERS})
+    return trials
+
+
+@functools.cache
+def possible_trials_of_engines() -> dict[str, Trial]:
+    """Return by name how engines that are installed can train here, and say what cannot be done."""
+    trials: dict[str, Trial] = {}
+    for name, engine in itertools.product(scheduled.STRATEGIES, scheduled.ENGINES):
+        if why := scheduled.why_not(engine):
+            print(f"left out: {name}, {engine}: {why}", flush=True)
+        else:
+            trials[f"{name}, {engine}"] = functools.partial(by_an_engine, engine, name)
     return trials
 
 

@@ -102,8 +102,7 @@ def prove_nothing_left(training: Training) -> None:
         for each in training.run.rglob("*")
         if not each.is_dir() or not any(each.iterdir())
     ]
-    left = [name for name in files if not _OF_A_RUN.fullmatch(name)]
+    left = [name for name in files if not re.fullmatch(f"{_OF_A_RUN.pattern}|{training.files}", name)]
     temporary = [each.name for each in Path(training.environ["TMPDIR"]).iterdir()]
-    is_alone = not training.config.get("cluster")
-    left += [name for name in temporary if not (is_alone and _OF_TENSORFLOW.fullmatch(name))]
+    left += [name for name in temporary if training.is_launched or not _OF_TENSORFLOW.fullmatch(name)]
     assert not left, f"files left: {left}"

@@ -26,7 +26,13 @@ class Training:
     """Run one training: start its command, as often as needed, and read what it leaves in a folder.
 
     Of a cluster whose tasks are started by hand, it is one task, on the host that its command is prefixed with.
+
+    Attributes:
+        files: A pattern of the files that whoever starts the tasks adds to the folder of the run.
+        is_launched: Whether a launcher starts the tasks, which removes what they leave in temporary folders.
     """
+
+    files = ""
 
     def __init__(
         self, folder: Path, config: dict[str, Any], cache: str, *, task: str = "", prefix: Sequence[str] = ()
@@ -34,6 +40,7 @@ class Training:
         self.folder, self.run = folder, folder / "run"
         self.config = config
         self.total: int = config["train"]["steps"]
+        self.is_launched = bool(config.get("cluster"))
         self.mark = uuid.uuid4().hex
         self._temporary = folder / "tmp"
         self._temporary.mkdir(parents=True, exist_ok=True)
