@@ -469,6 +469,33 @@ def kernels_read_before_xla(keras: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def empty_batches_convolved(keras: ModuleType) -> Iterator[None]:
+    """Make convolutions and pooling of Keras 3 compute an empty batch, too, within the block.
+
+    On CPUs, TensorFlow computes them by oneDNN, whose convolutions return the shape of their inputs there,
+    and whose gradients lack an output or end the process. Seen in 2.21.
+    """
+    module: Any = importlib.import_module(f"{keras.__name__}.src.backend.tensorflow.nn")
+    names = ("conv", "depthwise_conv", "separable_conv", "max_pool", "average_pool")
+    with attributes_set(module, **{name: _with_an_example(getattr(module, name)) for name in names}):
+        yield
+
+
+def _with_an_example(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def computed(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = tf.convert_to_tensor(inputs)
+        sizes = tf.shape(inputs)
+        missing = tf.cast(tf.equal(sizes[:1], 0), sizes.dtype)
+        example = tf.zeros(tf.concat([missing, sizes[1:]], axis=0), inputs.dtype)
+        filled = tf.concat([inputs, example], axis=0)
+        filled.set_shape([None, *inputs.shape[1:]])
+        return compute(filled, *args, **kwargs)[: sizes[0]]
+
+    return computed
+
+
+@contextlib.contextmanager
 def masks_weighed_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterator[None]:
     """Make Keras 2 weigh masked losses with another function, given its own, within the block.
 

@@ -11,7 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import added_losses_of_threads, layers_of, masked_moments_synchronized
+from tfdist._utils.keras_private import (
+    added_losses_of_threads,
+    empty_batches_convolved,
+    layers_of,
+    masked_moments_synchronized,
+)
 from tfdist.strategies.gradient_arithmetic import with_values
 
 
@@ -21,7 +26,11 @@ def replicas_called_together(keras: Any, model: Any, replicas: int) -> Iterator[
     if replicas == 1:
         yield
         return
-    with added_losses_of_threads(model), masked_moments_synchronized(keras, model):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(added_losses_of_threads(model))
+        if has_synchronized_layers(model):  # which an empty batch reaches
+            stack.enter_context(masked_moments_synchronized(keras, model))
+            stack.enter_context(empty_batches_convolved(keras))
         yield
 
 

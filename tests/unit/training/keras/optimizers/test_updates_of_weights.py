@@ -190,6 +190,33 @@ def test_a_synchronized_layer_is_not_compiled_by_xla(caplog):
     assert "jit_compile has no effect: a synchronized layer exchanges values" in caplog.text
 
 
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device has all examples")
+@pytest.mark.parametrize("kind", ["convolution", "recurrent"])
+def test_a_replica_without_examples_computes_convolutions_before_a_synchronized_layer(kind):
+    layers, shape = keras.layers, (6, 6, 3) if kind == "convolution" else (3, 5, 5, 1)
+    x = RANDOM.normal(size=(5, *shape)).astype("float32")
+
+    def model_of():
+        keras.utils.set_random_seed(1)
+        before = [layers.ConvLSTM2D(2, 3, return_sequences=True)]
+        if kind == "convolution":
+            before = [layers.SeparableConv2D(4, 3), layers.MaxPooling2D(2), layers.Conv2D(5, 2)]
+        normal = layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([keras.Input(shape), *before, normal, layers.Flatten(), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    options = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}  # a last batch of one example
+    kerass = model_of()
+    expected = kerass.fit(x, x.mean(axis=tuple(range(1, x.ndim))), **options).history
+    with own_strategy().scope():
+        ours = model_of()
+    found = fit(ours, x, x.mean(axis=tuple(range(1, x.ndim))), **options).history
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device divides a loss once")
 @pytest.mark.parametrize("kind", [keras.Model, OwnStep])
 def test_half_precision_has_room_beside_a_synchronized_layer(kind):
