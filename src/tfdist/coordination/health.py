@@ -24,6 +24,7 @@ HTTP2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # an empty SETTINGS fr
 # connections for it.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
+_NO_ROOM_HERE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _MOST_OPEN = 16
 _SECONDS_BETWEEN_LOOKS = 0.5
 _log = logging.getLogger("tfdist")
@@ -47,10 +48,17 @@ class SilenceClock:
 
 
 def answers(address: str) -> bool | None:
-    """Return whether a gRPC server answers at the address: True, False, or None where that is unknown."""
+    """Return whether a gRPC server answers at the address: True, False, or None where that is unknown.
+
+    Where this process cannot ask, because it has too many open files, the server counts as well: silence is
+    the other task's.
+    """
     try:
         return bool(_first_bytes(address))
     except OSError as error:  # None for timeouts and unreachable hosts: they may come back
+        if error.errno in _NO_ROOM_HERE:
+            _log.warning("cannot ask whether %s answers: %s", address, reason_of(error))
+            return True
         return False if error.errno in _GONE else None
 
 

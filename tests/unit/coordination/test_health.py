@@ -1,6 +1,7 @@
 """A process without a TensorFlow server answers health checks, whoever else calls it."""
 
 import contextlib
+import resource
 import socket
 
 from tfdist.cluster.config import ClusterConfig
@@ -33,3 +34,16 @@ def test_a_port_that_is_taken_is_no_error():
         at = f"127.0.0.1:{server.getsockname()[1]}"
         with answering_health_checks(at):
             assert answers(at) is None  # the other one accepts and says nothing
+
+
+def test_a_task_is_not_silent_because_this_process_can_open_no_more_files(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            assert answers(address) is True
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert f"cannot ask whether {address} answers: too many open files" in caplog.text
+    assert answers(address) is False
