@@ -81,7 +81,7 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         return "mean" if kinds == {"mean", "same"} else kinds.pop() if len(kinds) == 1 else None
     if operation.type in ("Mean", "Sum", "L2Loss"):
         if has_rows(inputs[0], rows) and not _is_reduced(inputs[0]):
-            if _is_of_several_examples(inputs[0], rows):
+            if what_mixes_examples(inputs[0], rows) is not None:
                 return None
             return "sum" if operation.type != "Mean" else None if _is_chosen(inputs[0]) else "mean"
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
@@ -112,19 +112,41 @@ def has_rows(values: tf.Tensor, rows: int | None) -> bool:
     return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
 
 
-def _is_of_several_examples(values: tf.Tensor, rows: int | None) -> bool:
-    """Return whether a mean or a sum over the batch is behind the values of each example.
+def what_mixes_examples(values: tf.Tensor, rows: int | None) -> tf.Operation | None:
+    """Return an operation behind the values of each example that mixes examples, None if there is none.
 
-    The moments of BatchNormalization are left out: those of a replica's part are its documented use.
+    That is a mean or a sum over the batch, or a product of examples with each other. The moments of
+    BatchNormalization are left out: those of a replica's part are its documented use.
     """
-    return any(
-        operation.type in ("Mean", "Sum")
-        and operation.outputs[0].dtype.is_floating
-        and f"{MOMENTS}/" not in operation.name
-        and has_rows(operation.inputs[0], rows)
-        and _reduces_first_axis(operation)
-        for operation in operations_behind([values], until=_reads_variable)
-    )
+    for operation in operations_behind([values], until=_reads_variable):
+        if not operation.outputs or not operation.outputs[0].dtype.is_floating:
+            continue
+        if operation.type in ("Mean", "Sum"):
+            is_mixing = has_rows(operation.inputs[0], rows) and _reduces_first_axis(operation)
+            if is_mixing and f"{MOMENTS}/" not in operation.name:
+                return operation
+        elif operation.type == "MatMul" and _multiplies_examples(operation, rows):
+            return operation
+    return None
+
+
+def _multiplies_examples(product: tf.Operation, rows: int | None) -> bool:
+    """Return whether a product of matrices sums over the examples, or multiplies each with all others."""
+    by_column = [_has_examples_in_columns(product, place, rows) for place in (0, 1)]
+    by_row = [_has_examples_in_rows(product, place, rows) for place in (0, 1)]
+    return by_column[0] or by_row[1] or (by_row[0] and by_column[1])
+
+
+def _has_examples_in_rows(product: tf.Operation, place: int, rows: int | None) -> bool:
+    is_transposed = product.get_attr(("transpose_a", "transpose_b")[place])
+    return not is_transposed and has_rows(product.inputs[place], rows)
+
+
+def _has_examples_in_columns(product: tf.Operation, place: int, rows: int | None) -> bool:
+    factor = product.inputs[place]
+    if product.get_attr(("transpose_a", "transpose_b")[place]):
+        return has_rows(factor, rows)
+    return bool(factor.op.type == "Transpose") and has_rows(factor.op.inputs[0], rows)
 
 
 def _is_reduced(tensor: tf.Tensor) -> bool:

@@ -21,15 +21,22 @@ from tfdist.training.keras.model_checks import has_own
 from tfdist.training.replicas.split_into_terms import Term, sum_in, terms_of
 from tfdist.training.replicas.sums_and_means_in_graph import (
     has_chosen_rows,
+    has_rows,
     is_linear_in,
     is_over_batch,
     reduction_of,
+    what_mixes_examples,
 )
 
 INEXACT = (
     "loss: returns one number for a batch; several replicas each compute it on their part, and the mean of"
     " these is the loss of the whole batch only if it is a mean over examples. To have it exact, return a"
     " number for each example"
+)
+
+MIXED = (
+    "loss: that of an example depends on the other examples (operation %s); several replicas each compute it"
+    " on their part of the batch, so it is not the loss of one process"
 )
 
 DivisorKind: TypeAlias = Literal["count", "mask", "weights", "chosen", "sum", "number", "weighted number"]
@@ -56,11 +63,13 @@ class Divisor(NamedTuple):
             multiply it.
         value: The divisor; None if it is the number of examples, or if there is none.
         loss: The loss.
+        mixed_by: The name of an operation by which the losses of examples depend on other examples, if any.
     """
 
     kind: DivisorKind
     value: tf.Tensor | None
     loss: tf.Tensor
+    mixed_by: str = ""
 
 
 @contextlib.contextmanager
@@ -246,7 +255,8 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
             loss = tf.reduce_sum(loss)
         if hasattr(_HERE, "divisors"):
             if quotient is None:
-                divisor = Divisor(*_divisor(keras, values, sample_weight, mask, reduction), loss)
+                kind, value = _divisor(keras, values, sample_weight, mask, reduction)
+                divisor = Divisor(kind, value, loss, _mixed_by(values))
             else:
                 divisor = Divisor("mask", sum_in(quotient.divisor, _HERE.rows), loss)
             if getattr(_HERE, "depth", 0) > 1:
@@ -292,6 +302,14 @@ def _divisor(
     if values.shape.rank and has_chosen_rows(values):
         return "chosen", tf.cast(tf.size(values), tf.float64)
     return "count", None
+
+
+def _mixed_by(values: Any) -> str:
+    """Return the name of an operation that mixes the losses of examples, empty if there is none."""
+    if tf.executing_eagerly() or not has_rows(values, _HERE.rows):
+        return ""
+    operation = what_mixes_examples(values, _HERE.rows)
+    return "" if operation is None else operation.name
 
 
 def _is_without_rows(values: Any) -> bool:

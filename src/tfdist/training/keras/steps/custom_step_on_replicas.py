@@ -313,6 +313,7 @@ class SharedCustomStep(MetricStep):
             expected = f"a dict from {self._name}"
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
         if self._replicas > 1:
+            self._warn_of_mixed_examples(divisors)
             known = [each for each in divisors if each.kind != "number" or id(each.loss) in replica.means]
             if check_numbers(known):
                 self._warn_of_loss(INEXACT)

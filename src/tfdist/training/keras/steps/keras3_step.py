@@ -456,6 +456,7 @@ class Keras3Step(MetricStep):
         numbers = self._batch_means.numbers
         if self._strategy.num_replicas_in_sync > 1:
             check_rank(loss, model, of_examples=self._has_losses_of_examples)
+            self._warn_of_mixed_examples(divisors)
             if not has_own(model, "compute_loss"):
                 are_numbers, is_other = check_numbers(divisors), check_sum(loss, divisors)
                 if are_numbers or is_other:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
+from tfdist.training.keras.losses_and_metrics.loss_normalization import MIXED, Divisor
 from tfdist.training.keras.losses_and_metrics.metrics import MetricState
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
@@ -41,6 +42,12 @@ class KerasStep:
         if not self._has_named_loss:
             self._has_named_loss = True
             _log.warning(text, *names)
+
+    def _warn_of_mixed_examples(self, divisors: Sequence[Divisor]) -> None:
+        """Warn once if the loss of an example depends on other examples, on several replicas."""
+        mixed_by = next((divisor.mixed_by for divisor in divisors if divisor.mixed_by), None)
+        if mixed_by is not None:
+            self._warn_of_loss(MIXED, mixed_by)
 
     def noting_applied_steps(self) -> AppliedSteps | None:
         """Return where training notes the steps of asynchronous workers; None if nothing is updated."""

@@ -46,6 +46,25 @@ def of_columns(y_true, y_pred):
     return tf.reduce_mean(tf.square(y_true - y_pred), axis=0)
 
 
+def relative(y_true, y_pred):
+    """A number for each example, as a part of the mean of all."""
+    return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1) / tf.reduce_mean(tf.square(y_true))
+
+
+def contrastive(y_true, y_pred):
+    """A number for each example, of how its target is told from those of the others."""
+    logits = tf.matmul(y_pred, y_true, transpose_b=True)
+    return keras.losses.sparse_categorical_crossentropy(
+        tf.range(tf.shape(logits)[0]), logits, from_logits=True
+    )
+
+
+def correlated(y_true, y_pred):
+    """A number for each example, after the inverse of a matrix of all."""
+    spread = tf.matmul(tf.transpose(y_true), y_true) + tf.eye(2, dtype=y_true.dtype)
+    return tf.reduce_sum(tf.matmul(y_pred - y_true, tf.linalg.inv(spread)) ** 2, axis=-1)
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         x, y = data
@@ -158,6 +177,18 @@ def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, loss, base, ca
     with caplog.at_level(logging.WARNING, "tfdist"):
         fit(model, X, Y, epochs=2, **OPTIONS)
     assert [message.split(";")[0] for message in caplog.messages] == ["loss: returns one number for a batch"]
+
+
+@several
+@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+@pytest.mark.parametrize("loss", [relative, contrastive, correlated])
+def test_a_loss_of_an_example_that_depends_on_the_others_is_named_once(strategy, loss, base, caplog):
+    with strategy.scope():
+        model = model_of(loss, base)
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        fit(model, X, Y, epochs=2, **OPTIONS)
+    [message] = [message for message in caplog.messages if "traced" not in message]
+    assert message.startswith("loss: that of an example depends on the other examples (operation ")
 
 
 @several
