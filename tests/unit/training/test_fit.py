@@ -16,12 +16,11 @@ from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from training_helpers import batches, points  # noqa: E402
-
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.model_checks import check_states  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402  # after the check that TensorFlow is there
+from training_helpers import batches, points  # noqa: E402
 
 keras = tf.keras
 

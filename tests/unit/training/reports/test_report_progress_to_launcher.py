@@ -5,8 +5,6 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from training_helpers import batches, points  # noqa: E402
-
 from tfdist.cluster.config import ClusterConfig  # noqa: E402
 from tfdist.launcher.record_events import listening  # noqa: E402
 from tfdist.launcher.run_events import (  # noqa: E402
@@ -20,6 +18,7 @@ from tfdist.strategies import current  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.reports import report_progress_to_launcher  # noqa: E402
 from tfdist.training.reports.report_progress_to_launcher import FitReports  # noqa: E402
+from training_helpers import batches, points  # noqa: E402
 
 keras = tf.keras
 
