@@ -10,10 +10,9 @@ from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from training_helpers import Trace, batches  # noqa: E402
-
 from tfdist.training.evaluate import evaluate  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
+from training_helpers import Trace, batches  # noqa: E402
 
 keras = tf.keras
 

@@ -13,13 +13,12 @@ from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from training_helpers import Trace  # noqa: E402
-
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 from tfdist.training.prediction_outputs import joined  # noqa: E402
+from training_helpers import Trace  # noqa: E402
 
 keras = tf.keras
 IS_KERAS_2 = getattr(keras, "__version__", "2") < "3"
