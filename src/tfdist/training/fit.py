@@ -17,6 +17,7 @@ from tfdist.training.keras.datasets_from_inputs import (
     epoch_hooks,
     hook_after_batches,
     made_data,
+    random_state_kept,
     split,
     validation_parts,
 )
@@ -95,7 +96,8 @@ def fit(
             parts = validation_parts(validation_data)
             hooks += epoch_hooks(model, parts[0], "test")
             options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
-            validation_data = made_data(model, strategy, *parts, **options)
+            with random_state_kept():
+                validation_data = made_data(model, strategy, *parts, **options)
         schedule = FitSchedule.of(
             model,
             strategy,

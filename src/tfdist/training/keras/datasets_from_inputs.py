@@ -3,8 +3,10 @@
 Keras's own adapters make them, so a seed gives the same order as in one process.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,21 @@ def _with_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return None if isinstance(part, tf.experimental.Optional) else part
 
     return dataset.map(lambda *parts: tf.nest.map_structure(unmarked, parts))
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the states of Python's and NumPy's random generators after the block.
+
+    An adapter of Keras reads two batches of a PyDataset or generator to learn their shapes. Those of
+    validation data may draw random numbers, which Keras's own `fit` draws only after the first epoch.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def validation_parts(validation_data: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import nullcontext
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -119,6 +120,33 @@ def test_a_py_dataset_is_told_of_epochs(strategy):
 
     assert found == pytest.approx(expected, rel=1e-5)
     assert ours == theirs
+
+
+class Drawn(Part):
+    """Draw a batch, as an augmentation does, and the order of the batches at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = range(len(self))
+
+    def __getitem__(self, index):
+        x, y, _ = points()
+        x, y = np.array_split(x, len(self))[self.order[index]], np.array_split(y, len(self))[self.order[index]]
+        return x + np.random.normal(scale=0.1, size=x.shape), y
+
+    def on_epoch_end(self):
+        self.order = np.random.permutation(len(self))
+
+
+def test_validation_data_that_draw_numbers_leave_those_of_training_as_they_are(strategy):
+    histories = []
+    for train, scope in ((keras.Model.fit, nullcontext()), (fit, strategy.scope())):
+        with scope:  # in which Keras's `fit` would read some data more, to build the model
+            model = made()
+        np.random.seed(3)
+        options = {"validation_data": Drawn(), "shuffle": False, "verbose": 0}
+        histories.append(train(model, Drawn(), **options).history["loss"])
+    assert histories[1] == pytest.approx(histories[0], rel=1e-6)
 
 
 def test_evaluates_and_predicts_arrays(strategy):
