@@ -24,7 +24,7 @@ from tfdist.coordination.calls_out_of_step import CallState, are_out_of_step, fi
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.rendezvous import marks_of
 from tfdist.coordination.rendezvous.call_members import Lead
-from tfdist.coordination.waiting import Awaiting
+from tfdist.coordination.wait_for_tasks import Awaiting
 
 SIZES = (10, 100, 1000)
 

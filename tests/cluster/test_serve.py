@@ -10,7 +10,7 @@ import pytest
 from clusters import LONGEST, Running
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health import why_silent
+from tfdist.coordination.health_checks import why_silent
 from tfdist.coordination.rendezvous import hold_rendezvous
 from tfdist.errors import TaskLost
 

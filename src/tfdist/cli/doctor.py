@@ -19,8 +19,8 @@ from tfdist.benchmark.rehearsal_parts import Part, Plan
 from tfdist.cli._run_command import Changes, ConfigFile, Flag, run
 from tfdist.diagnostics.doctor.check_addresses_and_ports import describe, find_cluster
 from tfdist.diagnostics.doctor.check_cluster import check_cluster
+from tfdist.diagnostics.doctor.check_data_model_memory import check_run, try_parts
 from tfdist.diagnostics.doctor.check_machine import check_machine
-from tfdist.diagnostics.doctor.check_run import check_run, try_parts
 from tfdist.diagnostics.doctor.check_software import check_software
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
 from tfdist.errors import ConfigError, StorageError

@@ -29,7 +29,7 @@ from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_of_one_process import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
-from tfdist.profiling.step_range import parse_steps
+from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder

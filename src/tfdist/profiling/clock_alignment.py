@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from tfdist._utils.profiler_span import EXCHANGE
-from tfdist.profiling.spans import Recording, Span
+from tfdist.profiling.read_recording import Recording, Span
 
 _FOREVER = 1 << 62
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tfdist._utils.profiler_span import AWAIT_SUMS, EXCHANGE, WAITING
 from tfdist.profiling.clock_alignment import Alignment
-from tfdist.profiling.spans import Recording, Span
+from tfdist.profiling.read_recording import Recording, Span
 from tfdist.profiling.timeline_paths import TaskShares
 
 # If several happen at a time, the first of these counts: an exchange that is hidden costs no time.

@@ -13,7 +13,7 @@ from tfdist._utils.profiler_span import STEP
 from tfdist._utils.write_files import write_json, write_whole
 from tfdist.errors import DataError
 from tfdist.profiling.clock_alignment import Alignment, Before, align
-from tfdist.profiling.spans import Recording, Span, read_recording
+from tfdist.profiling.read_recording import Recording, Span, read_recording
 from tfdist.profiling.tensorflow_profiler import Recorded
 from tfdist.profiling.time_shares import kind_of, shares_of, summary
 from tfdist.profiling.timeline_paths import nth_timeline, shares_file, timelines_in

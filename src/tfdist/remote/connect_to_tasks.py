@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import connected_tasks, update_connections
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.end_announcements import dismiss
-from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.errors import ConfigError, TaskLost, shown
 from tfdist.remote.reduction import Operation, Parts, reduced, size_of
 from tfdist.remote.task_pool import Pool

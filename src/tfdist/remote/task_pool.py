@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import use_own_executor
 from tfdist.cluster.config import Task
-from tfdist.coordination.health import SECONDS_BETWEEN_CHECKS, answers
+from tfdist.coordination.health_checks import SECONDS_BETWEEN_CHECKS, answers
 from tfdist.errors import ConfigError, TaskLost, first_line
 
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.

@@ -10,7 +10,7 @@ from tfdist.cluster.addresses_and_free_ports import is_free, port_taken, split_a
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
-from tfdist.coordination.waiting import await_servers
+from tfdist.coordination.wait_for_tasks import await_servers
 from tfdist.errors import TaskLost, first_line
 from tfdist.launcher.send_reports import report_joined
 

@@ -14,7 +14,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_sizes import ROLES
 from tfdist.coordination.end_announcements import shut_servers_down_at_exit
 from tfdist.coordination.stop_signals import own_handler_restored
-from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.choose_transport import (
     collectives_of,

@@ -18,7 +18,7 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.hide_secrets import values_without_secrets
-from tfdist.profiling.step_range import parse_steps
+from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import CommunicationOptions
 from tfdist.trainer.sections.data_and_model import DataSection, ModelSection
 from tfdist.trainer.sections.engine import EngineSection

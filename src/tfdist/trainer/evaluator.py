@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import answers
-from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.coordination.health_checks import answers
+from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy

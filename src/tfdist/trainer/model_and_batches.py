@@ -11,7 +11,7 @@ from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
 from tfdist.models.model_by_name import build
 from tfdist.models.output_kind import Outputs, outputs_of
-from tfdist.profiling.step_range import parse_steps
+from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
 from tfdist.training.run_batches import steps_per_execution

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.launcher.record_events import VARIABLE as EVENTS
+from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
-from tfdist.profiling.step_range import parse_steps
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints

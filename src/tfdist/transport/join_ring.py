@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import ServerSilence
+from tfdist.coordination.health_checks import ServerSilence
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from tfdist.coordination.health import reason_of
+from tfdist.coordination.health_checks import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
 

@@ -21,7 +21,7 @@ import numpy as np
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import register
-from tfdist.coordination.health import SILENCE_LIMIT, ServerSilence, reason_of
+from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError
 from tfdist.transport.authentication import Connection, Proofs, find_secret

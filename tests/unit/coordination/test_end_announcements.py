@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination import end_announcements
-from tfdist.coordination.waiting import await_servers
+from tfdist.coordination.wait_for_tasks import await_servers
 
 
 def test_the_mark_is_left_as_a_file_and_without_a_complaint(caplog):

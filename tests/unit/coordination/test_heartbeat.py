@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import heartbeat
-from tfdist.coordination.health import HTTP2_SETTINGS
+from tfdist.coordination.health_checks import HTTP2_SETTINGS
 from tfdist.coordination.heartbeat import Watcher
 
 # What a task does that waits in a call which never returns.

@@ -17,7 +17,7 @@ from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import answer_lead, call_members, find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import CLUSTER, MOST_BYTES, Call, difference
-from tfdist.coordination.waiting import _MAX_NAMED, await_servers
+from tfdist.coordination.wait_for_tasks import _MAX_NAMED, await_servers
 from tfdist.errors import ConfigError, TaskLost
 
 SECONDS = 30
@@ -104,7 +104,7 @@ def test_the_evaluator_is_not_called(meeting):
 
 
 def test_who_is_missing_is_named_by_all_and_in_the_end_given_up(cluster, meeting, caplog, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.waiting._SECONDS_BEFORE_FIRST_REPORT", 0.5)
+    monkeypatch.setattr("tfdist.coordination.wait_for_tasks._SECONDS_BEFORE_FIRST_REPORT", 0.5)
     lead, member = [*meeting(cluster, 0, timeout=2), *meeting(cluster, 1, timeout=3)]
     missing = f"worker:2 at {cluster.address(('worker', 2))}: connection refused"
 
@@ -147,7 +147,7 @@ def test_a_lead_that_does_not_come_is_named(cluster, meeting):
 
 
 def test_why_somebody_cannot_be_reached_is_said(cluster, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.health._ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("tfdist.coordination.health_checks._ANSWER_TIMEOUT", 0.2)
     with (
         socket.create_server(("127.0.0.1", port_of(cluster, 1))),
         socket.create_server(("127.0.0.1", port_of(cluster, 2)), backlog=0) as full,

@@ -13,7 +13,12 @@ from commands import tfdist
 from tfdist.benchmark.rehearsal_parts import Plan
 from tfdist.cli.doctor import main
 from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.doctor.check_run import check_run, config_digest, memory_finding, try_parts
+from tfdist.diagnostics.doctor.check_data_model_memory import (
+    check_run,
+    config_digest,
+    memory_finding,
+    try_parts,
+)
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, read_config
 

@@ -6,7 +6,7 @@ import pytest
 from recorded import START, exchange, message, operation, recorded
 
 from tfdist.profiling.clock_alignment import Before, align
-from tfdist.profiling.spans import read_recording
+from tfdist.profiling.read_recording import read_recording
 
 
 def of_machine(task, events, *, ahead):

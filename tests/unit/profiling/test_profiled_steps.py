@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ConfigError
+from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
-from tfdist.profiling.step_range import parse_steps
 from tfdist.profiling.timeline_paths import FILE, timelines_in
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.model_and_batches import profiled_range

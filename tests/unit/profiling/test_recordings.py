@@ -12,7 +12,7 @@ from tfdist._utils.profiler_span import EXCHANGE, STEP, span
 from tfdist.errors import ConfigError, DataError
 from tfdist.profiling.clock_alignment import align
 from tfdist.profiling.cluster_recording import _as_numbers, _parts
-from tfdist.profiling.spans import read_recording
+from tfdist.profiling.read_recording import read_recording
 from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
 from tfdist.profiling.time_shares import shares_of, summary
 from tfdist.profiling.timeline_file import write_timeline

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health import connected
+from tfdist.coordination.health_checks import connected
 from tfdist.coordination.rendezvous.answer_lead import Member
 from tfdist.coordination.rendezvous.call_members import Lead
 from tfdist.coordination.rendezvous.messages import CLUSTER, Call, Marks, Refused, exchange
-from tfdist.coordination.waiting import Awaiting
+from tfdist.coordination.wait_for_tasks import Awaiting
 
 __all__ = ["find_waiting", "fingerprint", "hold_rendezvous", "marks_of"]
 

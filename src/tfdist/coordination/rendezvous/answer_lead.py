@@ -10,7 +10,7 @@ import msgspec
 
 from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health import SILENCE_LIMIT, why_silent
+from tfdist.coordination.health_checks import SILENCE_LIMIT, why_silent
 from tfdist.coordination.rendezvous.messages import (
     MALFORMED,
     MOST_BYTES,
@@ -20,7 +20,7 @@ from tfdist.coordination.rendezvous.messages import (
     Marks,
     difference,
 )
-from tfdist.coordination.waiting import Awaiting
+from tfdist.coordination.wait_for_tasks import Awaiting
 from tfdist.errors import printable
 
 _MAX_UNKNOWN_CALLERS = 16  # at a time; a new one replaces the oldest

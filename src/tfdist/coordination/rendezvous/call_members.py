@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health import connected, reason_of
+from tfdist.coordination.health_checks import connected, reason_of
 from tfdist.coordination.rendezvous.messages import (
     LONGEST_REASON,
     SECONDS_TO_SPEAK,
@@ -14,7 +14,7 @@ from tfdist.coordination.rendezvous.messages import (
     Refused,
     exchange,
 )
-from tfdist.coordination.waiting import Awaiting
+from tfdist.coordination.wait_for_tasks import Awaiting
 from tfdist.errors import TaskLost
 
 _SECONDS_BETWEEN_CALLS = 1.0

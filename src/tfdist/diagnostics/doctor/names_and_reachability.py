@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from tfdist.coordination.health import connected, reason_of
+from tfdist.coordination.health_checks import connected, reason_of
 
 _MOST_THREADS = 64
 _SECONDS_FOR_NAMES = 10.0

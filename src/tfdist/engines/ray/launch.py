@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.waiting import START_TIMEOUT
+from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, check_alone

@@ -27,8 +27,8 @@ from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
 from tfdist.training.checkpoints.resumed_run import EPOCH, ResumedRun
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
+from tfdist.training.data.check_same_order_on_resume import ResumableData
 from tfdist.training.data.distribute import Data
-from tfdist.training.data.resumable_data import ResumableData
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.keras.callback_states import (

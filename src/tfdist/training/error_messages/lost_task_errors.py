@@ -10,7 +10,7 @@ from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchron
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.end_announcements import keep_servers_at_exit
-from tfdist.coordination.health import answers
+from tfdist.coordination.health_checks import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
 from tfdist.strategies.current import is_chief_of

@@ -131,7 +131,10 @@ class Drawn(Part):
 
     def __getitem__(self, index):
         x, y, _ = points()
-        x, y = np.array_split(x, len(self))[self.order[index]], np.array_split(y, len(self))[self.order[index]]
+        x, y = (
+            np.array_split(x, len(self))[self.order[index]],
+            np.array_split(y, len(self))[self.order[index]],
+        )
         return x + np.random.normal(scale=0.1, size=x.shape), y
 
     def on_epoch_end(self):

@@ -16,7 +16,7 @@ from tfdist._utils.methods_within_block import methods_replaced  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
-from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable  # noqa: E402
+from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replicas_hideable  # noqa: E402
 
 keras = tf.keras
 

@@ -53,7 +53,7 @@ from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, Re
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
-from tfdist.training.replicas.hidden_replicas import replicas_hidden, replicas_hideable
+from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
 from tfdist.training.replicas.synchronized_layers import (
     has_synchronized_layers,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.rng import GraphSeed
-from tfdist.training.replicas.hidden_replicas import replicas_hidden
+from tfdist.training.replicas.hide_other_replicas import replicas_hidden
 
 
 def current_graph() -> tf.Graph | None:

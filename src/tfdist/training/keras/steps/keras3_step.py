@@ -44,7 +44,7 @@ from tfdist.training.keras.losses_and_metrics.loss_normalization import (
     weight_of,
 )
 from tfdist.training.keras.losses_and_metrics.metrics import are_sums
-from tfdist.training.keras.losses_and_metrics.per_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
+from tfdist.training.keras.losses_and_metrics.one_number_per_batch import NO_NUMBERS, BatchMeans, Numbers
 from tfdist.training.keras.model_checks import has_own, reductions, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope

@@ -5,7 +5,7 @@ import resource
 import socket
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health import answering_health_checks, answers
+from tfdist.coordination.health_checks import answering_health_checks, answers
 
 
 def address():
