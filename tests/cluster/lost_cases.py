@@ -240,6 +240,28 @@ def whole_epochs(strategy: tf.distribute.Strategy, folder: Path) -> int:
     return int(model.optimizer.iterations.numpy())
 
 
+def given_up_before(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Train where the chief has given up each execution that it sends, as if it took the workers for lost."""
+    from unittest import mock
+
+    from tfdist.training.parameter_servers.applied_steps import AppliedSteps
+
+    new_number = AppliedSteps.new_number
+
+    def given_up(applied: AppliedSteps) -> int:
+        number = new_number(applied)
+        applied.give_up(number)
+        return number
+
+    model, error = linear(strategy), ""
+    with mock.patch.object(AppliedSteps, "new_number", given_up):
+        try:
+            fit(model, endless(), strategy=strategy, steps_per_epoch=20, verbose=0)
+        except tf.errors.InvalidArgumentError as refused:
+            error = str(refused)
+    return {"error": error, "iterations": int(model.optimizer.iterations.numpy())}
+
+
 def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on while a worker waits for data that never come, and neither answers nor fails."""
     import os

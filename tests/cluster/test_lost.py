@@ -192,8 +192,11 @@ def test_every_example_counts_once_though_a_worker_is_lost(tmp_path, case, comes
 
 @pytest.mark.slow
 def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
-    cases = ["lost_cases.whole_epochs", "lost_cases.silenced"]
+    cases = ["lost_cases.given_up_before", "lost_cases.whole_epochs", "lost_cases.silenced"]
     finished = run_cluster(tmp_path, "parameter_server", cases, workers=2, ps=1)
+    refused = finished.chief["lost_cases.given_up_before"]
+    assert "the chief has given this execution to another worker" in refused["error"]
+    assert refused["iterations"] == 0
     assert finished.chief["lost_cases.whole_epochs"] == 60
     # What the silent worker was given, the other did in its place.
     assert finished.chief["lost_cases.silenced"] == {"epochs": 4, "iterations": 200}
