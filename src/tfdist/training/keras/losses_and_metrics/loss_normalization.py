@@ -306,7 +306,8 @@ def _divisor(
 
 def _mixed_by(values: Any) -> str:
     """Return the name of an operation that mixes the losses of examples, empty if there is none."""
-    if tf.executing_eagerly() or not has_rows(values, _HERE.rows):
+    is_in_graph = isinstance(values, tf.Tensor) and not tf.executing_eagerly()
+    if not is_in_graph or not has_rows(values, _HERE.rows):
         return ""
     operation = what_mixes_examples(values, _HERE.rows)
     return "" if operation is None else operation.name

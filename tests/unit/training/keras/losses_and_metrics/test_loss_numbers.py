@@ -179,6 +179,13 @@ def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, loss, base, ca
     assert [message.split(";")[0] for message in caplog.messages] == ["loss: returns one number for a batch"]
 
 
+def test_a_loss_may_be_a_number_of_pythons(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Activation("relu")])
+        model.compile("sgd", lambda y_true, y_pred: 0)
+    assert fit(model, X, Y, epochs=1, **OPTIONS).history["loss"] == [0]
+
+
 @several
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
 @pytest.mark.parametrize("loss", [relative, contrastive, correlated])
