@@ -144,7 +144,8 @@ class Positives(keras.metrics.Metric):  # type: ignore[misc]
 
     def result(self) -> Any:
         """Return both."""
-        return {"positive": self.total / (self.number + 1e-7), "examples": self.number}
+        # Not the variable itself: Keras reads it after the validation has counted in it.
+        return {"positive": self.total / (self.number + 1e-7), "examples": 1 * self.number}
 
 
 def largest_error(y_true: Any, y_pred: Any) -> Any:

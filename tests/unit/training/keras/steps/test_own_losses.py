@@ -352,3 +352,43 @@ def test_run_eagerly_runs_metrics_that_no_graph_can(strategy):
         found = logged(fit)
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-6), name
+
+
+class NamesItsMetrics(keras.Model):
+    """A model with a step of its own, whose `metrics` leave out those of the losses of its outputs."""
+
+    def __init__(self, *inputs_and_outputs):
+        super().__init__(*inputs_and_outputs)
+        self.seen = keras.metrics.Mean(name="seen")
+
+    @property
+    def metrics(self):
+        return [self.seen]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+
+def test_a_model_of_several_outputs_may_name_its_own_metrics(strategy):
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((4,))
+        outputs = [keras.layers.Dense(2, name=name)(number) for name in ("one", "other")]
+        model = NamesItsMetrics(number, outputs)
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
+        return model
+
+    options = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    kerass = made()
+    kerass.fit(X, [Y, Y], **options)
+    with strategy.scope():
+        ours = made()
+    fit(ours, X, [Y, Y], **options)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6, abs=1e-7)
