@@ -65,7 +65,8 @@ def serve(
 
     Raises:
         ConfigError: This task serves no chief, its port is taken, or device is gpu and it has none.
-        TaskLost: The chief did not start in time, did not answer in time, or was killed.
+        TaskLost: The chief did not start in time, did not answer in time, or was killed. The process of a
+            worker beside ps tasks does not raise this for a silent chief: it ends at once, with status 138.
         Preempted: This task was told to end.
     """
     _check_task(cluster)

@@ -74,10 +74,14 @@ class AppliedSteps:
 
     @contextlib.contextmanager
     def step(self, number: tf.Tensor, step: tf.Tensor) -> Iterator[None]:
-        """Trace a step of an execution; steps are counted from 1."""
+        """Trace a step of an execution; steps are counted from 1.
+
+        If no update notes the step, it does not begin where the execution was given up.
+        """
         self._step = self._traced(number, step)  # now: the server needs nothing of the worker then
         try:
-            yield
+            with tf.control_dependencies([] if self.are_noted_by_update else self.refuse_if_given_up()):
+                yield
         finally:
             self._step = None
 

@@ -1,7 +1,7 @@
 """Run K steps in one graph call, and pass the metrics' counts from step to step."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -76,7 +76,7 @@ def make_execution(
 
             def add() -> tuple[Totals, list[tf.Tensor]]:
                 if cache is None:
-                    with nullcontext() if applied is None else _noted_step(applied, begun, done + 1):
+                    with nullcontext() if applied is None else applied.step(begun.number, done + 1):
                         return step(with_none(batch.get_value()), totals), cached
                 fetched = tf.cond(tf.equal(done, 0), lambda: cache.values(begun.call), lambda: cached)
                 return step(with_none(batch.get_value()), totals, cache.pairs(fetched)), fetched
@@ -94,12 +94,3 @@ def make_execution(
         return done, totals, waited
 
     return execution
-
-
-@contextmanager
-def _noted_step(applied: AppliedSteps, begun: Begun, step: tf.Tensor) -> Iterator[None]:
-    """Trace a step that is noted by its number, and not taken if its execution was given up before."""
-    with applied.step(begun.number, step):
-        checks = [] if applied.are_noted_by_update else applied.refuse_if_given_up()
-        with tf.control_dependencies(checks):
-            yield
