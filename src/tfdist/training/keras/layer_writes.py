@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_private import loss_trackers, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.recording_scopes import RecordingScope
@@ -35,12 +36,17 @@ class LayerWrites:
     def found(self, scope: RecordingScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to in a scope, except those `apart`, with their values.
 
+        A model that names its own `metrics` leaves out those of the losses of its outputs, which Keras then
+        counts, and neither resets nor shows: they are left out here too.
+
         Raises:
             ConfigError: A layer writes a weight in shards, whose new value has no gradient for each shard; or
                 several replicas or workers write a variable that is not one of the model, as the states of
                 a recurrent layer are not.
         """
-        skipped = {id(variable) for variable in apart}
+        trackers = [tracker for tracker in loss_trackers(self._model) if tracker is not None]
+        of_losses = [variable for tracker in trackers for variable in variables_of_metric(tracker)]
+        skipped = {id(variable) for variable in (*apart, *of_losses)}
         found = [(variable, value) for variable, value in scope.written() if id(variable) not in skipped]
         where = f"model {self._model.name}"
         for variable, _ in found:

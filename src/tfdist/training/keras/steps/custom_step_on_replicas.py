@@ -23,9 +23,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import (
     compiled_metrics_are_built,
     layers_of,
-    loss_trackers,
     optimizer_variables,
-    variables_of_metric,
 )
 from tfdist._utils.keras_versions import flat_logs
 from tfdist._utils.methods_within_block import methods_replaced
@@ -336,14 +334,8 @@ class SharedCustomStep(MetricStep):
         return value if self._replicas == 1 else or_zero(value, size)
 
     def _state(self, replica: ReplicaTrace) -> list[tf.Tensor]:
-        """Return what the step has written to variables that are not of metrics.
-
-        A model that names its own `metrics` leaves out those of the losses of its outputs, which Keras then
-        counts, and neither resets nor shows.
-        """
-        trackers = loss_trackers(self._model)
-        left_out = [variable for tracker in trackers for variable in variables_of_metric(tracker)]
-        found = self._writes.found(replica.scope, [*self._metrics.variables, *left_out])
+        """Return what the step has written to variables that are not of metrics."""
+        found = self._writes.found(replica.scope, self._metrics.variables)
         self._written = [variable for variable, _ in found]
         return self._writes.to_share(found, replica.seeds)
 

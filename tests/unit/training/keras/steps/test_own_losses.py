@@ -375,12 +375,21 @@ class NamesItsMetrics(keras.Model):
         return {"seen": self.seen.result()}
 
 
-def test_a_model_of_several_outputs_may_name_its_own_metrics(strategy):
+class NamesItsLoss(keras.Model):
+    """A model that Keras trains, whose `metrics` are that of its whole loss."""
+
+    @property
+    def metrics(self):
+        return [self._loss_tracker]
+
+
+@pytest.mark.parametrize("base", [NamesItsMetrics, NamesItsLoss])
+def test_a_model_of_several_outputs_may_name_its_own_metrics(strategy, base):
     def made():
         keras.utils.set_random_seed(1)
         number = keras.Input((4,))
         outputs = [keras.layers.Dense(2, name=name)(number) for name in ("one", "other")]
-        model = NamesItsMetrics(number, outputs)
+        model = base(number, outputs)
         model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
         return model
 
