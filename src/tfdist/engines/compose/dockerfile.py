@@ -7,10 +7,14 @@ from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import PurePosixPath
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 import tfdist
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.sections.engine import DockerfileSection
 
+_SYSTEM = {"sys_platform": "linux", "platform_system": "Linux"}  # of the image, not of this machine
 _FILE = """\
 # Made by: {made_by}
 # Build it with: {build}
@@ -68,7 +72,7 @@ def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
 
     A package that only the extras need may not be installed here; then pip chooses the version.
     """
-    skipped = {_name_of(requirement) for requirement in chosen}
+    skipped = {_name_of(package) for package in chosen}
     versions: dict[str, str] = {}
     unpinned: set[str] = set()
     of_extras = set(_needs("tfdist", extras)) - set(_needs("tfdist", frozenset()))
@@ -87,17 +91,16 @@ def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
 
 
 def _needs(package: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the name and the extras of each package that a package with these extras needs."""
-    for requirement in requires(package) or ():
-        conditions = set(re.findall(r"""\bextra\s*==\s*['"]([^'"]+)""", requirement))
-        if not conditions or conditions & extras:
-            of_it = re.match(r"[^;\[]*\[([^\]]*)\]", requirement)
-            names = of_it[1].split(",") if of_it else ()
-            yield _name_of(requirement), frozenset(name.strip() for name in names)
+    """Yield the name and the extras of each package that a package with these extras needs in the image."""
+    for requirement in map(Requirement, requires(package) or ()):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({**_SYSTEM, "extra": extra}) for extra in extras or {""}):
+            yield canonicalize_name(requirement.name), frozenset(requirement.extras)
 
 
-def _name_of(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+def _name_of(package: str) -> str:
+    """Return the name with which a line for pip begins, which may also be a path or an address."""
+    match = re.match(r"[A-Za-z0-9._-]+", package.strip())
     if match is None:
-        raise ConfigError("engine.dockerfile", expected="a requirement of pip", received=shown(requirement))
-    return re.sub(r"[-_.]+", "-", match[0]).lower()
+        raise ConfigError("engine.dockerfile", expected="a requirement of pip", received=shown(package))
+    return canonicalize_name(match[0])

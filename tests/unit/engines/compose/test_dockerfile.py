@@ -46,6 +46,14 @@ def test_an_extra_that_the_tasks_need_is_installed(monkeypatch):
     assert packages(render_dockerfile(DockerfileSection(), "x", ["tls"]))["cryptography"] == ""
 
 
+def test_packages_of_other_systems_are_left_out(monkeypatch):
+    needs = {"tfdist": ["on-mac; platform_system == 'Darwin'", "On.Linux; sys_platform == 'linux'"]}
+    monkeypatch.setattr(dockerfile, "requires", needs.get)
+    monkeypatch.setattr(dockerfile, "version", lambda _: "1")
+    pinned = packages(render_dockerfile(DockerfileSection(), "x"))
+    assert pinned == {"tfdist": tfdist.__version__, "on-linux": "1"}
+
+
 def test_packages_that_the_user_chooses_come_in_place_of_ours():
     section = DockerfileSection(packages=["tensorflow[and-cuda]==2.20.0"], copy=["src", "x/train.py"])
     text = render_dockerfile(section, "x")
