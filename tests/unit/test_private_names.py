@@ -141,6 +141,7 @@ def samples_of_tensorflow():
         "coordinator._cluster": cluster_coordinator.Cluster,
         "coordinator._cluster.closure_queue": cluster_coordinator._CoordinatedClosureQueue,
         "closure": closures.RemoteValueImpl,
+        "ops": tf_private.ops,
         "shard": tf.__internal__.distribute.ShardedVariable([tf.Variable([1.0])]).variables[0],
     }
 

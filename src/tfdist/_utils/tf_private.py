@@ -22,7 +22,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.eager import context, executor
-from tensorflow.python.framework import composite_tensor_gradient
+from tensorflow.python.framework import composite_tensor_gradient, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 
 from tfdist._utils.attributes_within_block import attributes_set
@@ -225,6 +225,16 @@ def worker_number(strategy: tf.distribute.Strategy) -> int:
 def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:
     """Return what adds values up over the replicas of a strategy."""
     return strategy.extended._cross_device_ops
+
+
+def wrap_reset_of_graph(wrap: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+    """Wrap the function that replaces this thread's default graph, for the rest of the thread.
+
+    `reset_default_graph` calls it. That has several names, and `import tensorflow.compat.v1` makes others.
+    The stack of graphs has attributes of its own in each thread.
+    """
+    stack = ops._default_graph_stack
+    stack.reset = wrap(stack.reset)
 
 
 def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable[[Any], Any]) -> None:

@@ -4,7 +4,7 @@ All patches that last:
 
 - methods of models that train and predict: `replace_methods`, and `join_cluster` after `tfdist.start()`;
 - the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
-- `reset_default_graph`: `enter_for_good`;
+- the reset of the main thread's graph: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the hooks for uncaught errors: `training/print_uncaught_errors`.
 
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import wrap_names_of_attributes
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
-from tfdist._utils.tf_private import outside_scopes
+from tfdist._utils.tf_private import outside_scopes, wrap_reset_of_graph
 
 
 def enter_for_good(strategy: tf.distribute.Strategy) -> None:
@@ -30,7 +30,7 @@ def enter_for_good(strategy: tf.distribute.Strategy) -> None:
 
     TensorFlow stores the scope in the default graph of the thread, which `keras.utils.clear_session()`
     replaces. Models that are made later would belong to no strategy, and each worker would train alone. So
-    the function that replaces the graph enters the scope again.
+    a reset of this thread's graph enters the scope again.
     """
     _Entered(strategy)
 
@@ -42,8 +42,7 @@ class _Entered:
         self._strategy = strategy
         self._enter()
         atexit.register(self._leave)
-        for module in _modules():
-            module.reset_default_graph = self._entering_again(module.reset_default_graph)
+        wrap_reset_of_graph(self._entering_again)
 
     def _enter(self) -> None:
         self._scope = self._strategy.scope()
@@ -53,12 +52,9 @@ class _Entered:
         if tf.distribute.get_strategy() is self._strategy:
             self._scope.__exit__(None, None, None)
 
-    def _entering_again(self, reset: Callable[[], None]) -> Any:
+    def _entering_again(self, reset: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(reset)
         def reset_and_enter() -> None:
-            if tf.distribute.get_strategy() is not self._strategy:  # in other threads
-                reset()
-                return
             self._leave()
             try:
                 reset()
@@ -66,11 +62,6 @@ class _Entered:
                 self._enter()
 
         return reset_and_enter
-
-
-def _modules() -> list[Any]:
-    """Return the modules from which Keras 3 and Keras 2 take `reset_default_graph`."""
-    return [tf.compat.v1, importlib.import_module("tensorflow.compat.v2").compat.v1]
 
 
 # Methods, and the modules of what replaces them: the package that trains is above this one.

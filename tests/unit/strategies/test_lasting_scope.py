@@ -1,5 +1,6 @@
 """The scope that `tfdist.start()` enters lasts when Keras clears its session."""
 
+import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +18,6 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ThreadPoolEx
     """Enter a strategy's scope for good in a thread, whose default graph is its own."""
     at_exit: list[Any] = []
     monkeypatch.setattr(lasting_patches.atexit, "register", at_exit.append)
-    for module in lasting_patches._modules():
-        monkeypatch.setattr(module, "reset_default_graph", module.reset_default_graph)
     strategy = Mirrored(["/cpu:0"])
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lasting_patches.enter_for_good, strategy).result()
@@ -35,6 +34,17 @@ def test_keras_clears_its_session_and_the_scope_lasts(entered: tuple[Any, Thread
         return tf.distribute.get_strategy() is strategy, tf.Variable(1.0).aggregation
 
     assert thread.submit(script).result() == (True, tf.VariableAggregation.MEAN)
+
+
+def test_the_scope_lasts_whatever_the_reset_is_called(entered: tuple[Any, ThreadPoolExecutor]) -> None:
+    strategy, thread = entered
+
+    def script() -> bool:
+        imported_by_tensorboard = importlib.import_module("tensorflow.compat.v1")
+        imported_by_tensorboard.reset_default_graph()
+        return tf.distribute.get_strategy() is strategy
+
+    assert thread.submit(script).result()
 
 
 def test_other_threads_stay_outside(entered: tuple[Any, ThreadPoolExecutor]) -> None:
