@@ -140,6 +140,15 @@ def first_line(error: object) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def one_line(text: object) -> str:
+    """Return the whole text of a message, such as an error of another program, on one line.
+
+    >>> one_line(ValueError("one\\n  two"))
+    'one two'
+    """
+    return " ".join(str(text).split())
+
+
 def printable(text: str) -> str:
     """Return a text from elsewhere without line ends, terminal escapes and lone surrogates, as in names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

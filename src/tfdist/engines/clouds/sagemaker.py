@@ -26,7 +26,7 @@ from tfdist.engines.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
@@ -283,4 +283,4 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (errors.ClientError, errors.BotoCoreError) as error:
-        raise ConfigError("sagemaker", " ".join(str(error).split())) from None
+        raise ConfigError("sagemaker", one_line(error)) from None

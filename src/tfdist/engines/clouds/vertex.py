@@ -29,7 +29,7 @@ from tfdist.engines.container_entrypoint import config_variables
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.read_logs import Line, read_logs, until_end
-from tfdist.errors import ConfigError, TfdistError, first_line
+from tfdist.errors import ConfigError, TfdistError, first_line, one_line
 from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
@@ -260,7 +260,7 @@ def _parsed(request: dict[str, Any]) -> Any:
     try:
         json_format.ParseDict(request, types.CustomJob.pb(message))
     except json_format.ParseError as error:
-        raise ConfigError("engine.vertex.request", " ".join(str(error).split())) from None
+        raise ConfigError("engine.vertex.request", one_line(error)) from None
     return message
 
 

@@ -24,7 +24,7 @@ from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Objec
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.yaml_dumper import Dumper
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -317,6 +317,6 @@ def _kubectl(*words: str, text: str | None = None) -> str:
     remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
     done = run_client(["kubectl", *words], "kubectl", remedy, text=text)
     if done.returncode:
-        message = " ".join(done.stderr.split())
-        raise ConfigError(f"kubectl {words[0]}", message or f"exited with {done.returncode}")
+        problem = one_line(done.stderr) or f"exited with {done.returncode}"
+        raise ConfigError(f"kubectl {words[0]}", problem)
     return done.stdout

@@ -19,7 +19,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.engines.ray.launch import check_resources, needs_ray
 from tfdist.engines.read_logs import Line, read_logs, until_end
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.trainer.sections.engine import RaySection
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Ray:
         with _client(_address(submission)) as client:
             info = client.get_job_info(submission.handle.number)
         message = (info.message or "").split("last available logs")[0].rstrip(" ,")
-        return _STATES.get(str(info.status), State.UNKNOWN), " ".join(message.split()) or str(info.status)
+        return _STATES.get(str(info.status), State.UNKNOWN), one_line(message) or str(info.status)
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of tasks in the job's output; with all tasks, those of the job itself too."""
@@ -276,5 +276,4 @@ def _without_own_addresses() -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     """Return the part of an error's text that is meant for people."""
-    text = " ".join(str(error).split())
-    return text.split(" Traceback")[0].removesuffix(".")[:300]
+    return one_line(error).split(" Traceback")[0].removesuffix(".")[:300]

@@ -24,7 +24,7 @@ from tfdist._utils.user_paths import current_folder
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
-from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError
+from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch_tasks import signals_to
 from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
@@ -381,7 +381,7 @@ def _available() -> str:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return one_line(error)[:300]
 
 
 def _say(text: str) -> None:

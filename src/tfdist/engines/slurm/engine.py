@@ -14,7 +14,7 @@ from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
-from tfdist.errors import ConfigError, TfdistError, shown
+from tfdist.errors import ConfigError, TfdistError, one_line, shown
 
 _STATES = {
     "PENDING": State.PENDING,
@@ -98,7 +98,7 @@ def _slurm(*words: str, text: str | None = None) -> str:
     remedy = "Type this on a machine of the site from which jobs are submitted"
     done = run_client(words, "slurm", remedy, text=text)
     if done.returncode:
-        message = " ".join(done.stderr.split()).removeprefix(f"{words[0]}: error: ")
+        message = one_line(done.stderr).removeprefix(f"{words[0]}: error: ")
         if "Invalid job id" in message:
             raise _NoSuchJobError("slurm", message)
         raise ConfigError(" ".join(words), message or f"exited with {done.returncode}")

@@ -18,7 +18,7 @@ from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.options_into_section import OptionPath, check_roles, with_options
 from tfdist.engines.ssh.launch import check_hosts
 from tfdist.engines.ssh.plan import Plan
-from tfdist.errors import ConfigError, shown
+from tfdist.errors import ConfigError, one_line, shown
 from tfdist.trainer.sections.engine import SshSection
 
 _OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
@@ -130,6 +130,6 @@ def _address(host: str, ssh: Sequence[str]) -> str:
     done = run_client([*ssh, "-G", "--", host], "ssh", "Install the OpenSSH client")
     match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
     if done.returncode or match is None:
-        message = " ".join(done.stderr.split()) or f"ssh -G exited with {done.returncode}"
+        message = one_line(done.stderr) or f"ssh -G exited with {done.returncode}"
         raise ConfigError(f"ssh {host}", message, remedy="See engine.ssh.options and ~/.ssh/config")
     return match[1]
