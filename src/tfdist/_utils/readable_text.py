@@ -27,6 +27,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
+def size(of_bytes: int) -> str:
+    """Return a size of memory or of a disk in the units in which both are sold and limited.
+
+    >>> size(64 << 20), size(3 << 29)
+    ('64 MiB', '1.5 GiB')
+    """
+    gib = of_bytes / (1 << 30)
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.0f} MiB"
+
+
 def short_path(path: str | os.PathLike[str]) -> str:
     """Return a path from the current folder if it is in there; otherwise, or for an address, as it is.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from tfdist import __version__
+from tfdist._utils.readable_text import size
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
@@ -24,7 +25,6 @@ _VARIABLES = (
     "XLA_", "OMP_", "SLURM_JOB_ID", "LD_LIBRARY_PATH",
 )  # fmt: skip
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy")
-_GIB = 1 << 30
 _NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
 
 
@@ -66,9 +66,9 @@ def _memory(root: Path) -> str:
     total = _value(root / "proc/meminfo", "MemTotal")
     if not total:
         return "unknown"
-    text = f"{_gib(1024 * int(total.split()[0]))}, {_gib(bytes_available(root) or 0)} available"
+    text = f"{size(1024 * int(total.split()[0]))}, {size(bytes_available(root) or 0)} available"
     limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    return f"{text}, limited to {_gib(int(limit))}" if limit.isdigit() else text
+    return f"{text}, limited to {size(int(limit))}" if limit.isdigit() else text
 
 
 def _room(folder: Path) -> str:
@@ -76,7 +76,7 @@ def _room(folder: Path) -> str:
         usage = shutil.disk_usage(folder)
     except OSError as error:
         return f"unknown: {error.strerror}"
-    return f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    return f"{size(usage.free)} free of {size(usage.total)}"
 
 
 def bytes_available(root: Path = Path("/")) -> int | None:
@@ -126,10 +126,6 @@ def _text(path: Path) -> str:
 
 def _count(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-
-
-def _gib(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB"
 
 
 def core_limit(root: Path) -> float | None:

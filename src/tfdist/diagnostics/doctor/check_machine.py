@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tfdist._utils.readable_text import size
 from tfdist._utils.user_paths import exists
 from tfdist._utils.write_files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
@@ -14,9 +15,9 @@ from tfdist.diagnostics.environment import bytes_available, core_limit, memory_l
 from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
-_GIB, _MIB = 1 << 30, 1 << 20
+_GIB = 1 << 30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 1 * _GIB
-_DOCKERS_SHARED_MEMORY, _NCCLS_SHARED_MEMORY = 64 * _MIB, 1 * _GIB  # NVIDIA's advice for containers
+_DOCKERS_SHARED_MEMORY, _NCCLS_SHARED_MEMORY = 64 << 20, 1 * _GIB  # NVIDIA's advice for containers
 _LEAST_FILES = 1024
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _find = Findings(MACHINE)
@@ -65,8 +66,8 @@ def _memory(root: Path) -> Finding:
     if not known:
         return _find.ok("memory", "the system does not tell what is available")
     least = min(known)
-    found = f"{_size(least)} available" + (" below the limit of its control group" if least == left else "")
-    remedy = f"End other programs, or give this one more: a task with TensorFlow takes up to {_size(_GIB)}"
+    found = f"{size(least)} available" + (" below the limit of its control group" if least == left else "")
+    remedy = f"End other programs, or give this one more: a task with TensorFlow takes up to {size(_GIB)}"
     return _find.warning_if(least < _LEAST_MEMORY, "memory", found, remedy)
 
 
@@ -79,7 +80,7 @@ def _shared_memory(root: Path) -> Finding:
         usage = shutil.disk_usage(folder)
     except OSError as error:
         return _find.warning("shared memory", f"{folder}: {error.strerror}; {readers}", remedy)
-    found = f"{folder}: {_size(usage.free)} free of {_size(usage.total)}"
+    found = f"{folder}: {size(usage.free)} free of {size(usage.total)}"
     too_small = usage.free < needed
     return _find.warning_if(too_small, "shared memory", f"{found}; {readers}" if too_small else found, remedy)
 
@@ -114,7 +115,7 @@ def _disk(check: str, folder: Path, remedy: str) -> Finding:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return _find.failed(check, f"{place}: {error.strerror}", remedy)
-    found = f"{folder}: {_size(free)} free"
+    found = f"{folder}: {size(free)} free"
     try:  # quotas and read-only disks show only when something is written
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(bytes(4096))
@@ -133,7 +134,3 @@ def _onednn(environ: Mapping[str, str], root: Path) -> Finding:
         return _find.ok("oneDNN", "on")
     how = "TensorFlow's own choice" if value is None else f"as {_ONEDNN}={value} says"
     return _find.ok("oneDNN", f"{how}: no other is known to be faster on this processor")
-
-
-def _size(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
