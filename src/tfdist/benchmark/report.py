@@ -1,19 +1,15 @@
 """Show the measurements: tables for people, values for machines, and a plot."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist._utils.plotting import new_figure, save
 from tfdist.benchmark.breakdown import NAMES, Parts
 from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.tuning import Tried, Tuning
+from tfdist.launcher.terminal import console_for_tables
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_WIDTH = 160
 _MAX_OTHER_CORES = 0.05  # cores
 _MAX_SPREAD = 0.10
 _MIN_SECONDS = 1.0  # in a shorter run, rare events distort the result
@@ -48,7 +44,7 @@ def show_scaling(scaling: Scaling) -> None:
             processors,
             sent if float(sent) else "",
         )
-    console = _console()
+    console = console_for_tables()
     console.print(_heading(scaling))
     console.print(table)
     if any(row.parts.derived for row in rows):
@@ -70,7 +66,7 @@ def show_tuning(tuning: Tuning) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    console = _console()
+    console = console_for_tables()
     for title, group in (
         ("the same mathematics", tuning.same),
         ("changes the mathematics: your decision", tuning.other),
@@ -176,14 +172,6 @@ def _heading(scaling: Scaling) -> str:
     rounds = f"{bench.rounds} rounds in turns" if bench.rounds > 1 else "one round"
     runs = f"median and range of {rounds}, {bench.steps} steps each"
     return f"{bench.settings.path}: {bench.strategy}, {batch}, {cores}; {runs}"
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    # A file or a pipe has no width, and its lines should not be cut.
-    width = None if sys.stdout.isatty() else _WIDTH
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def _share(parts: Parts, name: str) -> str:

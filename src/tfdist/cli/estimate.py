@@ -8,7 +8,6 @@ with real runs.
 """
 
 import json as json_format
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -16,6 +15,7 @@ from typing import Annotated
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
+from tfdist.launcher.terminal import console_for_tables
 from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
@@ -57,12 +57,10 @@ def _print_json(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskE
 
 def _print_tables(name: StrategyName, sizes: ModelSizes, estimates: Sequence[TaskEstimate]) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     parameters = sum(variable.value for variable in sizes.variables)
-    # A file or a pipe has no width, so rich would cut the lines.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = console_for_tables()
     console.print(f"{name}, {_megabytes(parameters)} of variables. Memory of each task, in MB:")
     estimates = one_of_each(estimates)
     parts = list(dict.fromkeys(part for task in estimates for part in task.memory))

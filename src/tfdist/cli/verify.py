@@ -19,6 +19,7 @@ from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.terminal import console_for_tables
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Settings, read_config
 
@@ -106,7 +107,6 @@ def _run(words: list[str]) -> None:
 
 def _show(differences: Sequence["Difference"], name: str) -> int:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -122,8 +122,7 @@ def _show(differences: Sequence["Difference"], name: str) -> int:
             difference.where,
         )
         table.add_row(*row, f"{difference.allowed:.1e}", style=style)
-    # A file or a pipe has no width, so rich would cut the lines.
-    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
+    console = console_for_tables()
     console.print(table)
     wrong = next((difference for difference in differences if not difference.is_allowed), None)
     if wrong is None:

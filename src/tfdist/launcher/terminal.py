@@ -1,8 +1,14 @@
-"""Ask a terminal what it can do, also one that somebody closes in the meantime."""
+"""Ask a terminal what it can do, also one that somebody closes in the meantime, and print tables."""
 
 import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _USUAL = (80, 24)
+_WIDTH_OF_TABLES = 160  # in a file or a pipe, which has no width: rich would cut the lines
 _DUMB = ("dumb", "unknown")  # as rich has it, which draws the tables of other commands
 
 
@@ -21,3 +27,11 @@ def terminal_size(fileno: int | None) -> tuple[int, int]:
     except OSError:
         return _USUAL
     return columns or _USUAL[0], lines or _USUAL[1]
+
+
+def console_for_tables() -> "Console":
+    """Return rich's console on the standard output, which prints text as it is."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _WIDTH_OF_TABLES
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)

@@ -66,11 +66,10 @@ def _pairs(answers: Answers) -> str:
 
 def _recalls(answers: Answers) -> str:
     right = {label: count for label, answer, count in answers.counts if label == answer}
-    recalls = sorted(
-        (right.get(label, 0) / total, label) for label, total in _totals(answers).items() if total
-    )
+    totals = _totals(answers)
+    recalls = sorted((right.get(label, 0) / total, label) for label, total in totals.items() if total)
     rows = [
-        [answers.classes[label], percent(recall), f"{_totals(answers)[label]:,}"]
+        [answers.classes[label], percent(recall), f"{totals[label]:,}"]
         for recall, label in recalls[:_MOST_CLASSES]
     ]
     return table(["class", "recognised", "images"], rows, label="Classes recognised least")
