@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_private import layers_of
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
@@ -138,19 +139,14 @@ def _relative(ours: Any, theirs: Any) -> Any:
     return np.abs(ours - theirs).max(axis=1, initial=0.0) / size
 
 
-def _layers(model: Any) -> list[Any]:
-    layers = [layer for child in getattr(model, "layers", []) for layer in _layers(child)]
-    return [model, *layers]
-
-
 def _switch_dropout_off(model: Any) -> None:
-    for layer in _layers(model):
+    for layer in layers_of(model):
         if "Dropout" in type(layer).__name__ and hasattr(layer, "rate"):
             layer.rate = 0.0
 
 
 def _check_normalization(model: Any) -> None:
-    for layer in _layers(model):
+    for layer in layers_of(model):
         if type(layer).__name__ == "BatchNormalization" and not getattr(layer, "synchronized", False):
             problem = "normalises each replica's own part of the batch, so a cluster computes something else"
             remedy = "Build it with synchronized=True, or verify a model without it"
