@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
-from tfdist.trainer.equivalence import compare
+from tfdist.trainer import equivalence  # noqa: E402
+from tfdist.trainer.equivalence import compare  # noqa: E402
 
 
 @pytest.fixture
@@ -52,3 +53,17 @@ def test_in_float32_reordering_says_what_is_allowed(write):
     )
     assert [each.is_allowed for each in compare(one, near, reordered)] == [True, True]
     assert [each.is_allowed for each in compare(one, far, reordered)] == [True, False]
+
+
+def test_dropout_inside_of_a_custom_layer_is_switched_off():
+    class Block(tf.keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.drop = tf.keras.layers.Dropout(0.5)
+
+        def call(self, inputs):
+            return self.drop(inputs)
+
+    model = tf.keras.Sequential([tf.keras.Input((4,)), Block()])
+    equivalence._switch_dropout_off(model)
+    assert model.layers[-1].drop.rate == 0.0
