@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Progressed
+from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow
 from tfdist.training.runners.replica_times_and_failures import milliseconds_of_tasks
 
-_SECONDS_BETWEEN_REPORTS = 0.5
-_WINDOW_SECONDS = 10.0  # of the speed that is reported
 # Times the median of the others. Above the first, a task is a straggler; below the second, it no longer is.
 _SLOW, _WELL = 2.0, 1.5
 _log = logging.getLogger("tfdist")
@@ -34,8 +32,9 @@ class Throughput:
         """
         self._tasks = cluster.computing_tasks()
         self._batch_size, self._period = batch_size, period
-        self._reported = self._asked = (time.monotonic(), step)
-        self._window = deque([self._reported])
+        self._reported_at = now = time.monotonic()
+        self._asked = now, step
+        self._window = SpeedWindow(now, step * batch_size)
         self._cluster = cluster
         self._stragglers = Stragglers()
         self._compared_at = step
@@ -46,18 +45,16 @@ class Throughput:
 
     def report(self, step: int, total: int) -> None:
         """Report the progress to the launcher, if this is its chief, at most twice a second."""
-        if time.monotonic() - self._reported[0] >= _SECONDS_BETWEEN_REPORTS or step == total:
-            # Asynchronous workers end their executions in bursts, which half a second does not even out.
-            speed, self._reported = self._speed(self._window[0], step)
-            self._window.append(self._reported)
-            while len(self._window) > 1 and self._reported[0] - self._window[1][0] > _WINDOW_SECONDS:
-                self._window.popleft()
+        now = time.monotonic()
+        if now - self._reported_at >= SECONDS_BETWEEN_REPORTS or step == total:
+            self._reported_at = now
+            speed = self._window.speed(now, step * self._batch_size)
             record(Progressed(step, total, speed, self.loss, self.accuracy))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""
-        speed, self._asked = self._speed(self._asked, step)
-        return speed
+        (asked_at, before), self._asked = self._asked, (time.monotonic(), step)
+        return (step - before) * self._batch_size / max(self._asked[0] - asked_at, 1e-9)
 
     def compare(self, step: int, times: Any) -> None:
         """Add the times up to a step; after each period, warn of tasks much slower than the others.
@@ -79,10 +76,6 @@ class Throughput:
                 }
             )
         self._compared_at, self._table, self._is_first = step, 0.0, False
-
-    def _speed(self, since: tuple[float, int], step: int) -> tuple[float, tuple[float, int]]:
-        now = time.monotonic()
-        return (step - since[1]) * self._batch_size / max(now - since[0], 1e-9), (now, step)
 
 
 class Stragglers:

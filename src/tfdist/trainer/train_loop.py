@@ -12,7 +12,7 @@ from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.errors import ConfigError, NotFinite, Preempted
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.record_events import is_launched, record
-from tfdist.launcher.run_events import Evaluated, PhaseBegun, RunStarted
+from tfdist.launcher.run_events import Evaluated, PhaseBegun
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timeline_paths import shares_file
@@ -39,7 +39,7 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.reports.logs import as_scalars, as_text
-from tfdist.training.reports.software_and_devices import devices_of, machine, versions
+from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.run_batches import EpochBatches, name_steps
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_failures import record_task_speed
@@ -146,26 +146,22 @@ class Run:
         if not self._context.is_chief:
             return
         config, data, cluster = self._config, self._context.data, self._context.cluster
-        record(
-            RunStarted(
-                strategy=strategy_name(config.strategy.name, cluster),
-                model=config.model.name,
-                parameters=self._model.count_params(),
-                data=data.name,
-                substitute_for=data.substitute_for,
-                train_examples=data.train_examples,
-                test_examples=data.test_examples,
-                batch_size=config.data.batch_size,
-                step=self.step,
-                steps=self.total,
-                steps_lost=self.history[-1].lost if self.history else 0,
-                cluster=cluster.counts,
-                addresses={str(task): cluster.address(task) for task in cluster.tasks()},
-                versions=versions(),
-                machine=machine(),
-                devices=devices_of(self._strategy),
-                command=_command(),
-            )
+        record_start(
+            cluster,
+            self._strategy,
+            strategy=strategy_name(config.strategy.name, cluster),
+            model=config.model.name,
+            parameters=self._model.count_params(),
+            data=data.name,
+            substitute_for=data.substitute_for,
+            train_examples=data.train_examples,
+            test_examples=data.test_examples,
+            batch_size=config.data.batch_size,
+            step=self.step,
+            steps=self.total,
+            steps_lost=self.history[-1].lost if self.history else 0,
+            versions=versions(),
+            command=_command(),
         )
         record(PhaseBegun(phase="training"))
 

@@ -1,7 +1,6 @@
 """Report the progress of `fit` to the launcher or engine that runs the script, and record its events."""
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +9,12 @@ import tensorflow as tf
 
 from tfdist._utils.keras_versions import keras_of
 from tfdist.launcher.record_events import record
-from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, RunStarted
+from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed
 from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.reports.logs import as_scalars
-from tfdist.training.reports.software_and_devices import devices_of, machine, versions
+from tfdist.training.reports.software_and_devices import record_start, versions
+from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow
 from tfdist.training.runners.replica_times_and_failures import EXAMPLES, record_task_speed
-
-_SECONDS_BETWEEN_REPORTS = 0.5
-_WINDOW_SECONDS = 10.0  # of the speed that is reported
 
 
 class FitReports:
@@ -40,20 +37,16 @@ class FitReports:
         """Record the start, with the first epoch."""
         if not self._is_chief:
             return
-        model, cluster, steps = self._model, self._cluster, self._steps or 0
-        record(
-            RunStarted(
-                strategy=self._name,
-                model=model.name,
-                parameters=model.count_params() if model.built else 0,
-                step=epoch * steps,
-                steps=self._epochs * steps,
-                cluster=cluster.counts,
-                addresses={str(task): cluster.address(task) for task in cluster.tasks()},
-                versions=versions(keras_of(model)),
-                machine=machine(),
-                devices=devices_of(self._strategy),
-            )
+        model, steps = self._model, self._steps or 0
+        record_start(
+            self._cluster,
+            self._strategy,
+            strategy=self._name,
+            model=model.name,
+            parameters=model.count_params() if model.built else 0,
+            step=epoch * steps,
+            steps=self._epochs * steps,
+            versions=versions(keras_of(model)),
         )
 
     def phase(self, name: str) -> None:
@@ -68,9 +61,8 @@ class FitReports:
         """Report the steps of an epoch that are done, at most twice a second; `times` is their table."""
         if not self._is_chief:
             return
-        if not self._speed.has_begun:
-            self._speed.begin(times)
-        if time.monotonic() - self._reported_at < _SECONDS_BETWEEN_REPORTS:
+        self._speed.begin(times)
+        if time.monotonic() - self._reported_at < SECONDS_BETWEEN_REPORTS:
             return
         total = None if self._steps is None else self._epochs * self._steps
         before = 0 if self._steps is None else epoch * self._steps
@@ -90,7 +82,7 @@ class FitReports:
             record(EpochEnded(epoch=epoch, epochs=self._epochs, logs=dict(as_scalars(logs))))
 
     def _report(self, step: int, steps: int | None, logs: Mapping[str, Any], times: Any) -> None:
-        is_due = time.monotonic() - self._reported_at >= _SECONDS_BETWEEN_REPORTS
+        is_due = time.monotonic() - self._reported_at >= SECONDS_BETWEEN_REPORTS
         names = ("loss", _accuracy(logs))
         loss, accuracy = (as_scalars({"": logs[name]}).get("") if name in logs else None for name in names)
         speed = self._speed.examples_per_second(times)
@@ -114,17 +106,13 @@ class _Speed:
         self._asked: Any = 0.0
         self._spent, self._resumed_at = 0.0, time.monotonic()  # the seconds of training
         self._is_training = True
-        self._window: deque[tuple[float, float]] = deque()
+        self._window: SpeedWindow | None = None  # None in the first steps, which TensorFlow traces
         self._last: float | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether the first steps are done, in which TensorFlow traces the graph."""
-        return bool(self._window)
 
     def begin(self, times: Any) -> None:
         """Start to measure after the first steps."""
-        self._window.append((self._seconds(), self._examples(times)))
+        if self._window is None:
+            self._window = SpeedWindow(self._seconds(), self._examples(times))
 
     def is_training(self, now: bool) -> None:
         """Note whether the time that passes from now on belongs to the training."""
@@ -133,13 +121,9 @@ class _Speed:
 
     def examples_per_second(self, times: Any) -> float | None:
         """Return the examples per second of the last seconds; None if they are unknown."""
-        seconds, examples = self._seconds(), self._examples(times)
-        if self._window and examples > self._window[-1][1]:
-            self._window.append((seconds, examples))
-            while len(self._window) > 2 and seconds - self._window[1][0] > _WINDOW_SECONDS:
-                self._window.popleft()
-            began, before = self._window[0]
-            self._last = (examples - before) / max(seconds - began, 1e-9)
+        examples = self._examples(times)
+        if self._window is not None and examples > self._window.examples:
+            self._last = self._window.speed(self._seconds(), examples)
         return self._last
 
     def since_last_asked(self, times: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Describe what a run trains with: the versions of the software, the machine and the devices."""
+"""Record what a run trains with: the cluster, the versions of the software, the machine and the devices."""
 
 import os
 import platform
@@ -10,7 +10,23 @@ from tfdist import __version__
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import worker_count
+from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import RunStarted
 from tfdist.launcher.share_cores_and_gpus import own_cores
+
+
+def record_start(cluster: ClusterConfig, strategy: tf.distribute.Strategy, /, **facts: Any) -> None:
+    """Record the start of a run, about which `RunStarted` has more facts."""
+    record(
+        RunStarted(
+            cluster=cluster.counts,
+            addresses={str(task): cluster.address(task) for task in cluster.tasks()},
+            machine=_machine(),
+            devices=_devices_of(strategy),
+            **facts,
+        )
+    )
 
 
 def versions(keras: Any = None) -> dict[str, str]:
@@ -24,7 +40,7 @@ def versions(keras: Any = None) -> dict[str, str]:
     }
 
 
-def machine() -> dict[str, str]:
+def _machine() -> dict[str, str]:
     """Describe the machine of this task."""
     gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
     return {
@@ -35,7 +51,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def devices_of(strategy: tf.distribute.Strategy) -> str:
+def _devices_of(strategy: tf.distribute.Strategy) -> str:
     """Return on how many devices of all tasks a strategy computes, such as `2 CPU devices`."""
     devices = strategy.num_replicas_in_sync * (worker_count(strategy) if is_asynchronous(strategy) else 1)
     try:

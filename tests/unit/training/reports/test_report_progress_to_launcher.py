@@ -87,7 +87,7 @@ def test_the_speed_counts_the_examples_after_the_first_step(strategy, monkeypatc
 
 @pytest.mark.parametrize("data", ["generator", "arrays"])
 def test_any_data_have_a_speed(strategy, monkeypatch, data):
-    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "SECONDS_BETWEEN_REPORTS", 0.0)
     x, y = points()
     options = {"x": x, "y": y} if data == "arrays" else {"x": batches().map(lambda x, y: (2 * x, y))}
     events = reported(strategy, options.pop("x"), batch_size=5 if data == "arrays" else None, **options)
@@ -117,7 +117,7 @@ def two_workers(monkeypatch):
 
 
 def test_each_worker_has_its_own_speed_since_the_last_report(two_workers, monkeypatch):
-    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "SECONDS_BETWEEN_REPORTS", 0.0)
     reports, events = FitReports(None, two_workers, epochs=2, steps=20), []
     first = np.array([[0.1, 10, 0, 0, 80], [0.3, 10, 0, 0, 80]])
     with listening(events.append):
@@ -142,7 +142,7 @@ def test_many_short_epochs_are_not_as_many_reports_of_the_tasks(two_workers):
 
 
 def test_a_model_that_measures_nothing_reports_its_steps(two_workers, monkeypatch):
-    monkeypatch.setattr(report_progress_to_launcher, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(report_progress_to_launcher, "SECONDS_BETWEEN_REPORTS", 0.0)
     reports, events = FitReports(None, two_workers, epochs=1, steps=20), []
     with listening(events.append):
         reports.after_steps(0, 10, {}, None)
