@@ -350,11 +350,12 @@ def _types_at(type_: Any, path: Path) -> list[Any]:
     """Return the types that a value at a path may have."""
     found = _alternatives(type_)
     for step in path:
-        found = [inner for outer in found for inner in _types_below(outer, step)]
+        found = [inner for outer in found for inner in types_below(outer, step)]
     return found
 
 
-def _types_below(type_: Any, step: str | int) -> list[Any]:
+def types_below(type_: Any, step: str | int) -> list[Any]:
+    """Return the types that the value of a key or index of a type may have."""
     if _is_struct(type_):
         return [
             t for f in msgspec.structs.fields(type_) if f.encode_name == step for t in _alternatives(f.type)

@@ -1,13 +1,13 @@
 """Put the options of the command line into a section of the config; some are for the tasks of one role."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import inspect
 
-from tfdist._utils.yaml import Document, Source, decode, read_yaml
+from tfdist._utils.yaml import Document, Source, decode, read_yaml, types_below
 from tfdist.errors import ConfigError, shown
 
 OptionPath = str | tuple[str, ...]
@@ -36,14 +36,13 @@ def with_options(
         ConfigError: The section has no such key, or the value has another type.
     """
     document = Document(msgspec.to_builtins(section), Source("--option"))
-    kind = cast("inspect.StructType", inspect.type_info(type(section)))
     for name, text in options.items():
         match = re.fullmatch(r"([^.:]+):(.+)", name)
         path = path_of(*(match.groups() if match else ("", name))) if path_of else name
-        path = _path(path, kind) if isinstance(path, str) else path
+        path = _path(path, [type(section)]) if isinstance(path, str) else path
         if path[0] not in section.__struct_fields__:
             path = (name,)  # which the error names
-        document = _divided(document, path, kind, roles)
+        document = _divided(document, path, type(section), roles)
         document = _with_option(document, path, text, f"--option {name}={text}", type(section))
     return decode(document, type(section))
 
@@ -71,43 +70,27 @@ def check_roles(named: Collection[str], roles: Collection[str], where: str) -> N
             raise ConfigError(where, expected=expected, received=shown(role))
 
 
-def _divided(
-    document: Document, path: tuple[str, ...], kind: inspect.StructType, roles: Collection[str]
-) -> Document:
+def _divided(document: Document, path: tuple[str, ...], kind: type, roles: Collection[str]) -> Document:
     """Return the document with a value for each role where there was one for all, if the path wants it."""
     value = document.value.get(path[0])
-    is_either = any(
-        isinstance(one, inspect.DictType) for one in getattr(_type_of(path[0], kind), "types", ())
-    )
+    kinds = types_below(kind, path[0])
+    is_either = len(kinds) > 1 and any(map(_is_mapping, kinds))
     if len(path) == 1 or isinstance(value, dict) or not is_either:
         return document
     return document.with_value(path[:1], dict.fromkeys(roles, value) if value else {}, "")
 
 
-def _type_of(name: str, section: inspect.StructType) -> inspect.Type:
-    """Return the type of a key of a section."""
-    types = (field.type for field in section.fields if field.name == name)
-    kind = next(types, inspect.AnyType())
-    return kind.type if isinstance(kind, inspect.Metadata) else kind
+def _is_mapping(kind: Any) -> bool:
+    return typing.get_origin(kind) is dict
 
 
-def _path(text: str, kind: inspect.Type) -> tuple[str, ...]:
-    """Return the path that a text with dots is in a section, or in a mapping."""
+def _path(text: str, kinds: Sequence[Any]) -> tuple[str, ...]:
+    """Return the path that a text with dots is in a value of one of these types."""
     first, dot, rest = text.partition(".")
-    match kind:
-        case inspect.UnionType(types):
-            mapping = next((one for one in types if isinstance(one, inspect.DictType)), inspect.AnyType())
-            return _path(text, mapping)
-        case inspect.DictType(
-            value_type=inspect.StrType() | inspect.IntType() | inspect.FloatType() | inspect.UnionType()
-        ):
-            return (text,)
-        case inspect.DictType():
-            below: inspect.Type = kind.value_type
-        case inspect.StructType():
-            below = _type_of(first, kind)
-        case _:
-            return tuple(text.split("."))
+    mapping = next(filter(_is_mapping, kinds), None)
+    below = types_below(mapping or kinds[0], first) if mapping or len(kinds) == 1 else []
+    if mapping and (len(below) > 1 or below[0] in (str, int, float)):
+        return (text,)  # a name may have dots
     return (first, *_path(rest, below)) if dot else (text,)
 
 
