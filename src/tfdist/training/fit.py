@@ -7,7 +7,15 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
 from tfdist.launcher.record_events import events_to_file
-from tfdist.training.arguments import callbacks_of, limited, refuse_unknown, strategy_of, verbosity
+from tfdist.training.arguments import (
+    callbacks_of,
+    limited,
+    refuse_unknown,
+    strategy_of,
+    validation_epochs,
+    verbosity,
+    whole_number,
+)
 from tfdist.training.checkpoints.checkpoint_and_resume import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.error_messages.lost_task_errors import public_call
@@ -22,6 +30,7 @@ from tfdist.training.keras.datasets_from_inputs import (
     validation_parts,
 )
 from tfdist.training.keras.kept_traces import traces_kept
+from tfdist.training.run_batches import EpochBatches
 from tfdist.training.session import Session
 
 
@@ -98,17 +107,12 @@ def fit(
             options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
             with random_state_kept():
                 validation_data = made_data(model, strategy, *parts, **options)
-        schedule = FitSchedule.of(
-            model,
-            strategy,
-            x,
-            limited(model, "epochs", epochs),
-            initial_epoch,
-            steps_per_epoch,
-            validation_data,
-            validation_steps,
-            validation_freq,
-            repeat,
+        schedule = FitSchedule(
+            whole_number("epochs", limited(model, "epochs", epochs), 0),
+            whole_number("initial_epoch", initial_epoch, 0),
+            EpochBatches.of(x, model, strategy, steps_per_epoch, "steps_per_epoch", repeats=repeat),
+            EpochBatches.of(validation_data, model, strategy, validation_steps, "validation_steps"),
+            validation_epochs(validation_freq),
         )
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)

@@ -13,9 +13,7 @@ from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.arguments import validation_epochs, whole_number
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
-from tfdist.training.data.distribute import Data
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.reports.logs import as_logs
@@ -35,38 +33,6 @@ class FitSchedule(NamedTuple):
     batches: EpochBatches
     test_batches: EpochBatches
     validated: int | frozenset[int]
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        strategy: tf.distribute.Strategy,
-        x: Data,
-        epochs: Any,
-        initial_epoch: Any,
-        steps: Any,
-        validation_data: Data | None,
-        validation_steps: Any,
-        validation_freq: Any,
-        repeats: bool,
-    ) -> "FitSchedule":
-        """Check those arguments of `fit` that are counts, and return the schedule."""
-        if steps is not None:
-            steps = whole_number("steps_per_epoch", steps, 1)
-        if validation_steps is not None:
-            validation_steps = whole_number("validation_steps", validation_steps, 1)
-        test_batches = EpochBatches(validation_steps)
-        if validation_data is not None:
-            test_batches = EpochBatches.of(
-                validation_data, model, strategy, validation_steps, "validation_steps"
-            )
-        return cls(
-            whole_number("epochs", epochs, 0),
-            whole_number("initial_epoch", initial_epoch, 0),
-            EpochBatches.of(x, model, strategy, steps, "steps_per_epoch", repeats=repeats),
-            test_batches,
-            validation_epochs(validation_freq),
-        )
 
     def validates(self, epoch: int) -> bool:
         """Return whether to evaluate after an epoch."""

@@ -13,6 +13,7 @@ from tfdist._utils.keras_versions import is_keras_2
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.profiler_span import STEP
 from tfdist.coordination.calls_between_tasks import fetch
+from tfdist.training.arguments import whole_number
 from tfdist.training.data.distribute import Data, known_steps
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.steps.step_base import KerasStep
@@ -77,10 +78,10 @@ class EpochBatches:
     @classmethod
     def of(
         cls,
-        data: Data,
+        data: Data | None,
         model: Any,
         strategy: tf.distribute.Strategy,
-        steps: int | None,
+        steps: Any,
         name: str,
         *,
         repeats: bool = False,
@@ -88,8 +89,13 @@ class EpochBatches:
         """Return the batches of epochs from the beginning of data; `name` is that of the argument `steps`.
 
         Raises:
+            ConfigError: `steps` is not a number of batches.
             DataError: The data never end, and `steps` is None.
         """
+        if steps is not None:
+            steps = whole_number(name, steps, 1)
+        if data is None:
+            return cls(steps)
         expected = known_steps(data, name) if steps is None else steps
         position = None if repeats else DataPosition.of(data, model, strategy, steps)
         return cls(steps, expected, repeats, position)
