@@ -38,6 +38,7 @@ _STATES = {
     "Failed": State.FAILED,
 }
 _STAMPED = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\S+) ?(?P<text>.*)")
+_NOTE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ ")  # a line of kubectl's own log
 _Lines = queue.Queue[Line | None]
 
 
@@ -317,6 +318,8 @@ def _kubectl(*words: str, text: str | None = None) -> str:
     remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
     done = run_client(["kubectl", *words], "kubectl", remedy, text=text)
     if done.returncode:
-        problem = one_line(done.stderr) or f"exited with {done.returncode}"
+        # Without a server, kubectl logs each of its attempts before it says what is wrong.
+        lines = [line for line in done.stderr.splitlines() if not _NOTE.match(line)]
+        problem = one_line("\n".join(lines)) or f"exited with {done.returncode}"
         raise ConfigError(f"kubectl {words[0]}", problem)
     return done.stdout

@@ -117,6 +117,17 @@ def test_a_run_in_an_object_store_has_its_restarts_on_the_volume(engine):
         assert saved in container["env"]
 
 
+def test_an_error_of_kubectl_has_no_lines_of_its_log(tmp_path, monkeypatch):
+    lines = 2 * ['E1129 23:35:43.965927   15152 memcache.go:381] "Unhandled" err="refused"']
+    said = "\n".join([*lines, "The connection to the server was refused", "- did you mean another?"])
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    message = r"^kubectl get: The connection to the server was refused - did you mean another\?$"
+    with pytest.raises(ConfigError, match=message):
+        kubectl_module._kubectl("get", "pods")
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_pods_of_the_job_may_connect(engine):
     found = objects(engine, job())
