@@ -256,5 +256,7 @@ def test_without_a_region_there_is_one_line(monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(ConfigError, match=r"^sagemaker: You must specify a region\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^sagemaker: You must specify a region\. Set engine\.sagemaker\.region, or "
+    ):
         SageMaker().submit(job(), {})

@@ -282,5 +282,10 @@ def _one_line_errors() -> Iterator[None]:
     errors = load_client("botocore.exceptions", "sagemaker")
     try:
         yield
+    except errors.NoRegionError as error:
+        remedy = "Set engine.sagemaker.region, or type `aws configure`"
+        raise ConfigError("sagemaker", one_line(error).removesuffix("."), remedy=remedy) from None
+    except errors.NoCredentialsError as error:
+        raise ConfigError("sagemaker", one_line(error), remedy="Type `aws configure`") from None
     except (errors.ClientError, errors.BotoCoreError) as error:
         raise ConfigError("sagemaker", one_line(error)) from None
