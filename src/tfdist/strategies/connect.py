@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist._utils.tf_private import connected_tasks, servers_keep_state
 from tfdist.cluster.addresses_and_free_ports import is_free, port_taken, split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.end_announcements import keep_servers_at_exit
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
 from tfdist.coordination.wait_for_tasks import await_servers
@@ -46,6 +47,7 @@ def connecting(
             raise
         raise port_taken(str(training.task), training.address(training.task)) from error
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
+        keep_servers_at_exit()  # which wait for this process to start again
         problem = f"lost a task as TensorFlow connected all: {first_line(error)}"
         raise TaskLost(where, problem, remedy="Start the cluster again") from error
 
