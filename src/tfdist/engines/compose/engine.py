@@ -114,14 +114,22 @@ def _state_of(containers: Sequence[Mapping[str, Any]]) -> tuple[State, str]:
         return State.PENDING, "created"
     if unfinished := [status for status in statuses if status not in ("exited", "dead")]:
         return State.RUNNING, f"{len(unfinished)} of {len(containers)} containers run"
+    codes = {_service_of(container): container["State"]["ExitCode"] for container in containers}
     failed = [container for container in containers if container["State"]["ExitCode"]]
     if not failed:
         return State.SUCCEEDED, "exited with 0"
     if not (ended := [container for container in failed if not _was_stopped(container)]):
+        lead = "chief-0" if "chief-0" in codes else "worker-0"
+        if codes.get(lead) == 0:  # it has done without them, or they were stopped after its end
+            names = ", ".join(map(_service_of, failed))
+            return State.SUCCEEDED, f"{lead} exited with 0; stopped or killed: {names}"
         return State.CANCELLED, "stopped"
     first = min(ended, key=lambda container: container["State"]["FinishedAt"])
-    service = first["Config"]["Labels"]["com.docker.compose.service"]
-    return State.FAILED, f"{service} exited with {first['State']['ExitCode']}"
+    return State.FAILED, f"{_service_of(first)} exited with {first['State']['ExitCode']}"
+
+
+def _service_of(container: Mapping[str, Any]) -> str:
+    return str(container["Config"]["Labels"]["com.docker.compose.service"])
 
 
 def _was_stopped(container: Mapping[str, Any]) -> bool:

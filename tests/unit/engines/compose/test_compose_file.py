@@ -239,6 +239,12 @@ def container(status, code=0, finished="1", is_out_of_memory=False):
         ([container("exited", 255), container("exited", 137)], (State.FAILED, "worker-1 exited with 255")),
         ([container("exited", 137, "1", True)], (State.FAILED, "worker-1 exited with 137")),
         ([container("exited", 138), container("exited", 137), container("exited")], (State.CANCELLED, "stopped")),
+        (
+            [container("exited", 0, "0"), container("exited", 137, "1"), container("exited", 143, "2")],
+            (State.SUCCEEDED, "worker-0 exited with 0; stopped or killed: worker-1, worker-2"),
+        ),
+        ([container("exited", 0, "0"), container("exited", 137, "1", True)], (State.FAILED, "worker-1 exited with 137")),
+        ([container("exited", 0, "1"), container("exited", 137, "0")], (State.CANCELLED, "stopped")),
     ],
 )  # fmt: skip
 def test_the_state_of_a_job_is_that_of_its_containers(containers, state):
