@@ -247,15 +247,21 @@ def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
     with strategy.scope():
         layer = keras.layers.BatchNormalization(momentum=0.0)
         layer.build((None, 5))
+        steps = tf.Variable(0.0)
     data = strategy.experimental_distribute_dataset(batches(*points()).take(1))
+
+    def on_part(x: Any, y: Any) -> Any:
+        steps.assign_add(1)  # an int for a variable of floats
+        return tf.reduce_sum(layer(x, training=True))
 
     @tf.function
     def step(batch: Any) -> Any:
-        return strategy.run(lambda x, y: tf.reduce_sum(layer(x, training=True)), args=batch)
+        return strategy.run(on_part, args=batch)
 
     for batch in data:
         total = strategy.reduce("SUM", step(batch), axis=None)
-    return {"total": float(total), "moving": local_copies(strategy, layer.moving_mean)}
+    moving = local_copies(strategy, layer.moving_mean)
+    return {"total": float(total), "moving": moving, "steps": float(steps)}
 
 
 def waiting(strategy: Any, folder: Path) -> float:

@@ -62,6 +62,7 @@ def test_a_loop_of_ones_own_may_write_variables_in_a_replica(strategy, finished)
     copies = [copy for result in found.results.values() for copy in result["custom_loop"]["moving"]]
     assert all(copy == copies[0] for copy in copies)
     assert any(value != 0 for value in copies[0])
+    assert found.chief["custom_loop"]["steps"] == 1
 
 
 # float64 has 16 digits; sums in another order over some 20 steps leave more than 10 of them alike.

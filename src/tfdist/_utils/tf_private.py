@@ -292,6 +292,18 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):  # type: ignore
         )
         self.devices, self.group_size = self._devices, self._group_size
 
+    def reduce(
+        self, op: tf.distribute.ReduceOp, per_replica: Any, destinations: Any, options: Any = None
+    ) -> Any:
+        """Add values of the replicas up, or average them, for a variable or a device.
+
+        A Python number or an array takes the type of the variable. (For TensorFlow, the mean of an int32 is a
+        float64, which no float32 variable takes.)
+        """
+        if not (isinstance(per_replica, tf.distribute.DistributedValues) or tf.is_tensor(per_replica)):
+            per_replica = tf.convert_to_tensor(per_replica, getattr(destinations, "dtype", None))
+        return super().reduce(op, per_replica, destinations, options)
+
     def all_reduce(self, op: tf.distribute.ReduceOp, per_replica: Sequence[Any], options: Any) -> list[Any]:
         """Add values of the replicas up, or average them."""
         reduced: list[Any] = super()._all_reduce_per_replica_values(op, per_replica, options)

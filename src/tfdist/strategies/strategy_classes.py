@@ -104,8 +104,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         convert_initial_values(self, to_collective_type, from_collective_type)
         self._timeout = timeout
         self._limit = None if timeout is None else TimeLimit(timeout)
-        if self._limit:
-            replace_cross_device_ops(self, lambda replaced: LimitedAllReduce(replaced, self._limit))
+        replace_cross_device_ops(self, lambda replaced: LimitedAllReduce(replaced, self._limit))
 
     def use_ring(
         self, cluster: ClusterConfig, secret: bytes, *, wire_type: str, may_share: bool, is_encrypted: bool
