@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -20,8 +21,12 @@ import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["BucketSite", "bucket_site", "why_no_buckets"]
+if TYPE_CHECKING:
+    from machines import Machines
+
+__all__ = ["BucketSite", "bucket_site", "served_buckets", "why_no_buckets"]
 
 NAMES = ("storage.googleapis.com", "www.googleapis.com")
 PRIVATE = "private"  # a bucket that exists and that nobody may use
@@ -64,6 +69,15 @@ class BucketSite:
         """Answer all uploads again."""
         (self.folder.parent / "hold").unlink()
 
+    def objects(self, prefix, bucket="bucket"):
+        """Return the objects of a bucket whose names begin like this, by the rest of their names."""
+        names = {urllib.parse.unquote(name): name for name in os.listdir(self.folder / bucket)}
+        return {
+            name.removeprefix(prefix): self.folder / bucket / quoted
+            for name, quoted in names.items()
+            if name.startswith(prefix)
+        }
+
     def requests(self):
         """Return all requests so far, each as method and path."""
         return (self.folder.parent / "requests").read_text().splitlines()
@@ -71,26 +85,43 @@ class BucketSite:
 
 @contextlib.contextmanager
 def bucket_site() -> Iterator[BucketSite]:
-    """Serve the buckets `bucket` and `private` for as long as the block lasts."""
-    from machines import CONTROLLER, machines
+    """Serve the buckets `bucket` and `private` to two machines for as long as the block lasts."""
+    from machines import machines
 
-    with tempfile.TemporaryDirectory(prefix="tfdist-gcs-") as name:
-        place = Path(name)
-        folder = place / "buckets"
-        for bucket in ("bucket", PRIVATE):
-            (folder / bucket).mkdir(parents=True)
-        _certify(place)
-        with machines(place, 2) as made:
-            with made.hosts.open("a") as hosts:
-                hosts.write(f"10.77.0.254 {' '.join(NAMES)}\n")
-            with open(place / "server.log", "w") as log:
-                server = made.start(CONTROLLER, [sys.executable, __file__, place], stdout=log, stderr=log)
-            deadline = time.monotonic() + SECONDS_TO_START
-            while not (place / "requests").exists():
-                assert server.poll() is None, (place / "server.log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            yield BucketSite(folder, made, place / "authority.pem")
+    with (
+        tempfile.TemporaryDirectory(prefix="tfdist-gcs-") as name,
+        machines(Path(name), 2) as made,
+        served_buckets(made) as site,
+    ):
+        yield site
+
+
+@contextlib.contextmanager
+def served_buckets(machines: "Machines") -> Iterator[BucketSite]:
+    """Serve the buckets on the controller of machines that may do something else too."""
+    from machines import CONTROLLER
+
+    place = Path(tempfile.mkdtemp(prefix="gcs", dir=machines.folder))
+    folder = place / "buckets"
+    for bucket in ("bucket", PRIVATE):
+        (folder / bucket).mkdir(parents=True)
+    _certify(place)
+    line = f"10.77.0.254 {' '.join(NAMES)}\n"
+    if line not in machines.hosts.read_text():
+        with machines.hosts.open("a") as hosts:
+            hosts.write(line)
+    with open(place / "server.log", "w") as log:
+        server = machines.start(CONTROLLER, [sys.executable, __file__, place], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + SECONDS_TO_START
+        while not (place / "requests").exists():
+            assert server.poll() is None, (place / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield BucketSite(folder, machines, place / "authority.pem")
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def _certify(place: Path) -> None:

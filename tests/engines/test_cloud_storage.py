@@ -52,16 +52,6 @@ def command(site, text, run_dir, *words):
     return [sys.executable, "-m", "tfdist", "train", "--config", config, "--run_dir", run_dir, *words]
 
 
-def objects(site, prefix):
-    """Return the objects of the bucket whose names begin like this, by the rest of their names."""
-    names = {urllib.parse.unquote(name): name for name in os.listdir(site.folder / "bucket")}
-    return {
-        name.removeprefix(prefix): site.folder / "bucket" / quoted
-        for name, quoted in names.items()
-        if name.startswith(prefix)
-    }
-
-
 def sums(about):
     """Return the SHA-256 of each file of variables."""
     return json.loads(about.read_text())["sha256"]
@@ -92,7 +82,7 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     site.release()
-    assert {"20/about.json", "40/variables.index"} <= objects(site, "runs/a/checkpoints/").keys()
+    assert {"20/about.json", "40/variables.index"} <= site.objects("runs/a/checkpoints/").keys()
     resumed = site.machines.run(
         "node2", command(site, TRAINING, run_dir), timeout=SECONDS, env=environ(site, "node2")
     )
@@ -102,7 +92,7 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
         in resumed.stderr
     )
     assert "resuming at step 20 of 60, from gs://bucket/runs/a/checkpoints" in resumed.stderr
-    stored = objects(site, "runs/a/")
+    stored = site.objects("runs/a/")
     assert sums(stored["checkpoints/60/about.json"]) == sums(
         tmp_path / "plain" / "checkpoints" / "60" / "about.json"
     )
@@ -121,7 +111,7 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(site, tmp_path):
     words = [sys.executable, "-m", "tfdist", "report", run_dir]
     again = site.machines.run("node1", words, timeout=SECONDS, env=environ(site, "node3"))
     assert (again.returncode, again.stdout) == (0, f"wrote {run_dir}/report.html\n"), again.stderr
-    page = objects(site, "runs/a/")["report.html"].read_text()
+    page = site.objects("runs/a/")["report.html"].read_text()
     assert "mnist_cnn on " in page
     assert '<p class="state done">done</p>' in page
 
@@ -143,7 +133,7 @@ def test_a_cluster_trains_into_a_bucket_and_its_model_answers_from_there(site):
         "node1", command(site, CLUSTER, run_dir), timeout=SECONDS, env=environ(site, "node1")
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    stored = objects(site, "runs/b/")
+    stored = site.objects("runs/b/")
     assert json.loads(stored["report.json"].read_text())["steps"] == 20
     assert {
         "checkpoints/10/about.json",

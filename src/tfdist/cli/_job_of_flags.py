@@ -41,8 +41,8 @@ def requested(
     run_dir: Annotated[
         str | None,
         Flag(
-            "The folder in which each run gets a folder; runs by default. For a config on Kubernetes, it can"
-            " be an address such as gs://bucket/runs."
+            "The folder in which each run gets a folder; runs by default. For a config, it can be an address"
+            " such as gs://bucket/runs."
         ),
     ] = None,
     sbatch: Annotated[
@@ -71,7 +71,10 @@ def requested(
     engine = find_engine(name)
     place = path_or_address(run_dir or "runs", "--run_dir")
     address = place if isinstance(place, str) else ""
-    if address and (config is None or not getattr(engine, "takes_addresses", False)):
+    if address and config is None:
+        problem = f"{shown(address)} is an address, which only --config takes"
+        raise ConfigError("--run_dir", problem, remedy="Pass it to the script by a flag of its own")
+    if address and not getattr(engine, "takes_addresses", False):
         local_path(address, "--run_dir")  # raises
     folder = absolute_path(Path("runs" if address else place), "--run_dir")
     check_utf_8("--run_dir", str(folder))

@@ -27,13 +27,14 @@ from tfdist.engines.records import state_folder
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.process_tree import children_of
 from tfdist.launcher.task_logs import last_lines, task_log_path
+from tfdist.trainer.run_folder import RunFolder
 
 _SCRIPT = """\
 #!/bin/bash
 # Made by: {made_by}
 # Run it with: bash FILE
 number=${{1:-$(date +%Y%m%d-%H%M%S)-$$}}  # no other process of this machine has it
-run_dir={run_dir}
+{folders}
 mkdir -p "$run_dir/logs" && cd {folder} || exit
 if [ "$2" != locked ]; then  # whoever submits a job has locked it
     lock={lock}
@@ -51,6 +52,7 @@ exit $status
 """
 _LINES_TO_SEARCH = 200
 _MESSAGE = "tfdist: "
+_COPY = "copy"  # a link to this machine's copy of a run in an object store
 
 
 def script(engine: str, job: Job, command: str, *, has_launcher: bool = True, text: str | None = None) -> str:
@@ -59,14 +61,14 @@ def script(engine: str, job: Job, command: str, *, has_launcher: bool = True, te
     Args:
         engine: The name of the engine.
         job: The job.
-        command: The words of the command, quoted for a shell whose variable run_dir is the run's folder.
+        command: The words of the command, quoted for a shell with the `Job.shell_variables`.
         has_launcher: Whether the command is a launcher, which writes the logs of the tasks, and not the only
             task itself.
         text: What the command reads from its standard input, if it reads any.
     """
     return _SCRIPT.format(
         made_by=job.made_by,
-        run_dir=job.shell_run_dir,
+        folders=job.shell_variables,
         folder=shlex.quote(str(Path.cwd())),
         lock=_shell_lock_path(engine),
         python=shlex.quote(sys.executable),
@@ -76,11 +78,25 @@ def script(engine: str, job: Job, command: str, *, has_launcher: bool = True, te
     )
 
 
-def submit(engine: str, job: Job, script: str, *, has_launcher: bool = True) -> Submission:
-    """Start a script in a session of its own."""
+def submit(
+    engine: str, job: Job, script: str, *, has_launcher: bool = True, copies_run: bool = False
+) -> Submission:
+    """Start a script in a session of its own.
+
+    Args:
+        engine: The name of the engine.
+        job: The job.
+        script: The script.
+        has_launcher: Whether its command is a launcher.
+        copies_run: Whether the launcher works in this machine's copy of a run that is in an object store. The
+            folder of the run then has a link to the copy, in which the logs are.
+    """
     handle, lock = _claim(engine, job)
-    run_dir = job.run_dir(handle.number)
+    submission = job.submission(handle)
+    run_dir = submission.run_dir
     with storage_errors(run_dir), lock:
+        if copies_run and submission.url:
+            (run_dir / _COPY).symlink_to(RunFolder.at(submission.url).root)
         path = run_dir / "job.sh"
         # It may contain a config that only this user may read.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
@@ -96,13 +112,14 @@ def submit(engine: str, job: Job, script: str, *, has_launcher: bool = True) -> 
                 pass_fds=[lock.fileno()],
             )
         lock.write(f"{process.pid}\n")
-    return job.submission(handle)
+    return submission
 
 
 class BackgroundEngine:
     """Look after jobs whose script runs in the background of this machine."""
 
     name: str
+    takes_addresses = True  # of an object store, for runs
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, with the last message of a failed one."""
@@ -120,7 +137,7 @@ class BackgroundEngine:
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the files in the run's folder of this machine."""
-        return lines_of(submission, tasks, until_end(self.state, submission, follow), task_log_path)
+        return lines_of(submission, tasks, until_end(self.state, submission, follow), _task_log)
 
     def cancel(self, submission: Submission) -> None:
         """Send SIGTERM to the launcher, which passes it on to all tasks; the second time, kill them."""
@@ -135,6 +152,11 @@ class BackgroundEngine:
                 return
             for child in children_of(pid):  # of a job that a script continues, which leads the group
                 os.kill(child, signal.SIGTERM)
+
+
+def _task_log(run_dir: Path, task: str) -> Path:
+    copy = run_dir / _COPY
+    return task_log_path(copy if copy.is_symlink() else run_dir, task)
 
 
 def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:

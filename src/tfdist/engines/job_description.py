@@ -18,9 +18,11 @@ PYTHON = "{python}"  # the interpreter
 CONFIG = "{config}"  # the config file
 RUN_DIR = "{run_dir}"  # the folder of the run
 
-# The folder of the run, and the copy of the config in it, as words of a shell script have them.
+# As words of a shell script have them: the folder of the run, the copy of the config in it, and the address
+# of the run in an object store.
 SHELL_RUN_DIR = '"$run_dir"'
 SHELL_CONFIG = f"{SHELL_RUN_DIR}/config.yaml"
+SHELL_PLACE = '"$place"'
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Job:
         name: A short name, for the scheduler's lists.
         command: The words of the command that all tasks run; some may be `PYTHON`, `CONFIG` or `RUN_DIR`.
         counts: The number of tasks of each role; roles get the ranks in alphabetical order.
-        folder: The folder of all runs. The folder of one run has the name and number of the job.
+        folder: The folder of all runs. The folder of one run has the name and number of the job. With an
+            address it has what the engine itself writes, such as logs and the exit status.
         made_by: The command line that the user typed, as one line, without the values of secrets.
         config: The config file; None for a script.
         threads: The number of threads of each task that the config asks for; None for one per core.
@@ -100,9 +103,22 @@ class Job:
         return {} if self.threads is None else dict.fromkeys(names, str(self.threads))
 
     @property
-    def shell_run_dir(self) -> str:
-        """Return the folder of the run as a word of a shell script whose variable number has its number."""
-        return f"{shlex.quote(str(self.folder))}/{shlex.quote(self.name)}-$number"
+    def shell_variables(self) -> str:
+        """Return the lines of a shell script that set run_dir and place, of which place may be missing.
+
+        The variable number of the script has the number of the run.
+        """
+        folders = {"run_dir": str(self.folder), "place": self.address}
+        return "\n".join(
+            f"{name}={shlex.quote(folder)}/{shlex.quote(self.name)}-$number"
+            for name, folder in folders.items()
+            if folder
+        )
+
+    @property
+    def shell_place(self) -> str:
+        """Return where the tasks write the run, as a word of a shell script with `shell_variables`."""
+        return SHELL_PLACE if self.address else SHELL_RUN_DIR
 
     def words(self, *, python: str, run_dir: str, config: str | None = None) -> tuple[str, ...]:
         """Return the command for machines with this interpreter, run folder and config file."""
@@ -111,17 +127,23 @@ class Job:
 
     def submission(self, handle: Handle, run_dir: Path | None = None) -> Submission:
         """Return what is known of this job after it was submitted."""
+        run_dir = self.run_dir(handle.number) if run_dir is None else run_dir
         return Submission(
             handle=handle,
             name=self.name,
-            run_dir=self.run_dir(handle.number) if run_dir is None else run_dir,
+            run_dir=run_dir,
             tasks=tuple(map(str, self.tasks)),
             made_by=self.made_by,
+            url=self.address and self.address_of(run_dir.name),
         )
 
     def run_dir(self, number: str) -> Path:
         """Return the folder of the run with a number, which may be a variable of a shell."""
         return self.folder / f"{self.name}-{number}"
+
+    def address_of(self, name: str) -> str:
+        """Return the address of the run that has this name in the object store."""
+        return f"{self.address}/{name}"
 
 
 def train_command(config: str, run_dir: str, changes: Iterable[str]) -> tuple[str, ...]:
@@ -131,8 +153,8 @@ def train_command(config: str, run_dir: str, changes: Iterable[str]) -> tuple[st
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Return words for a shell script whose variable run_dir is the folder of the run."""
-    as_they_are = (SHELL_RUN_DIR, SHELL_CONFIG)
+    """Return words for a shell script with the `Job.shell_variables`."""
+    as_they_are = (SHELL_RUN_DIR, SHELL_CONFIG, SHELL_PLACE)
     return " ".join(word if word in as_they_are else shlex.quote(word) for word in words)
 
 

@@ -23,14 +23,15 @@ class Local(background.BackgroundEngine):
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the script in a session of its own."""
-        return background.submit(self.name, job, self.render(job, options), has_launcher=not job.is_single)
+        script, has_launcher = self.render(job, options), not job.is_single
+        return background.submit(self.name, job, script, has_launcher=has_launcher, copies_run=has_launcher)
 
 
 def _command(job: Job, options: Mapping[str, str]) -> Iterator[str]:
     for name in options:
         if name not in _OPTIONS:
             raise ConfigError("--option", f"there is no {name}", remedy=did_you_mean(name, _OPTIONS))
-    words = job.words(python=sys.executable, run_dir=SHELL_RUN_DIR)
+    words = job.words(python=sys.executable, run_dir=job.shell_place)
     if job.config is not None:
         yield from words
         yield from (f"--set=launch.{name}={value or 'true'}" for name, value in options.items())

@@ -84,7 +84,7 @@ def test_an_address_of_an_object_store_is_for_engines_that_take_one(queue, confi
     submit.main(["queue"], config=str(config), run_dir="gs://b/x/")
     [(job, _)] = queue.jobs
     assert (job.address, job.folder) == ("gs://b/x", Path("runs").absolute())
-    with pytest.raises(ConfigError, match=r"^--run_dir: expected a path of this machine"):
+    with pytest.raises(ConfigError, match=r"^--run_dir: 'gs://b/x' is an address, which only --config takes"):
         submit.main(["queue", "a_script"], run_dir="gs://b/x")
 
 
@@ -179,7 +179,7 @@ def test_a_script_is_rendered(queue, capsys, tmp_path):
         (["queue", "x"], {"config": "a b.yaml"}, "command line: needs either --config or the command"),
         (["queue"], {"config": "a b.yaml", "ps": 1}, "--workers, --ps, --alone: are for a script, but --config is given"),
         (["queue"], {"config": "addresses.yaml"}, "addresses.yaml:1: cluster: gives addresses, but a scheduler"),
-        (["queue", "x"], {"run_dir": "gs://b/x"}, "--run_dir: expected a path of this machine, received 'gs://b/x'"),
+        (["queue", "x"], {"run_dir": "gs://b/x"}, "--run_dir: 'gs://b/x' is an address, which only --config takes"),
         (["queue", "x"], {"option": ["=3"]}, "--sbatch, --option: expected an option and its value"),
         (["queue", "x"], {"alone": ["wroker"]}, "--alone: there is no 'wroker'. Did you mean 'worker'?"),
         (["queue", "x"], {"alone": ["chief"], "ps": 1}, "--alone: chief:0 leads the others, which cannot continue"),

@@ -16,6 +16,7 @@ from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.local import Local
 from tfdist.engines.records import find_submission
 from tfdist.errors import ConfigError, StorageError
+from tfdist.trainer.run_folder import RunFolder
 
 SECONDS = 300  # a busy machine is no failure
 
@@ -148,6 +149,9 @@ def test_options_are_those_of_the_launcher(tmp_path):
         f'{sys.executable} -m tfdist.train --config /c.yaml --run_dir "$run_dir" '
         "--set=launch.restarts=2 --set=launch.pin=true >> " in script
     )
+    script = Local().render(job(*train, config=Path("/c.yaml"), address="gs://b/r"), {})
+    assert "\nplace=gs://b/r/x-$number\n" in script
+    assert f'{sys.executable} -m tfdist.train --config /c.yaml --run_dir "$place" >> ' in script
     with pytest.raises(ConfigError, match=r"--option: there is no restart\. Did you mean 'restarts'"):
         Local().render(job("true"), {"restart": "1"})
 
@@ -156,6 +160,29 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_leaves_no_lock(tmp_path):
     with pytest.raises(StorageError, match=r"xxx-2.*: cannot be written: File name too long"):
         Local().submit(job("true", folder=tmp_path / "runs", name="x" * 250), {})
     assert list((tmp_path / "state" / "tfdist" / "running").iterdir()) == []
+
+
+def keep(value, values):
+    values.append(value)
+    return value
+
+
+def test_the_logs_of_a_run_in_an_object_store_are_in_the_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
+    started = []
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *words, **options: keep(start(*words, **options), started)
+    )
+    submission = Local().submit(job("true", folder=tmp_path / "runs", address="gs://b/r"), {})
+    [process] = started
+    assert process.wait(SECONDS) == 0
+    assert submission.place == f"gs://b/r/{submission.run_dir.name}"
+    logs = RunFolder.at(submission.place).root / "logs"
+    logs.mkdir(parents=True)
+    (logs / "ps-0.log").write_text("a line\n")
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "another"))  # later, in another terminal
+    assert list(Local().logs(submission, ["ps:0", "worker:1"], follow=False)) == [("ps:0", "a line")]
 
 
 def test_one_process_prints_to_the_log_of_its_task():

@@ -19,9 +19,21 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 Value = TypeVar("Value")
 
 
-def section_with(section: Section, options: Mapping[str, str]) -> Section:
-    """Return the section of the config with the options; `worker:machine_type` is a value of one role."""
-    return with_options(section, options, lambda role, name: (name, role) if role else name, ROLES)
+def section_of(job: Job, section: Section, options: Mapping[str, str], scheme: str) -> Section:
+    """Return the section of the config with the options; `worker:machine_type` is a value of one role.
+
+    If --run_dir is an address, it is the output.
+
+    Raises:
+        ConfigError: An option is wrong, or the address does not begin with the scheme.
+    """
+    section = with_options(section, options, lambda role, name: (name, role) if role else name, ROLES)
+    if not job.address:
+        return section
+    if not job.address.startswith(scheme):
+        expected = f"an address that begins with {scheme}"
+        raise ConfigError("--run_dir", expected=expected, received=shown(job.address))
+    return msgspec.structs.replace(section, output=job.address)
 
 
 def required(value: str, name: str, *, starts_with: str = "") -> str:

@@ -19,7 +19,7 @@ from tfdist.engines.clouds.request_parts import (
     new_secret,
     of_role,
     required,
-    section_with,
+    section_of,
     task_command,
 )
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
@@ -56,15 +56,16 @@ class SageMaker:
     """SageMaker's CreateTrainingJob, and CloudWatch."""
 
     name = "sagemaker"
+    takes_addresses = True  # of its object store, for runs
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the request as JSON."""
-        section = section_with(job.section.sagemaker, options)
+        section = section_of(job, job.section.sagemaker, options, "s3://")
         return json.dumps(_request(job, section, new_name(job)), indent=2) + "\n"
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Write the secret to the bucket, and create the training job."""
-        section = section_with(job.section.sagemaker, options)
+        section = section_of(job, job.section.sagemaker, options, "s3://")
         name = new_name(job)
         request = _request(job, section, name)
         output = required(section.output, "engine.sagemaker.output", starts_with="s3://")

@@ -22,7 +22,7 @@ from tfdist.engines.clouds.request_parts import (
     new_secret,
     of_role,
     required,
-    section_with,
+    section_of,
     task_command,
 )
 from tfdist.engines.container_entrypoint import config_variables
@@ -56,15 +56,16 @@ class Vertex:
     """Vertex AI's JobService, and Cloud Logging."""
 
     name = "vertex"
+    takes_addresses = True  # of its object store, for runs
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the CustomJob as JSON."""
-        section = section_with(job.section.vertex, options)
+        section = section_of(job, job.section.vertex, options, "gs://")
         return json.dumps(_request(job, section, new_name(job)), indent=2) + "\n"
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Write the secret to the bucket, and create the CustomJob."""
-        section = section_with(job.section.vertex, options)
+        section = section_of(job, job.section.vertex, options, "gs://")
         project = required(section.project, "engine.vertex.project")
         region = required(section.region, "engine.vertex.region")
         name = new_name(job)

@@ -136,7 +136,7 @@ def compose_file(job: Job) -> str:
         environment=_dumped(_environment(job), 2),
         task=_dumped({**_task(job, mounts), **common}, 2),
         services="".join(_services(job, of_roles)),
-        internal=json.dumps(job.section.compose.internal),
+        internal=json.dumps(_is_internal(job)),
     )
     if job.config_text is not None:
         text += _dumped({"configs": {"config": {"content": _escaped(job.config_text)}}}, 0)
@@ -145,10 +145,20 @@ def compose_file(job: Job) -> str:
     return text
 
 
+def _is_internal(job: Job) -> bool:
+    """Return whether the tasks reach nothing but each other."""
+    wanted = job.section.compose.internal
+    if wanted and job.address:
+        problem = "is true, but the tasks must reach the object store of the run"
+        raise ConfigError("engine.compose.internal", problem, remedy="Leave it out, or use a folder")
+    return not job.address if wanted is None else wanted
+
+
 def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
     """Return what the services of all tasks have in common."""
     section = job.section.compose
-    words = job.words(python="python", run_dir=str(folder_of_runs(job) / _PROJECT), config=_CONFIG)
+    place = job.address_of(_PROJECT) if job.address else str(folder_of_runs(job) / _PROJECT)
+    words = job.words(python="python", run_dir=place, config=_CONFIG)
     task: dict[str, Any] = {
         "image": section.image,
         "command": [_escaped(word) for word in (*ENTRYPOINT, *words)],

@@ -42,6 +42,7 @@ class Compose:
     """Docker Compose, as `docker compose` or `docker-compose`."""
 
     name = "compose"
+    takes_addresses = True  # of an object store, for runs
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the file for Compose."""

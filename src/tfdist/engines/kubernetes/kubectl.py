@@ -67,8 +67,6 @@ class KubectlEngine(abc.ABC):
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
         handle = Handle(self.name, _place(application.section.namespace), application.name)
         submission = job.submission(handle, Path(application.run_dir))
-        if job.address:
-            submission = replace(submission, url=f"{job.address}/{application.name}")
         application = _without_existing_claim(application, submission)
         try:
             _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))

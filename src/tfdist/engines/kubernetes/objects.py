@@ -184,7 +184,7 @@ class Application:
         if self.section.image is None:
             remedy = "Name one that contains tfdist and your modules: --option image=registry.example/train:1"
             raise ConfigError("engine.kubernetes.image", "is missing", remedy=remedy)
-        place = f"{self.job.address}/{Path(run_dir).name}" if self.job.address else run_dir
+        place = self.job.address_of(Path(run_dir).name) if self.job.address else run_dir
         job = replace(self.job, command=tuple(map(without_references, self.job.command)))
         roles = {} if self.job.is_single else {"TFDIST_ROLES": self.job.roles}
         own = {

@@ -53,6 +53,7 @@ try:
 except TfdistError as error:
     sys.exit(f"tfdist: {{error}}")
 """
+_RUN_IN, _RUN_AT_ADDRESS = "Path({!r}, number)", "{!r} + f'/{{number}}'"
 _NEW_NUMBER = 'time.strftime("{name}-%Y%m%d-%H%M%S-") + secrets.token_hex(2)'
 _FORM = """\
 # Made by: {made_by}
@@ -73,7 +74,7 @@ from tfdist.errors import TfdistError
 number = os.environ.get({variable!r}) or {number}
 launch = partial(
     tfdist.ray.launch,
-    run_dir=Path({folder!r}, number),
+    run_dir={run_dir},
     resources={resources!r},
     placement={placement!r},
     max_failures={max_failures!r},
@@ -86,6 +87,7 @@ class Ray:
     """Ray's job server."""
 
     name = "ray"
+    takes_addresses = True  # of an object store, for runs
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script for `ray job submit`."""
@@ -103,7 +105,7 @@ class Ray:
             submit=shlex.join([*submit, "--", "python", "FILE"]),
             variable=_NUMBER,
             number=repr(number) if number else _NEW_NUMBER.format(name=job.name),
-            folder=str(job.folder),
+            run_dir=_RUN_AT_ADDRESS.format(job.address) if job.address else _RUN_IN.format(str(job.folder)),
             resources=section.resources,
             placement=section.placement,
             max_failures=section.max_failures,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist._utils.write_files import claimed_run_folder, local_path
+from tfdist._utils.write_files import claimed_run_folder, local_path, path_or_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command
@@ -17,9 +17,10 @@ from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.sections.engine import Placement, RaySection
 
-_CALL, _RESULT, _REPORT = "call", "result", "report.json"
+_CALL, _RESULT = "call", "result"
 
 
 def launch(
@@ -57,7 +58,8 @@ def launch(
         placement: Ray's strategy of placement; by default as the config says, or PACK.
         alone: For a function or a command: the roles (or one) whose tasks are started again alone, such as
             worker beside asynchronous parameter servers.
-        run_dir: The folder of the run, on storage that all nodes share; by default a new folder in runs/.
+        run_dir: The folder of the run, on storage that all nodes share, or for a config its address in an
+            object store, such as gs://bucket/runs/x; by default a new folder in runs/.
         changes: Values that replace those of the config, such as train.epochs=3.
         env: Variables for all tasks.
         start_timeout: The seconds to wait for resources.
@@ -77,17 +79,17 @@ def launch(
 
     from tfdist.engines.ray.supervisor import RayCluster, Work
 
-    wanted = None if not run_dir else local_path(str(run_dir), "run_dir")
-    with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as folder:
-        run_dir = folder.absolute()
-        tasks = _tasks_of(config_or_function, args, roles, alone, changes, run_dir)
+    wanted = _wanted_place(run_dir, is_config=isinstance(config_or_function, str | os.PathLike))
+    with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as place:
+        run = RunFolder.at(place.absolute() if isinstance(place, Path) else place)
+        tasks = _tasks_of(config_or_function, args, roles, alone, changes, run)
         section = tasks.section
         needs = section.resources if resources is None else resources
         check_resources(needs, tasks.counts, "resources")
         work = Work(
             command=tasks.command,
             counts=tasks.counts,
-            run_dir=run_dir,
+            run_dir=run.root,
             files=tasks.files,
             results=tasks.results,
             alone=tasks.alone,
@@ -103,7 +105,14 @@ def launch(
             ray.init()
         cluster = RayCluster(work)
         cluster.run()
-        return _result(config_or_function, cluster, run_dir)
+        return _result(config_or_function, cluster, run)
+
+
+def _wanted_place(run_dir: str | os.PathLike[str] | None, *, is_config: bool) -> Path | str | None:
+    """Return the folder of the run or, for a config, its address in an object store; None for a new one."""
+    if not run_dir:
+        return None
+    return path_or_address(str(run_dir), "run_dir") if is_config else local_path(str(run_dir), "run_dir")
 
 
 def needs_ray() -> None:
@@ -143,7 +152,7 @@ def _tasks_of(
     roles: Mapping[str, int] | None,
     alone: Collection[str],
     changes: Sequence[str],
-    folder: Path,
+    run: RunFolder,
 ) -> _Tasks:
     is_config = isinstance(what, str | os.PathLike)
     alone = (alone,) if isinstance(alone, str) else tuple(alone)
@@ -156,7 +165,7 @@ def _tasks_of(
             problem = "is for a config" if name == "changes" else "is for a function"
             raise ConfigError(name, problem, remedy="Leave it out")
     if isinstance(what, str | os.PathLike):
-        return _tasks_of_config(Path(what), roles, changes, folder)
+        return _tasks_of_config(Path(what), roles, changes, run)
     cluster = ClusterConfig.local(**_local_sizes(roles))
     check_alone(cluster, alone)
     if callable(what):
@@ -170,7 +179,7 @@ def _tasks_of(
 
 
 def _tasks_of_config(
-    path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], folder: Path
+    path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], run: RunFolder
 ) -> _Tasks:
     if roles is not None:
         changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
@@ -181,11 +190,11 @@ def _tasks_of_config(
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     [config] = _files(path.name)
     return _Tasks(
-        command=train_command(config, str(folder), changes),
+        command=train_command(config, run.place, changes),
         counts=cluster.counts or {"worker": 1},
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         files={path.name: path.read_bytes()},
-        results=(str(folder / _REPORT),),
+        results=() if run.copies else (str(run.report_file),),
         section=settings.config.engine.ray,
     )
 
@@ -204,14 +213,27 @@ def _files(*names: str) -> tuple[str, ...]:
     return tuple(f"{FILES}/{name}" for name in names)
 
 
-def _result(what: Any, cluster: Any, run_dir: Path) -> Any:
+def _result(what: Any, cluster: Any, run: RunFolder) -> Any:
     if isinstance(what, str | os.PathLike):
-        reports = cluster.results(_REPORT)
-        if not reports:
-            raise TfdistError(str(run_dir / _REPORT), "is missing, though all tasks have ended well")
-        return json.loads(reports.get("chief:0") or reports["worker:0"])
+        report = _stored_report(run) if run.copies else _sent_report(cluster.results(run.report_file.name))
+        if report is None:
+            place = run.shown(run.report_file)
+            raise TfdistError(place, "is missing, though all tasks have ended well")
+        return json.loads(report)
     if callable(what):
         import cloudpickle
 
         return {task: cloudpickle.loads(data) for task, data in cluster.results(_RESULT).items()}
     return None
+
+
+def _sent_report(reports: Mapping[str, bytes]) -> bytes | None:
+    """Return the report that the chief, or the first worker, has left on its node and sent here."""
+    return reports.get("chief:0") or reports.get("worker:0")
+
+
+def _stored_report(run: RunFolder) -> bytes | None:
+    """Return the report that is in the object store."""
+    from tfdist._utils.object_store import read_file  # loads TensorFlow, whose file systems it uses
+
+    return read_file(run.shown(run.report_file))

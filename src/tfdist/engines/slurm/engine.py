@@ -32,6 +32,7 @@ class Slurm:
     """Slurm's sbatch, scontrol and scancel."""
 
     name = "slurm"
+    takes_addresses = True  # of an object store, for runs
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script for sbatch."""

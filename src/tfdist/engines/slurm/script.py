@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tfdist.engines.job_description import SHELL_CONFIG, SHELL_RUN_DIR, Job, shell_command
+from tfdist.engines.job_description import SHELL_CONFIG, Job, shell_command
 from tfdist.engines.options_into_section import by_role
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.send_reports import SAVED_STEP
@@ -32,7 +32,7 @@ export TFDIST_SECRET
 export SLURM_EXPORT_ENV=ALL  # with sbatch --export=NONE, srun would not pass them on
 number=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 number=${{number:-$SLURM_JOB_ID}}
-run_dir={run_dir}
+{folders}
 mkdir -p "$run_dir/logs" || exit 2
 {config}rm -rf "$run_dir"/.ends-*
 ends=$(mktemp -d "$run_dir/.ends-XXXXXX") || exit 2
@@ -155,7 +155,7 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
     components = list(_components(job, options))
     section = job.section.slurm
     python = section.python or sys.executable
-    words = job.words(python=python, run_dir=SHELL_RUN_DIR, config=SHELL_CONFIG)
+    words = job.words(python=python, run_dir=job.shell_place, config=SHELL_CONFIG)
     alone = {*job.counts} & {*job.alone}
     may_requeue = not any(_NO_REQUEUE in component.options for component in components)
     return _SCRIPT.format(
@@ -163,7 +163,7 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
         directives="\n".join(_directives(job, components, survives=_survives_nodes(job))),
         setup="\n".join(section.setup),
         roles=shlex.quote(job.roles),
-        run_dir=job.shell_run_dir,
+        folders=job.shell_variables,
         config=_config(job),
         task=_task(job),
         watch=_WATCH.format(grace=_GRACE, lead=job.chief_rank) if alone else "",

@@ -67,7 +67,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
         ssh=ssh,
         python=section.python or sys.executable,
         folder=str(folder),
-        runs=str(folder / here),
+        runs=job.address or str(folder / here),
         setup=section.setup,
         command=list(job.command),
         config_name=job.config.name if job.config else "config.yaml",

@@ -26,7 +26,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ssh: The words of the ssh command before the host.
         python: The interpreter on the hosts.
         folder: The folder on the hosts in which the tasks start.
-        runs: The folder of all runs on the hosts.
+        runs: The folder of all runs on the hosts, or its address in an object store.
         setup: Lines for the shell of a host before the interpreter starts.
         command: The words of the command, as `Job.command` has them.
         config_name: The name of the config file.

@@ -135,8 +135,12 @@ class ComposeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         doc("How many GPUs of the machine each task of a role has to itself: {worker: 1}."),
     ] = {}
     internal: Annotated[
-        bool, doc("Whether the tasks reach nothing but each other; with false they can download.")
-    ] = True
+        bool | None,
+        doc(
+            "Whether the tasks reach nothing but each other; with false they can download. True by default;"
+            " false if the run is in an object store."
+        ),
+    ] = None
     restarts: Annotated[
         int, doc("How often a lost task starts again without a new checkpoint in between.", ge=0)
     ] = 3

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,21 @@ def test_run_dir_goes_to_the_tasks_with_a_folder_for_each_job(config):
     for render in (vertex, sagemaker):
         text = json.dumps(render(config=config, folder="/mnt/nfs/runs"))
         assert re.search(r'"--run_dir", "/mnt/nfs/runs/my-cifar-[0-9a-f-]+"', text)
+
+
+def test_an_address_as_run_dir_is_the_output(config):
+    wanted = replace(job(config=config, vertex=VertexSection(**VERTEX)), address="gs://other/x")
+    spec = json.loads(Vertex().render(wanted, {}))["jobSpec"]
+    assert spec["baseOutputDirectory"]["outputUriPrefix"].startswith("gs://other/x/my-cifar-")
+    assert "--run_dir" not in json.dumps(spec)
+    wanted = replace(job(config=config, sagemaker=SageMakerSection(**SAGEMAKER)), address="s3://other/x")
+    request = json.loads(SageMaker().render(wanted, {}))
+    assert request["OutputDataConfig"] == {"S3OutputPath": "s3://other/x"}
+    wrong = replace(wanted, address="gs://other/x")
+    with pytest.raises(
+        ConfigError, match=r"^--run_dir: expected an address that begins with s3://, received"
+    ):
+        SageMaker().render(wrong, {})
 
 
 def test_roles_have_machines_of_their_own():

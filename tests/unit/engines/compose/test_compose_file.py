@@ -32,6 +32,7 @@ def rendered(tmp_path, monkeypatch):
         folder="/shared/my runs",
         is_single=False,
         threads=None,
+        address="",
         **section,
     ):
         job = Job(
@@ -43,6 +44,7 @@ def rendered(tmp_path, monkeypatch):
             config=config,
             is_single=is_single,
             threads=threads,
+            address=address,
             section=EngineSection(compose=ComposeSection(**section)),
         )
         return yaml.safe_load(Compose().render(job, options or {}))
@@ -132,6 +134,18 @@ def test_folders_have_the_same_path_in_the_containers(rendered, tmp_path):
     assert all(volume["bind"] == {"create_host_path": False} for volume in service["volumes"])
     inside = rendered(folder=f"{tmp_path}/runs")["services"]["ps-0"]
     assert sources(inside).keys() == {"/caches/tfdist", str(tmp_path)}
+
+
+def test_tasks_reach_the_object_store_of_a_run_and_count_restarts_in_the_folder(rendered):
+    file = rendered(PYTHON, "--run_dir", RUN_DIR, address="gs://b/$r")
+    service = file["services"]["ps-0"]
+    assert service["command"][-1] == "gs://b/$$r/${COMPOSE_PROJECT_NAME}"
+    saved = "/shared/my runs/${COMPOSE_PROJECT_NAME}/logs/saved_step"
+    assert service["environment"]["TFDIST_SAVED_STEP_FILE"] == saved
+    assert file["networks"] == {"tasks": {"internal": False}}
+    assert rendered()["networks"] == {"tasks": {"internal": True}}
+    with pytest.raises(ConfigError, match=r"^engine\.compose\.internal: is true, but the tasks must reach"):
+        rendered(address="gs://b/r", internal=True)
 
 
 def test_a_name_of_the_environment_is_a_folder_and_no_volume(rendered, tmp_path, monkeypatch):

@@ -5,12 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import tfdist.ray
+from tfdist._utils import object_store
 from tfdist.engines import read_logs
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
@@ -19,9 +21,11 @@ from tfdist.engines.ray import launch as launch_on_ray
 from tfdist.engines.ray.engine import Ray, _address
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.trainer.config import read_config
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.sections.engine import EngineSection, RaySection
 
 PAGES = Path(__file__).parents[4] / "docs" / "engines"
+RUN = RunFolder.at(Path("run"))
 TRAIN = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
 
 
@@ -97,6 +101,24 @@ def test_the_id_of_a_submission_names_the_folder_of_a_script_that_is_started_by_
     script = Ray().render(job(), {"submission_id": "mine"})
     assert "# Submit it with: ray job submit --submission-id mine --working-dir . -- python FILE\n" in script
     assert launched(script, monkeypatch, number="")[2]["run_dir"] == Path("/shared/my runs/mine")
+
+
+def test_a_run_in_an_object_store_has_its_report_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "c.yaml").write_text("cluster: {worker: 2}\n")
+    at_address = replace(job(*TRAIN, config=tmp_path / "c.yaml"), address="gs://b/runs")
+    _, _, arguments = launched(Ray().render(at_address, {}), monkeypatch)
+    assert arguments["run_dir"] == "gs://b/runs/x-7"
+    run = RunFolder.at(arguments["run_dir"])
+    tasks = launch_on_ray._tasks_of(tmp_path / "c.yaml", (), None, (), (), run)
+    assert tasks.command[-2:] == ("--run_dir", "gs://b/runs/x-7")
+    assert tasks.results == ()  # none that a task leaves on its node
+    asked = []
+    monkeypatch.setattr(object_store, "read_file", lambda address: asked.append(address) or b'{"steps": 3}')
+    assert launch_on_ray._result("c.yaml", None, run) == {"steps": 3}
+    assert asked == ["gs://b/runs/x-7/report.json"]
+    with pytest.raises(ConfigError, match=r"^run_dir: expected a path of this machine, received 'gs://b/x'"):
+        launch_on_ray._wanted_place("gs://b/x", is_config=False)
 
 
 @pytest.mark.parametrize("text", ["a: 1\n", 'a: """x\n', "a: \\n\n", "é: 'ü'", 'a: "b"', "a: \t1\n"])
@@ -225,13 +247,13 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     monkeypatch.chdir(tmp_path)
     Path("addresses.yaml").write_text("cluster: {worker: [a:1, b:1]}\n")
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
-    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "folder": Path("run")}
+    defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run": RUN}
     with pytest.raises(ConfigError, match=message):
         launch_on_ray._tasks_of(what, **{**defaults, **arguments})
 
 
 def test_one_role_may_start_alone():
-    tasks = launch_on_ray._tasks_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), Path("run"))
+    tasks = launch_on_ray._tasks_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), RUN)
     assert tasks.alone == ("worker",)
 
 

@@ -141,6 +141,17 @@ def test_words_reach_the_tasks_as_they_are(tmp_path):
     assert (folder / "exit_status").read_text() == "0\n"
 
 
+def test_a_run_in_an_object_store_has_its_logs_and_restarts_in_the_folder(tmp_path):
+    script = Slurm().render(replace(job("printf", "%s", RUN_DIR), address="gs://b/my runs"), {})
+    assert run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"').returncode == 0
+    folder = tmp_path / "my runs" / "x-7"
+    assert (folder / "logs" / "rank-2.log").read_text() == "gs://b/my runs/x-7"
+    assert (folder / "exit_status").read_text() == "0\n"
+    submission = replace(job(), address="gs://b/my runs").submission(Handle("slurm", "", "7"))
+    assert (submission.place, submission.run_dir) == ("gs://b/my runs/x-7", Path("/shared/my runs/x-7"))
+    assert "place=" not in Slurm().render(job("printf", RUN_DIR), {})
+
+
 def test_an_edit_of_the_config_after_the_submission_changes_nothing(tmp_path):
     config = tmp_path / "cifar.yaml"
     text = "# $HOME `id` {a}\n#SBATCH --uid=0\nEND OF CONFIG\ntrain: {steps: 3}\n"

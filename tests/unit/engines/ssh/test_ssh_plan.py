@@ -75,6 +75,7 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
     one = job(**section)
     monkeypatch.chdir(tmp_path)  # the folder of runs is not in it
     assert plan_of(one, {}).runs == str(one.folder)
+    assert plan_of(replace(one, address="gs://b/runs"), {}).runs == "gs://b/runs"
     assert plan_of(job(hosts=HOSTS), {}).folder == str(tmp_path)
 
 
