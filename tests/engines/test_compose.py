@@ -185,6 +185,41 @@ def test_all_continue_after_the_chief_is_killed(tfdist, docker, train, config, t
 
 
 @pytest.mark.again
+def test_a_ps_and_a_worker_that_come_after_the_chiefs_end_end_with_0(tfdist, docker, train, config, tmp_path):
+    handle = train(config)
+    followed = tfdist("logs", handle, "--follow")
+    assert state(tfdist, handle) == "succeeded", followed[-3000:]
+    project = handle.rpartition("/")[2]
+    assert (tmp_path / "runs" / project / "logs" / "chief_ended").exists()
+    late = {name: f"{project}-{name}-1" for name in ("ps-0", "worker-1")}
+    docker.run("docker", "start", *late.values())
+    until_logs(r"(worker:1 serves at[\s\S]*){2}", tfdist, handle, "worker:1")
+    kill(docker, handle, "worker-1")
+    # The ps would wait for its chief for ten minutes. It is told to end after one.
+    statuses = docker.run("docker", "wait", *late.values(), timeout=SECONDS).split()
+    assert statuses == ["0", "0"], tfdist("logs", handle)
+    assert "ended with 137 after the chief has ended" in tfdist("logs", handle, "--task", "worker:1")
+    assert re.search(
+        "ended with (138|143) after the chief has ended", tfdist("logs", handle, "--task", "ps:0")
+    )
+    assert state(tfdist, handle) == "succeeded"
+
+
+@pytest.mark.again
+def test_docker_starts_a_container_again_whose_first_process_was_killed_if_told(tfdist, docker):
+    options = ["--option=restart=on-failure:2", "--option=stop_grace_period=2"]
+    handle = submit(tfdist, docker, *options, words=("0", "wait"))
+    project = handle.rpartition("/")[2]
+    for task in ("worker:0", "worker:1"):
+        until_logs("I am", tfdist, handle, task)
+    os.kill(docker.inspect(f"{project}-worker-0-1")["State"]["Pid"], signal.SIGKILL)
+    docker.run("docker", "kill", f"{project}-worker-1-1")  # by hand, after which Docker starts none
+    until_logs(r"(I am[\s\S]*){2}", tfdist, handle, "worker:0")
+    assert docker.inspect(f"{project}-worker-1-1")["State"]["Status"] == "exited"
+    assert state(tfdist, handle) == "running"
+
+
+@pytest.mark.again
 @pytest.mark.parametrize(
     ("strategy", "cluster"),
     [
