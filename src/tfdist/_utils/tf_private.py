@@ -24,6 +24,7 @@ from tensorflow.python.distribute.coordinator import values as coordinator_value
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
+from tensorflow.python.saved_model import load
 
 from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.kinds_of_strategies import is_asynchronous
@@ -235,6 +236,30 @@ def wrap_reset_of_graph(wrap: Callable[[Callable[[], None]], Callable[[], None]]
     """
     stack = ops._default_graph_stack
     stack.reset = wrap(stack.reset)
+
+
+def call_loaded_functions_on_first_replica() -> None:
+    """Make functions of a SavedModel compute with the first replica's variables, for the rest of the process.
+
+    Where a scope is entered, the model's variables are those of its strategy. Called outside of a replica,
+    TensorFlow's function takes placeholders for them, which end in an assertion.
+    """
+    of_tensorflow = load._WrapperFunction._call_flat
+    if hasattr(of_tensorflow, "__wrapped__"):
+        return
+
+    @functools.wraps(of_tensorflow)
+    def call(loaded_function: Any, args: Any, captured_inputs: Any, *more: Any, **options: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            captured_inputs = [_of_first_replica(captured) for captured in captured_inputs]
+        return of_tensorflow(loaded_function, args, captured_inputs, *more, **options)
+
+    load._WrapperFunction._call_flat = call
+
+
+def _of_first_replica(captured: Any) -> Any:
+    mirrored_variable = captured if isinstance(captured, values.DistributedVariable) else None
+    return captured if mirrored_variable is None else mirrored_variable._primary.handle
 
 
 def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable[[Any], Any]) -> None:

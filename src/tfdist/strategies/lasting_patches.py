@@ -4,7 +4,7 @@ All patches that last:
 
 - methods of models that train and predict: `replace_methods`, and `join_cluster` after `tfdist.start()`;
 - the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
-- the reset of the main thread's graph: `enter_for_good`;
+- the reset of the main thread's graph, and the functions of SavedModels: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the hooks for uncaught errors: `training/print_uncaught_errors`.
 
@@ -22,7 +22,11 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import wrap_names_of_attributes
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
-from tfdist._utils.tf_private import outside_scopes, wrap_reset_of_graph
+from tfdist._utils.tf_private import (
+    call_loaded_functions_on_first_replica,
+    outside_scopes,
+    wrap_reset_of_graph,
+)
 
 
 def enter_for_good(strategy: tf.distribute.Strategy) -> None:
@@ -33,6 +37,7 @@ def enter_for_good(strategy: tf.distribute.Strategy) -> None:
     a reset of this thread's graph enters the scope again.
     """
     _Entered(strategy)
+    call_loaded_functions_on_first_replica()
 
 
 class _Entered:

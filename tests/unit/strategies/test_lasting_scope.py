@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ThreadPoolEx
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lasting_patches.enter_for_good, strategy).result()
         yield strategy, thread
-        thread.submit(at_exit.pop()).result()
+        thread.submit(at_exit[0]).result()
 
 
 def test_keras_clears_its_session_and_the_scope_lasts(entered: tuple[Any, ThreadPoolExecutor]) -> None:
@@ -45,6 +46,26 @@ def test_the_scope_lasts_whatever_the_reset_is_called(entered: tuple[Any, Thread
         return tf.distribute.get_strategy() is strategy
 
     assert thread.submit(script).result()
+
+
+def test_a_saved_model_answers_in_the_scope(entered: tuple[Any, ThreadPoolExecutor], tmp_path: Path) -> None:
+    module = tf.Module()
+    module.weight = tf.Variable(3.0)
+    module.times = tf.function(
+        lambda x: module.weight * x, autograph=False, input_signature=[tf.TensorSpec([])]
+    )
+    tf.saved_model.save(module, str(tmp_path), signatures=module.times)
+    _, thread = entered
+
+    def script() -> list[float]:
+        loaded = tf.saved_model.load(str(tmp_path))
+        answers = [
+            loaded.times(tf.constant(2.0)),
+            *loaded.signatures["serving_default"](tf.constant(2.0)).values(),
+        ]
+        return [float(answer) for answer in answers]
+
+    assert thread.submit(script).result() == [6.0, 6.0]
 
 
 def test_other_threads_stay_outside(entered: tuple[Any, ThreadPoolExecutor]) -> None:
