@@ -7,16 +7,16 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist.trainer import train_loop
+from tfdist.trainer.model_and_batches import Batches
 
-_make_batches = train_loop.train_batches
+_make_batches = Batches.train
 GATE = "STALLING_GATE"  # names a FIFO, whose reading does not return, beside a file with the ending .open
 WORKER, BATCH = 1, 6  # whose data wait there, and before which batch
 
 
-def _waiting_batches(context, *arguments, **options):
+def _waiting_batches(of_config, context, *arguments):
     """Return the batches, of which one waits at the gate: deep in TensorFlow, in no Python thread."""
-    batches = _make_batches(context, *arguments, **options)
+    batches = _make_batches(of_config, context, *arguments)
     if context.num_input_pipelines > 1 and context.input_pipeline_id != WORKER:
         return batches
     gate = os.environ[GATE]
@@ -30,7 +30,7 @@ def _waiting_batches(context, *arguments, **options):
 
 
 if GATE in os.environ:
-    train_loop.train_batches = _waiting_batches
+    Batches.train = _waiting_batches
 
 
 def build(image_shape, classes):

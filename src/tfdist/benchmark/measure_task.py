@@ -23,8 +23,7 @@ from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.trainer.config import Config
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
-from tfdist.trainer.model_and_batches import initial_model, steps_per_call, train_batches
+from tfdist.trainer.model_and_batches import Batches, initial_model, steps_per_call
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.runners.replica_times_and_failures import computing_seconds
 from tfdist.training.session import Session
@@ -54,10 +53,7 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
     with Watcher(cluster, heartbeat_timeout=heartbeat_timeout), naming_lost_tasks("bench", strategy):
         data = open_data(**config.data.wanted())
         model = initial_model(config, data, strategy)
-        one_hot = has_one_hot_labels(config, getattr(model, "loss", None))
-        session = Session(
-            model, strategy, lambda context: train_batches(context, data, config, one_hot=one_hot)
-        )
+        session = Session(model, strategy, Batches.of(config, data, model).train)
         workers = cluster.size("worker") if is_asynchronous(strategy) else 0
         calls = steps_per_call(config, data, model, workers=workers)
         loop = _Loop(session, strategy, config, cluster, workers or 1, calls)

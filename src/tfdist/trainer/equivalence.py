@@ -14,8 +14,7 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
-from tfdist.trainer.model_and_batches import initial_model, train_batches
+from tfdist.trainer.model_and_batches import Batches, initial_model
 from tfdist.training.fit import fit
 
 Numbers = Literal["float32", "float64"]
@@ -50,10 +49,10 @@ def record(
     model = initial_model(config, data, strategy)
     _switch_dropout_off(model)
     _check_normalization(model)
-    recorder, one_hot = _Recorder(), has_one_hot_labels(config, getattr(model, "loss", None))
+    recorder, of_config = _Recorder(), Batches.of(config, data, model)
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        dataset = train_batches(context, data, config, one_hot=one_hot)
+        dataset = of_config.train(context)
         return dataset.map(lambda x, y: (x[::-1], y[::-1])) if reverse else dataset
 
     # With one step per epoch, fit reports the loss of each step.

@@ -13,8 +13,7 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
-from tfdist.trainer.model_and_batches import initial_model, test_batches, total_steps
+from tfdist.trainer.model_and_batches import Batches, initial_model, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
@@ -45,10 +44,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     strategy = make_strategy(cluster, **_own_options(config))
     data = open_data(**config.data.wanted())
     model = initial_model(config, data, strategy)
-    one_hot = has_one_hot_labels(config, getattr(model, "loss", None))
-    session = Session(
-        model, strategy, lambda context: test_batches(context, data, config, one_hot=one_hot), trains=False
-    )
+    session = Session(model, strategy, Batches.of(config, data, model).test, trains=False)
     testing = session.testing()
     state = State(model, strategy, session.random_states)
     mine = state.values()

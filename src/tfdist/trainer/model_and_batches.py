@@ -1,6 +1,7 @@
 """Make what a config describes: the compiled model, and the batches of training and test data."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.workers.steps_per_call import StepsPerCall
 
@@ -114,59 +116,64 @@ def initial_model(
         return compiled_model(config, data, outputs)
 
 
-# No control flow depends on tensors here, and AutoGraph would take half a second to find that out.
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def train_batches(
-    context: tf.distribute.InputContext,
-    data: Data,
-    config: Config,
-    *,
-    one_hot: bool,
-    skip_steps: int = 0,
-    without: Sequence[int] = (),
-) -> tf.data.Dataset:
-    """Return one input pipeline's part of the training data, after `skip_steps` of its steps.
+@dataclass(frozen=True)
+class Batches:
+    """The training and test batches of a config, with the labels that a model's loss takes."""
 
-    `without` is the global batches to leave out. Synchronous replicas share the global batch as evenly as
-    possible: their number need not divide it.
-    """
-    section, pipelines = config.data, context.num_input_pipelines
-    replicas = max(context.num_replicas_in_sync, pipelines)
-    # An asynchronous worker takes a whole batch in each step.
-    of = section.batch_size * (1 if context.num_replicas_in_sync >= pipelines else pipelines)
-    if of < replicas:
-        remedy = f"Set {replicas} or more, or use fewer replicas"
-        problem = f"{of} examples cannot be shared by {replicas} replicas"
-        raise ConfigError("data.batch_size", problem, remedy=remedy)
-    per_pipeline = replicas // pipelines
-    own = range(context.input_pipeline_id * per_pipeline, (context.input_pipeline_id + 1) * per_pipeline)
-    parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
-    dataset = train_parts(
-        data.split("train"),
-        parts,
-        of=of,
-        seed=config.train.seed,
-        augment=section.augment,
-        skip_steps=skip_steps,
-        without=without,
-    )
-    return _one_hot(dataset, data) if one_hot else dataset
+    config: Config
+    data: Data
+    one_hot: bool
 
+    @classmethod
+    def of(cls, config: Config, data: Data, model: Any) -> "Batches":
+        """Return the batches for a compiled model."""
+        return cls(config, data, has_one_hot_labels(config, getattr(model, "loss", None)))
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def test_batches(
-    context: tf.distribute.InputContext, data: Data, config: Config, *, one_hot: bool
-) -> tf.data.Dataset:
-    """Return one input pipeline's part of the test data."""
-    batch = -(-config.data.batch_size // context.num_replicas_in_sync)
-    dataset = data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
-    return _one_hot(dataset, data) if one_hot else dataset
+    # No control flow depends on tensors here, and AutoGraph would take half a second to find that out.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def train(
+        self, context: tf.distribute.InputContext, skip_steps: int = 0, without: Sequence[int] = ()
+    ) -> tf.data.Dataset:
+        """Return one input pipeline's part of the training data, after `skip_steps` of its steps.
 
+        `without` is the global batches to leave out. Synchronous replicas share the global batch as evenly as
+        possible: their number need not divide it.
+        """
+        section, pipelines = self.config.data, context.num_input_pipelines
+        replicas = max(context.num_replicas_in_sync, pipelines)
+        # An asynchronous worker takes a whole batch in each step.
+        of = section.batch_size * (1 if context.num_replicas_in_sync >= pipelines else pipelines)
+        if of < replicas:
+            remedy = f"Set {replicas} or more, or use fewer replicas"
+            problem = f"{of} examples cannot be shared by {replicas} replicas"
+            raise ConfigError("data.batch_size", problem, remedy=remedy)
+        per_pipeline = replicas // pipelines
+        own = range(context.input_pipeline_id * per_pipeline, (context.input_pipeline_id + 1) * per_pipeline)
+        parts = [(of * replica // replicas, of * (replica + 1) // replicas) for replica in own]
+        dataset = train_parts(
+            self.data.split("train"),
+            parts,
+            of=of,
+            seed=self.config.train.seed,
+            augment=section.augment,
+            skip_steps=skip_steps,
+            without=without,
+        )
+        return self._labelled(dataset)
 
-def _one_hot(dataset: tf.data.Dataset, data: Data) -> tf.data.Dataset:
-    """Return the data set with one-hot labels."""
-    classes = len(data.classes)
-    convert = tf.autograph.experimental.do_not_convert(
-        lambda images, labels: (images, tf.one_hot(labels, classes))
-    )
-    return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def test(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """Return one input pipeline's part of the test data."""
+        batch = -(-self.config.data.batch_size // context.num_replicas_in_sync)
+        return self._labelled(
+            self.data.test(batch, shard=(context.input_pipeline_id, context.num_input_pipelines))
+        )
+
+    def _labelled(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if not self.one_hot:
+            return dataset
+        classes = len(self.data.classes)
+        convert = tf.autograph.experimental.do_not_convert(
+            lambda images, labels: (images, tf.one_hot(labels, classes))
+        )
+        return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)

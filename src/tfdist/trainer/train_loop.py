@@ -19,15 +19,13 @@ from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.trainer.model_and_batches import (
+    Batches,
     periods,
     profiled_range,
     steps_per_call,
     steps_per_epoch,
-    test_batches,
     total_steps,
-    train_batches,
 )
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.remote_run_folder import put_file
@@ -91,7 +89,7 @@ class Run:
         self._summaries = Summaries(summaries, ("train", "test")) if context.is_chief else None
         self._is_leaving = False
         self._testing: Phase | None = None
-        self._one_hot = has_one_hot_labels(context.config, getattr(model, "loss", None))
+        self._batches = Batches.of(context.config, context.data, model)
         self._named_callbacks = named_callbacks(context.config)
         workers = context.cluster.size("worker") if context.is_asynchronous else 0
         self._calls = steps_per_call(context.config, context.data, model, workers=workers)
@@ -114,7 +112,7 @@ class Run:
             Preempted: A task of the cluster was told to end. A checkpoint is saved.
         """
         self.step = self.begun_at = self._checkpoint_manager.find()
-        session = Session(self._model, self._strategy, self._batches)
+        session = Session(self._model, self._strategy, self._batches_left)
         training = session.training(stops_at_failure=True)
         state = State(self._model, self._strategy, session.random_states)
         self._checkpoint_manager.restore(state, self.total)
@@ -276,16 +274,12 @@ class Run:
         if self._summaries is not None:
             self._summaries.answers("test", self.step, images, labels, answers, self._context.data.classes)
 
-    def _batches(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        data = self._context.data
+    def _batches_left(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         if self._context.is_asynchronous:
             # Each step is a step of one worker, and self.step counts those of all workers.
-            skip = self.step // context.num_input_pipelines
-            return train_batches(context, data, self._config, one_hot=self._one_hot, skip_steps=skip)
+            return self._batches.train(context, self.step // context.num_input_pipelines)
         skip, without = self._checkpoint_manager.batch(self.step), self._checkpoint_manager.skipped
-        return train_batches(
-            context, data, self._config, one_hot=self._one_hot, skip_steps=skip, without=without
-        )
+        return self._batches.train(context, skip, without)
 
     def _go_back(self, failure: NotFinite, session: Session, training: Phase, state: State) -> None:
         """Restore the last checkpoint, and start the data at its step; leave out the batch of the failure."""
@@ -297,7 +291,7 @@ class Run:
         self._throughput, self._epoch_totals = self._new_throughput(), None
         if self._callbacks is not None:
             self._callbacks.go_back()
-        training.runner.rewind(session.distribute(self._batches))
+        training.runner.rewind(session.distribute(self._batches_left))
 
     def _profiled_steps(self) -> ProfiledSteps:
         """Return the steps that train.profile names; their timeline goes to the run's folder."""
@@ -379,10 +373,7 @@ class Run:
 
     def _evaluate(self, session: Session) -> dict[str, float]:
         if self._testing is None:  # only now, so that the first step does not wait for it
-            data, config, one_hot = self._context.data, self._config, self._one_hot
-            self._testing = session.testing(
-                lambda context: test_batches(context, data, config, one_hot=one_hot)
-            )
+            self._testing = session.testing(self._batches.test)
         batches, callbacks = EpochBatches(self._config.evaluation.batches), self._callbacks
         if callbacks is not None:
             callbacks.before_test()
