@@ -1,5 +1,6 @@
 """Distribute data to the replicas, each example to one of them."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from tfdist.training.workers.same_call import check_same_call
 # TensorFlow ships no types. The type that is meant:
 Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
+_log = logging.getLogger(__name__)
 _BATCHES_AHEAD = 1  # that are read while a step computes
 
 
@@ -52,7 +54,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         if replicas > 1:
             zipped = with_splittable_zips(data, replicas)
             data = with_equal_rows(data) if zipped is None else zipped
-        if has_mirrored_workers(strategy) and worker_count(strategy) > 1:
+        if is_split := has_mirrored_workers(strategy) and worker_count(strategy) > 1:
             check_order(data)
             check_same_data(data, strategy)
         data = untuned(copied_from_python(data))
@@ -60,7 +62,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
             return data.prefetch(_BATCHES_AHEAD)
         if zipped is not None or (replicas > 1 and contains_sparse(data)):
             return strategy.distribute_datasets_from_function(replica_batches(data))
-        return strategy.experimental_distribute_dataset(_sharded_by_example(data))
+        return strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -127,10 +129,21 @@ def _checked(make: Callable[[tf.distribute.InputContext], Any]) -> Callable[...,
     return made
 
 
-def _sharded_by_example(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set that TensorFlow splits by example, not by file: right for any number of files."""
+def _sharded_by_example(dataset: tf.data.Dataset, *, is_split: bool) -> tf.data.Dataset:
+    """Return a data set that TensorFlow splits by example, not by file: right for any number of files.
+
+    Args:
+        dataset: A data set of global batches.
+        is_split: Whether several workers take their parts of it.
+    """
     policies = tf.data.experimental.AutoShardPolicy
-    if dataset.options().experimental_distribute.auto_shard_policy != policies.AUTO:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.OFF and is_split:
+        _log.warning(
+            "the data set: auto_shard_policy=OFF is ignored, with which each worker would read all examples. "
+            "If workers have data of their own, pass a function of a tf.distribute.InputContext"
+        )
+    elif policy != policies.AUTO:
         return dataset
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.DATA
