@@ -109,7 +109,7 @@ def test_a_custom_job_trains_to_aip_model_dir(tmp_path, environ, bucket):
     logs = {role: (tmp_path / f"{role}.log").read_text() for role in ROLES}
     assert ends == [0, 0, 0], logs
     for role in ROLES:
-        assert f"tfdist: this container is {role}:0\n" in logs[role]
+        assert f"; this is {role}:0\n" in logs[role]
     assert (job / "model" / "saved_model.pb").exists()
     assert (job / "checkpoints" / "10" / "about.json").exists()
     assert list((job / "logs" / "train").glob("events.*"))
