@@ -248,8 +248,11 @@ def _mount_of_data(job: Job) -> _Mount | None:
     """Return the mount of prepared data sets, if there are any."""
     if chosen := job.section.compose.data:
         return _folder_or_volume(chosen, "/data", "data")
-    folder = os.environ.get("TFDS_DATA_DIR")
-    return _folder(expanded_path(Path(folder), "TFDS_DATA_DIR")) if folder else None
+    if folder := os.environ.get("TFDS_DATA_DIR"):
+        return _folder(expanded_path(Path(folder), "TFDS_DATA_DIR"))
+    # With a volume for the cache, Docker may be on another machine.
+    usual = expanded_path(Path("~/tensorflow_datasets"), "home folder")
+    return _folder(usual) if _mount_of_cache(job).is_folder and usual.is_dir() else None
 
 
 def _folder_or_volume(text: str, target: str, key: str) -> _Mount:

@@ -123,7 +123,7 @@ class ComposeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None,
         doc(
             "A named volume or a folder with the data sets of tensorflow-datasets; by default, TFDS_DATA_DIR"
-            " of this machine."
+            " or ~/tensorflow_datasets of this machine."
         ),
     ] = None
     volumes: Annotated[

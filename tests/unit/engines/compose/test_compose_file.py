@@ -23,6 +23,7 @@ def rendered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDIST_CACHE_DIR", "/caches/tfdist")
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def render(
         *command,
@@ -146,6 +147,17 @@ def test_tasks_reach_the_object_store_of_a_run_and_count_restarts_in_the_folder(
     assert rendered()["networks"] == {"tasks": {"internal": True}}
     with pytest.raises(ConfigError, match=r"^engine\.compose\.internal: is true, but the tasks must reach"):
         rendered(address="gs://b/r", internal=True)
+
+
+def test_data_sets_in_the_home_folder_are_found_as_without_docker(rendered, tmp_path):
+    assert "TFDS_DATA_DIR" not in rendered()["services"]["ps-0"]["environment"]
+    folder = tmp_path / "home" / "tensorflow_datasets"
+    folder.mkdir(parents=True)
+    for section in ({}, {"code": "image"}):
+        assert rendered(**section)["services"]["ps-0"]["environment"]["TFDS_DATA_DIR"] == str(folder)
+    assert sources(rendered(code="image")["services"]["ps-0"])[str(folder)] == str(folder)
+    elsewhere = rendered(runs="runs", cache="cache", code="image")["services"]["ps-0"]
+    assert sources(elsewhere) == {"runs": "/runs", "cache": "/cache"}
 
 
 def test_a_name_of_the_environment_is_a_folder_and_no_volume(rendered, tmp_path, monkeypatch):
