@@ -10,6 +10,7 @@ import pytest
 
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
+from tfdist.engines.slurm import script as script_module
 from tfdist.engines.slurm.engine import Slurm
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
@@ -40,6 +41,15 @@ def test_a_job_that_must_not_be_requeued_is_not(tmp_path):
 def test_the_tasks_get_the_variables_of_the_script_whatever_sbatch_exports(tmp_path):
     done = run(Slurm().render(job(), {"export": "NONE"}), tmp_path, "echo $SLURM_EXPORT_ENV")
     assert done.stdout == "ALL\n"
+
+
+@pytest.mark.parametrize("alone", [(), ("worker", "evaluator")])
+def test_a_shell_can_read_the_script_and_its_fixed_part(alone):
+    fixed = Path(script_module.__file__).with_name("batch.sh").read_text()
+    script = Slurm().render(job("it's", alone=alone), {"worker:cpus-per-task": "8"})
+    assert script.endswith(fixed)
+    for text in (fixed, script):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
 def directives(script):
@@ -75,7 +85,7 @@ def test_options_of_the_step_and_the_interpreter_of_a_container():
     one = job(PYTHON, "-m", "tfdist", srun={"container-image": "a b.sqsh", "label": ""}, python="python3")
     script = Slurm().render(one, {})
     assert "srun --kill-on-bad-exit=0 --container-image='a b.sqsh' --label " in script
-    assert "\n    python3 -m tfdist)" in script
+    assert "\ncommand=(python3 -m tfdist)\n" in script
     both = Slurm().render(one, {"ps:mem": "1G"})
     assert both.count("--container-image") == len(re.findall("--het-group", both)) > 1
     with pytest.raises(ConfigError, match=r"engine\.slurm\.srun: expected a long option"):
@@ -84,7 +94,7 @@ def test_options_of_the_step_and_the_interpreter_of_a_container():
 
 def test_a_component_gets_its_own_cores_for_each_task():
     script = Slurm().render(job(), {"worker:cpus-per-task": "8", "mem": "1G"})
-    [step] = re.findall(r"^srun .*$", script, re.MULTILINE)
+    [step] = re.findall(r"^ *srun .*$", script, re.MULTILINE)
     assert re.findall("--cpus-per-task=([0-9]+)", step) == ["1", "8"]
 
 
