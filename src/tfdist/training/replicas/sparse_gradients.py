@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._utils.operations_behind import captured
 from tfdist.strategies.gradient_arithmetic import scaled, shaped
-from tfdist.training.replicas.sums_and_means_in_graph import is_length, passed_on
+from tfdist.training.replicas.graph_queries import is_length, passed_on
 
 # Operations that repeat rows for each example, or return the number of examples.
 _OF_EXAMPLES = ("BroadcastTo", "Shape", "Size", "Tile")

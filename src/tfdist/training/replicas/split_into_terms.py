@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.training.replicas.sums_and_means_in_graph import (
-    Reduction,
-    has_rows,
-    passed_on,
-    reduction_of,
-    summands,
-)
+from tfdist.training.replicas.graph_queries import has_rows, passed_on
+from tfdist.training.replicas.means_and_sums_in_graph import Reduction, reduction_of, summands
 
 _PASSES_ON = ("Identity", "EnsureShape", "Snapshot")
 

@@ -18,7 +18,7 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
-from tfdist.training.replicas.sums_and_means_in_graph import adds_one, only_added_to
+from tfdist.training.replicas.states_only_added_to import adds_one, only_added_to
 
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
 _COUNTS_BATCHES = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.replicas.sums_and_means_in_graph import passed_on
+from tfdist.training.replicas.graph_queries import passed_on
 
 _MERGED = "Conv2DBackpropFilter"
 

@@ -13,60 +13,35 @@ The model's own method runs on each replica's part of a batch. While TensorFlow 
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import (
-    compiled_metrics_are_built,
-    layers_of,
-    optimizer_variables,
-)
+from tfdist._utils.keras_private import compiled_metrics_are_built, layers_of
 from tfdist._utils.keras_versions import flat_logs
-from tfdist._utils.methods_within_block import methods_replaced
-from tfdist._utils.tf_private import is_recording, traced_by_chief
+from tfdist._utils.tf_private import traced_by_chief
 from tfdist.errors import ConfigError
-from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.keras.layer_writes import LayerWrites
-from tfdist.training.keras.losses_and_metrics.loss_normalization import (
-    INEXACT,
-    check_numbers,
-    losses_of_one_process,
-    recorded_divisors,
-)
+from tfdist.training.keras.losses_and_metrics.loss_checks import INEXACT, check_numbers
 from tfdist.training.keras.losses_and_metrics.metrics import MetricState, are_sums
+from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process, recorded_divisors
 from tfdist.training.keras.model_checks import check_optimizer
-from tfdist.training.keras.optimizers.optimizer import (
-    Update,
-    adds_rows_up,
-    counter_of_all_steps,
-    move_into_scope,
-)
+from tfdist.training.keras.optimizers.optimizer import counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.steps.custom_step_gradients import is_read, made_of_whole_batch, of_whole_batch
-from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number, parts_of_terms
-from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, ReplicaTrace, current_graph
+from tfdist.training.keras.steps.custom_step_gradients import is_read
+from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
+from tfdist.training.keras.steps.custom_step_replaced_methods import ReplacedMethods, optimizers_apply_by
+from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
-from tfdist.training.replicas.synchronized_layers import (
-    has_synchronized_layers,
-    replicas_called_together,
-    unweighed,
-    weighed,
-)
+from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, replicas_called_together
 from tfdist.training.runners.multi_step import Totals
-
-_INEXACT_IN_STEP = (
-    "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"
-    " a sum over the examples; several replicas each compute it on their part, and the mean of these counts"
-)
 
 
 @dataclass(frozen=True)
@@ -104,12 +79,10 @@ class SharedCustomStep(MetricStep):
         self._randomness = randomness
         self._writes = LayerWrites(model, strategy, randomness, method=name)
         self._replicas = strategy.num_replicas_in_sync
-        self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._written: list[Any] = []
         self._logs: Any = {}
-        self._uses: list[OptimizerUse] = []
-        self._changes_gradients = False
+        self._methods = ReplacedMethods(model, strategy, name, self._loss_warning, lambda: self._applied)
         self._build(spec)
         self._metrics = MetricState(model, strategy)  # also of those that are built now
         self._probe(spec)
@@ -140,7 +113,7 @@ class SharedCustomStep(MetricStep):
         return [tf.zeros(log.like.shape, log.like.dtype) for log in self._flat_logs if log.metric is None]
 
     def _step_counters(self) -> list[Any]:
-        counters = [counter_of_all_steps(use.optimizer) for use in self._uses]
+        counters = [counter_of_all_steps(use.optimizer) for use in self._methods.uses]
         return [] if any(counter is None for counter in counters) else counters
 
     # -- of a batch, in cross-replica context --
@@ -169,7 +142,7 @@ class SharedCustomStep(MetricStep):
             count = len(self._model.variables)
             with (
                 variables_made_in(self._strategy, self._keras),
-                methods_replaced(self._applying(lambda *_, **__: None)),
+                optimizers_apply_by(self._keras, lambda *_, **__: None),
                 traced_by_chief(self._strategy),
                 contextlib.suppress(Exception),  # a real error comes again when all replicas are traced
             ):
@@ -189,13 +162,15 @@ class SharedCustomStep(MetricStep):
             is_traced = not tf.executing_eagerly()
             before = self._metrics.placeholders() if is_traced else self._metrics.starts()
             replica = self._replica(batch, before, tf.ones([]), seed)
-            replica.uses = self._uses = []
+            replica.uses = self._methods.uses = []
             self._logs = self._described(self._called(batch, replica), replica)
             if not is_traced:  # nothing shows what it reads
-                self._changes_gradients = True
+                self._methods.changes_gradients = True
                 flags.append(self._metrics.are_of_keras())
                 return
-            self._changes_gradients |= replica.changes_gradients or any(map(is_read, replica.gradients))
+            self._methods.changes_gradients |= replica.changes_gradients or any(
+                map(is_read, replica.gradients)
+            )
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
@@ -213,7 +188,7 @@ class SharedCustomStep(MetricStep):
                 run(zeros)  # which may read values, as a step that prints them does
         if self._metrics.needs_check:
             self._metrics.check([all(column) for column in zip(*flags, strict=True)])
-        for use in self._uses:
+        for use in self._methods.uses:
             check_optimizer(use.optimizer, self._strategy)
             move_into_scope(use.optimizer, self._strategy)
             if not use.optimizer.built:
@@ -222,30 +197,15 @@ class SharedCustomStep(MetricStep):
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        methods = self._applying(self._apply)
-        methods.append((self._keras.metrics.Mean, "update_state", self._update_state))
-        if self._replicas > 1:
-            methods.append((tf.GradientTape, "gradient", self._gradients))
-        methods += [(metric, "result", self._result) for metric in self._metrics.metrics]
-        methods += [
-            (metric, "update_state", self._update_state)
-            for metric in self._metrics.metrics
-            if type(metric) is self._keras.metrics.Sum
-        ]
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
             replicas_hideable(),
             variables_read_in_place(self._model),
-            methods_replaced(methods),
+            self._methods.replaced(self._metrics.metrics),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):
             yield
-
-    def _applying(self, apply: Callable[..., Any]) -> list[tuple[Any, str, Callable[..., Any]]]:
-        """Return what to replace so that all optimizers of Keras 3 apply gradients by a function."""
-        optimizers = self._keras.optimizers
-        return [(kind, "apply", apply) for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer)]
 
     # -- in replica context --
 
@@ -278,7 +238,7 @@ class SharedCustomStep(MetricStep):
     def _replica(
         self, data: Any, metrics: list[tuple[Any, tf.Tensor]], share: tf.Tensor, seed: GraphSeed
     ) -> ReplicaTrace:
-        scalers = [use.optimizer for use in self._uses if hasattr(use.optimizer, "inner_optimizer")]
+        scalers = [use.optimizer for use in self._methods.uses if hasattr(use.optimizer, "inner_optimizer")]
         # Other workers may change a factor while this one computes. So it is read once.
         scales = {id(scaler): tf.identity(scaler.dynamic_scale.value) for scaler in scalers}
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]
@@ -296,27 +256,24 @@ class SharedCustomStep(MetricStep):
     def _called(self, data: Any, replica: ReplicaTrace) -> dict[str, Any]:
         """Call the model's own method in the state of one process."""
         part = functools.partial(part_of_loss, replica=replica) if self._replicas > 1 else None
-        self._here.replica = replica
-        try:
-            with (
-                replica.scope,
-                self._randomness.unseeded_from_here(),
-                recorded_divisors(rows_of(data), share=part) as divisors,
-                replica.seed.of_this_replica(),
-                replicas_hidden(),
-            ):
-                found = self._own(data)
-        finally:
-            del self._here.replica
+        with (
+            self._methods.on(replica),
+            replica.scope,
+            self._randomness.unseeded_from_here(),
+            recorded_divisors(rows_of(data), share=part) as divisors,
+            replica.seed.of_this_replica(),
+            replicas_hidden(),
+        ):
+            found = self._own(data)
         if not isinstance(found, dict):
             received = f"a {type(found).__name__}"
             expected = f"a dict from {self._name}"
             raise ConfigError(f"model {self._model.name}", expected=expected, received=received)
         if self._replicas > 1:
-            self._warn_of_mixed_examples(divisors)
+            self._loss_warning.log_mixed_examples(divisors)
             known = [each for each in divisors if each.kind != "number" or id(each.loss) in replica.means]
             if check_numbers(known):
-                self._warn_of_loss(INEXACT)
+                self._loss_warning.log(INEXACT)
         return found
 
     def _described(self, found: dict[str, Any], replica: ReplicaTrace) -> Any:
@@ -338,105 +295,6 @@ class SharedCustomStep(MetricStep):
         found = self._writes.found(replica.scope, self._metrics.variables)
         self._written = [variable for variable, _ in found]
         return self._writes.to_share(found, replica.seeds)
-
-    def _result(self, original: Callable[[], Any], metric: Any) -> Any:
-        """Return the result of a metric, and note that it is one."""
-        result = original()
-        replica = getattr(self._here, "replica", None)
-        if replica is not None:
-            replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
-        return result
-
-    def _update_state(
-        self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
-    ) -> Any:
-        """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
-        del metric
-        replica = getattr(self._here, "replica", None)
-        if replica is None or self._keras.ops.ndim(values):
-            return original(values, sample_weight=sample_weight)
-        values = part_of_number(values, replica) if self._replicas > 1 else values
-        # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
-        return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
-
-    def _gradients(
-        self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Return the gradients of weights, of the whole batch if the step reads or changes them."""
-        replica = getattr(self._here, "replica", None)
-        variables = {id(variable) for variable in self._model.trainable_variables}
-        weights = tf.nest.flatten(sources)
-        if replica is None or replica.is_updating or not all(id(weight) in variables for weight in weights):
-            return original(target, sources, *args, **kwargs)
-        if args or "output_gradients" in kwargs:
-            gradients = _flat(original(target, sources, *args, **kwargs), sources)
-        else:
-            terms = [term for loss in tf.nest.flatten(target) for term in self._terms_of_loss(loss, replica)]
-            upstream = [tf.fill(tf.shape(term), tf.cast(by, term.dtype)) for term, by in terms]
-            if self._is_synchronized:
-                # Other replicas have a part in the loss. So it is weighed before its gradients flow to them.
-                upstream = [weighed(values, replica.share) for values in upstream]
-            found = original([term for term, _ in terms], sources, output_gradients=upstream, **kwargs)
-            gradients = _flat(found, sources)
-            gradients = unweighed(gradients, replica.share) if self._is_synchronized else gradients
-        if replica.uses is not None:
-            gradients = [with_values(gradient, tf.identity) for gradient in gradients]
-            replica.gradients += gradients
-        elif self._changes_gradients and replica.is_in_its_graph() and not is_recording():
-            with replica.updating():
-                gradients = of_whole_batch(gradients, weights, replica.size, are_rows_added_up=False)
-            replica.gradients += gradients
-        return tf.nest.pack_sequence_as(sources, gradients)
-
-    def _terms_of_loss(self, loss: Any, replica: ReplicaTrace) -> list[tuple[Any, Any]]:
-        terms = parts_of_terms(loss, replica)
-        if terms is None and replica.uses is not None:
-            self._warn_of_loss(_INEXACT_IN_STEP, self._name, self._model.name)
-        return [(loss, 1.0)] if terms is None else terms
-
-    def _apply(
-        self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
-    ) -> Any:
-        """Average gradients over the examples of the global batch, and apply them once."""
-        replica = getattr(self._here, "replica", None)
-        if replica is None or replica.is_updating:
-            return original(grads, trainable_variables)
-        gradients, variables = list(grads), trainable_variables
-        variables = optimizer_variables(optimizer) if variables is None else list(variables)
-        if replica.uses is not None:
-            replica.uses.append(OptimizerUse(optimizer, variables))
-            replica.changes_gradients |= not all(
-                any(gradient is other for other in (None, *replica.gradients)) for gradient in gradients
-            )
-            return None
-        if _key(optimizer, variables) not in {_key(*use) for use in self._uses}:
-            problem = f"applies {optimizer.name} to other variables than when it was traced first"
-            raise ConfigError(f"{self._name} of model {self._model.name}", problem)
-        scale = replica.scales.get(id(optimizer))
-        with replica.updating():
-            if replica.gradients:
-                known = made_of_whole_batch(gradients, variables, replica.size, replica.gradients)
-            else:
-                are_rows_added_up = adds_rows_up(optimizer) and not self._changes_gradients
-                known = of_whole_batch(
-                    gradients, variables, replica.size, are_rows_added_up=are_rows_added_up
-                )
-
-            def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
-                update = Update(strategy, optimizer, variables, applied=self._applied, is_called=True)
-                update.apply(gradients, strategy.experimental_local_results(scale)[0])
-
-            tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))
-        return None
-
-
-def _flat(gradients: Any, sources: Any) -> list[Any]:
-    """Return gradients in a list, where None among them has a place."""
-    return [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]
-
-
-def _key(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
-    return (id(optimizer), *map(id, variables))
 
 
 def _float64(value: Any) -> tf.Tensor:

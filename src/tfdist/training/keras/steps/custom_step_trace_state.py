@@ -23,6 +23,11 @@ class OptimizerUse(NamedTuple):
     optimizer: Any
     variables: list[Any]
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return what two uses of the same optimizer for the same variables have in common."""
+        return (id(self.optimizer), *map(id, self.variables))
+
 
 @dataclass
 class ReplicaTrace:

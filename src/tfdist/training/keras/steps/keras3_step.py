@@ -14,38 +14,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import (
-    added_losses,
-    call_model,
-    compiled_loss,
-    count_of_compiled_losses,
-    loss_trackers,
-)
+from tfdist._utils.keras_private import call_model
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.gradient_arithmetic import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.losses_and_metrics.loss_normalization import (
-    INEXACT,
-    Added,
-    Divisor,
-    LossPart,
-    added_by_reduction,
-    check_numbers,
-    check_rank,
-    check_sum,
-    have_several_divisors,
-    losses_of_one_process,
-    mean_of,
-    parts_by_divisor,
-    parts_by_reduction,
-    recorded_divisors,
-    weight_of,
-)
+from tfdist.training.keras.losses_and_metrics.losses_of_model import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.metrics import are_sums
-from tfdist.training.keras.losses_and_metrics.one_number_per_batch import NO_NUMBERS, BatchMeans, Numbers
-from tfdist.training.keras.model_checks import has_own, reductions, uses_xla
+from tfdist.training.keras.losses_and_metrics.one_number_per_batch import BatchMeans
+from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process
+from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
+from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.rng import Randomness
@@ -87,21 +67,6 @@ _LOST_LOGS = (
 _log = logging.getLogger("tfdist")
 
 
-class _Losses(NamedTuple):
-    """The loss of a replica.
-
-    Attributes:
-        parts: The parts of the loss with divisors of their own. With `reduction=None`, the only one has a
-            loss for each example, and no gradient but that of their sum.
-        places: The place among the parts of the loss of each output, where there are several outputs.
-        numbers: The numbers that the metrics get for the batch.
-    """
-
-    parts: list[LossPart]
-    places: list[int]
-    numbers: Numbers = NO_NUMBERS
-
-
 class _Part(NamedTuple):
     """The results of one replica; `gradients` and `weights` are those of each part of the loss."""
 
@@ -120,16 +85,14 @@ class _Traced:
         written: The variables besides the weights that the step writes to.
         unique: Which gradients have each row once on each replica, as in one process.
         shared_rows: Which gradients have the same rows on each replica.
-        places: Of `_Losses`.
-        numbers: Of `_Losses`.
+        layout: What the values that the replicas add up stand for.
     """
 
     fetched: FetchedVariables | None = None
     written: list[Any] = field(default_factory=list)
     unique: list[bool] = field(default_factory=list)
     shared_rows: list[bool] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    numbers: Numbers = NO_NUMBERS
+    layout: SumsLayout = NOTHING_COUNTED
 
 
 class Keras3Step(MetricStep):
@@ -139,10 +102,9 @@ class Keras3Step(MetricStep):
         super().__init__(model, strategy)
         self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
         self._has_lost_logs = False  # and has said so
-        self._loss_trackers = loss_trackers(model)
-        self._batch_means = BatchMeans(self._keras, without=self._loss_trackers)
-        has_own_loss = has_own(model, "compute_loss")
-        self._has_losses_of_examples = reductions(model) == {"none"} and not has_own_loss
+        self._losses = ModelLosses(model, strategy.num_replicas_in_sync, self._loss_warning)
+        self._batch_means = BatchMeans(self._keras, without=self._losses.trackers)
+        self._sums = StepSums(model, self._metrics, self._losses, self._batch_means)
         self._is_synchronized = strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model)
         self._randomness = randomness
         self._layer_writes = LayerWrites(model, strategy, randomness)
@@ -314,7 +276,7 @@ class Keras3Step(MetricStep):
             # In a synchronized layer, a replica without examples computes, too.
             replicas = self._strategy.num_replicas_in_sync if self._is_synchronized else shared.replicas
             gradients = with_replicas_added_up(gradients, traced.shared_rows, replicas)
-        return shaped(gradients, self._trainable), shared.state, self._counted(shared, traced)
+        return shaped(gradients, self._trainable), shared.state, self._added_to_metrics(shared, traced)
 
     def _gradients_alone(self, data: Any, scale: tf.Tensor | None) -> list[Any]:
         part = self._gradients(data, scale, self._metrics.zeros(), _Traced())
@@ -327,7 +289,7 @@ class Keras3Step(MetricStep):
         shared = self._shared(
             lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics, traced
         )
-        return shared.state, self._counted(shared, traced)
+        return shared.state, self._added_to_metrics(shared, traced)
 
     def _shared(
         self,
@@ -340,16 +302,17 @@ class Keras3Step(MetricStep):
         x, _, _ = unpacked(data)
         begun, data = self._replica_stats.begun(data)
         part = self._computed(self._compiled(compute), data, batch_size(x))
-        count = len(self._metrics.variables)
-        loss = tf.add_n(part.sums[count : len(part.sums) - traced.numbers.count])
-        metrics = self._metrics.to_add_up(part.sums[:count], counted, batch_size(x))
+        loss = self._sums.loss_in(part.sums, traced.layout)
         return shared_mean(
             [
                 OfLoss(*pair, are_shared=self._is_synchronized)
                 for pair in zip(part.gradients, part.weights, strict=True)
             ],
             part.state,
-            [*metrics, *part.sums[count:], self._replica_stats.ended(begun, part, loss, batch_size(x))],
+            [
+                *self._sums.to_add_up(part.sums, counted, batch_size(x)),
+                self._replica_stats.ended(begun, part, loss, batch_size(x)),
+            ],
             size=batch_size(x),
             add_up=None if fetched is None else fetched.add_up,
         )
@@ -376,7 +339,7 @@ class Keras3Step(MetricStep):
             self._scope(seeds, metrics, [] if fetched is None else fetched.watched(tape)) as scope,
             self._randomness.unseeded_from_here(),
         ):
-            losses = self._forward(data, training=True)
+            losses, traced.layout = self._forward(data, training=True)
             scaled = [weighed(part.loss, scale) for part in losses.parts]
             if self._is_synchronized:
                 scaled = list(map(weighed, scaled, shares_of([part.weight for part in losses.parts])))
@@ -389,13 +352,10 @@ class Keras3Step(MetricStep):
         ]
         gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
         traced.unique, traced.shared_rows = self._kinds_of_rows(gradients)
-        traced.places = losses.places
-        traced.numbers = losses.numbers
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
-        return _Part(
-            gradients, [part.weight for part in losses.parts], state, self._sums(scope, losses, data)
-        )
+        sums = self._sums.of_replica(scope, losses, traced.layout, batch_size(unpacked(data)[0]))
+        return _Part(gradients, losses.weights, state, sums)
 
     def _written(self, scope: RecordingScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that layers have written, with their values; note the variables."""
@@ -433,67 +393,21 @@ class Keras3Step(MetricStep):
         seeds = self._randomness.snapshot()
         metrics = self._metrics.before_batch(counted)
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
-            losses = self._forward(data, training=False)
+            losses, traced.layout = self._forward(data, training=False)
         state = self._layer_writes.to_share(self._written(scope, traced), seeds)
-        traced.places, traced.numbers = losses.places, losses.numbers
-        return _Part(
-            [[] for _ in losses.parts],
-            [part.weight for part in losses.parts],
-            state,
-            self._sums(scope, losses, data),
-        )
+        gradients: list[list[Any]] = [[] for _ in losses.parts]
+        sums = self._sums.of_replica(scope, losses, traced.layout, batch_size(unpacked(data)[0]))
+        return _Part(gradients, losses.weights, state, sums)
 
-    def _forward(self, data: Any, *, training: bool) -> _Losses:
+    def _forward(self, data: Any, *, training: bool) -> tuple[Losses, SumsLayout]:
+        """Return the losses of a replica, and what the values that it adds up stand for."""
         model = self._model
         x, y, sample_weight = unpacked(data)
         y_pred = call_model(model, x, training=training)
-        with tf.GradientTape() as of_loss, recorded_divisors(rows_of(x), of_loss.watch) as divisors:
-            loss = compiled_loss(
-                model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
-            )
+        losses = self._losses.compute(x, y, y_pred, sample_weight, training=training)
         self._batch_means.begin(rows_of(x))
         self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
-        numbers = self._batch_means.numbers
-        if self._strategy.num_replicas_in_sync > 1:
-            check_rank(loss, model, of_examples=self._has_losses_of_examples)
-            self._warn_of_mixed_examples(divisors)
-            if not has_own(model, "compute_loss"):
-                are_numbers, is_other = check_numbers(divisors), check_sum(loss, divisors)
-                if are_numbers or is_other:
-                    self._warn_of_loss(INEXACT)
-        parts = self._parts(loss, divisors, batch_size(x), rows_of(x), of_loss)
-        return parts._replace(numbers=numbers)
-
-    def _parts(
-        self,
-        loss: tf.Tensor,
-        divisors: list[Divisor],
-        size: tf.Tensor,
-        rows: int | None,
-        of_loss: tf.GradientTape,
-    ) -> _Losses:
-        """Divide the loss into parts with divisors of their own; `of_loss` is the tape that recorded it."""
-        outputs, replicas = len(self._loss_trackers) - 1, self._strategy.num_replicas_in_sync
-        places = [0] * outputs
-        if self._has_losses_of_examples:
-            return _Losses([LossPart(loss, None)], places)
-        # The `__call__` of a loss may be its own.
-        has_own_losses = len(divisors) < count_of_compiled_losses(self._model)
-        if has_own_losses or has_own(self._model, "compute_loss"):
-            parts = parts_by_reduction(loss, divisors, rows, size) if replicas > 1 else None
-            if parts is None and replicas > 1 and not tf.executing_eagerly():
-                self._warn_of_loss(INEXACT)
-            return _Losses(parts or [LossPart(loss, size)], places)
-        added = added_by_reduction(added_losses(self._model), rows)
-        if replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
-            return _Losses(*parts_by_divisor(loss, divisors, added, size, of_loss))
-        weight, is_of_examples = weight_of(divisors, size, replicas=replicas)
-        means, sums = [] if is_of_examples else added.means, [] if weight is None else added.sums
-        others = Added(means, sums).parts(size)
-        if replicas == 1 or not others:
-            return _Losses([LossPart(loss, weight)], places)
-        rest = loss - tf.add_n([tf.cast(part.loss, loss.dtype) for part in others])
-        return _Losses([LossPart(rest, weight), *others], places)
+        return losses, SumsLayout(losses.places, self._batch_means.numbers)
 
     def _check_logs(self, logs: Any) -> None:
         """Warn once of what an overridden compute_metrics adds to the logs, which know the metrics only."""
@@ -520,49 +434,7 @@ class Keras3Step(MetricStep):
         weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
         return recording_scope(self._keras, [*metrics, *weights, *seeds, *came])
 
-    def _sums(self, scope: Any, losses: _Losses, data: Any) -> list[tf.Tensor]:
-        """Return the values to add up: the counts of the metrics, and the losses times their weights."""
-        x, _, _ = unpacked(data)
-
-        def weighted(value: Any, weight: Any) -> tf.Tensor:
-            return tf.cast(value, tf.float64) * tf.cast(weight, tf.float64)
-
-        of_outputs = [
-            tf.math.divide_no_nan(*(scope.get_current_value(part) for part in (tracker.total, tracker.count)))
-            for tracker in self._loss_trackers[1:]
-        ]
-        weights = [1.0 if part.weight is None else part.weight for part in losses.parts]
-        if self._has_losses_of_examples:  # their mean is logged
-            weights = [batch_size(x)]
-        return [
-            *self._batch_means.weighted(self._metrics.variables, self._metrics.counted(scope), batch_size(x)),
-            *(weighted(mean_of(part.loss), by) for part, by in zip(losses.parts, weights, strict=True)),
-            *(weighted(loss, weights[place]) for loss, place in zip(of_outputs, losses.places, strict=True)),
-            *losses.numbers.sums(batch_size(x)),
-        ]
-
-    def _counted(self, shared: Shared, traced: _Traced) -> list[tf.Tensor]:
-        """Return what a batch adds to the metrics.
-
-        Its loss counts by its size, and the losses of several outputs as Keras counts them: each batch as
-        one, since a graph does not know its size in advance; by size without a graph or a reduction.
-        """
-        variables = self._metrics.variables
-        *losses, seen = shared.sums[len(variables) :]
-        averaged = self._batch_means.averaged(variables, shared.sums[: len(variables)], shared.size)
-        counts = {id(variable): value for variable, value in zip(variables, averaged, strict=True)}
-        weights = [shared.size] if self._has_losses_of_examples else shared.weights
-        parts, others = losses[: len(weights)], losses[len(weights) :]
-        places = traced.places
-        of_outputs, numbers = others[: len(places)], others[len(places) :]
-        counts |= traced.numbers.totals(numbers, shared.size)
-        loss = tf.add_n(list(map(tf.math.divide_no_nan, parts, weights)))
-        means = [
-            tf.math.divide_no_nan(total, weights[at]) for total, at in zip(of_outputs, places, strict=True)
-        ]
-        is_by_size = self._model.run_eagerly or self._has_losses_of_examples
-        size = shared.size if is_by_size else tf.cast(shared.size > 0, shared.size.dtype)
-        sizes = [shared.size, *(size for _ in means)]
-        for tracker, mean, size in zip(self._loss_trackers, [loss, *means], sizes, strict=True):
-            counts[id(tracker.total)], counts[id(tracker.count)] = size * mean, size
-        return [*(counts[id(variable)] for variable in variables), seen]
+    def _added_to_metrics(self, shared: Shared, traced: _Traced) -> list[tf.Tensor]:
+        """Return what a batch adds to the metrics, and the statistics of its step."""
+        *sums, stats = shared.sums
+        return [*self._sums.of_batch(sums, shared.weights, shared.size, traced.layout), stats]

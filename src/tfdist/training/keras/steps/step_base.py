@@ -1,6 +1,5 @@
 """Define the common part of the steps of models: what totals count, and what a phase asks of a step."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
-from tfdist.training.keras.losses_and_metrics.loss_normalization import MIXED, Divisor
+from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metrics import MetricState
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
@@ -19,7 +18,6 @@ from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_failures import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
-_log = logging.getLogger("tfdist")
 
 
 class KerasStep:
@@ -35,19 +33,7 @@ class KerasStep:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
         self._replica_stats = ReplicaStats(strategy)
         self._applied: AppliedSteps | None = None
-        self._has_named_loss = False
-
-    def _warn_of_loss(self, text: str, *names: str) -> None:
-        """Warn once of a loss that is inexact on several replicas."""
-        if not self._has_named_loss:
-            self._has_named_loss = True
-            _log.warning(text, *names)
-
-    def _warn_of_mixed_examples(self, divisors: Sequence[Divisor]) -> None:
-        """Warn once if the loss of an example depends on other examples, on several replicas."""
-        mixed_by = next((divisor.mixed_by for divisor in divisors if divisor.mixed_by), None)
-        if mixed_by is not None:
-            self._warn_of_loss(MIXED, mixed_by)
+        self._loss_warning = LossWarning()
 
     def noting_applied_steps(self) -> AppliedSteps | None:
         """Return where training notes the steps of asynchronous workers; None if nothing is updated."""

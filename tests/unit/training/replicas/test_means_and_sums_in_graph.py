@@ -1,4 +1,4 @@
-"""A graph shows whether a number is a mean or a sum over a batch, and what is only added to a state."""
+"""A graph shows whether a number is a mean or a sum over the examples of a batch."""
 
 import os
 
@@ -8,12 +8,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.replicas.sums_and_means_in_graph import (  # noqa: E402  # after the check that TensorFlow is there
-    adds_one,
-    is_linear_in,
-    only_added_to,
-    reduction_of,
-)
+from tfdist.training.replicas.means_and_sums_in_graph import is_linear_in, reduction_of  # noqa: E402
 
 ANY_SIZE = tf.TensorSpec([None, 2])
 
@@ -78,40 +73,6 @@ def test_without_a_graph_it_is_unknown():
 
 def test_a_number_of_python_is_the_same_for_all_examples():
     assert [reduction_of(0), reduction_of(1.0)] == ["same", "same"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (lambda a, b: a + 1, lambda a, b: 2 + b, [True, True]),
-        (lambda a, b: None, lambda a, b: b - 1, [True, True]),
-        (lambda a, b: tf.maximum(a, 1.0), lambda a, b: b + 1, [False, True]),
-        (lambda a, b: a + 1, lambda a, b: b + tf.cast(a > 8, tf.float32), [False, False]),
-        (lambda a, b: None, lambda a, b: b + a, [False, False]),
-        (lambda a, b: b, lambda a, b: b + 1, [False, False]),
-    ],
-)
-def test_a_state_is_a_sum_if_a_batch_only_adds_to_it(one, other, expected):
-    with tf.Graph().as_default():
-        a, b = (tf.compat.v1.placeholder(tf.float32, ()) for _ in range(2))
-        assert only_added_to([(one(a, b), a), (other(a, b), b)]) == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda a, data: a + 1, True),
-        (lambda a, data: tf.identity(tf.ones(()) + a), True),
-        (lambda a, data: a + tf.cast(tf.size(data), tf.float32), False),
-        (lambda a, data: a + 2, False),
-        (lambda a, data: None, False),
-        (lambda a, data: a, False),
-    ],
-)
-def test_a_count_of_batches_is_known(change, expected):
-    with tf.Graph().as_default():
-        a, data = (tf.compat.v1.placeholder(tf.float32, shape) for shape in ((), (None,)))
-        assert adds_one(change(a, data), a) is expected
 
 
 @pytest.mark.parametrize(

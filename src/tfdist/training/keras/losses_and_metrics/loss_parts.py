@@ -1,0 +1,116 @@
+"""Divide the loss of a replica into parts, each a mean or a sum with a divisor of its own."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.training.keras.losses_and_metrics.recorded_losses import (
+    OF_EXAMPLES,
+    Divisor,
+    have_several_divisors,
+)
+from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
+from tfdist.training.replicas.split_into_terms import sum_in, terms_of
+
+
+class LossPart(NamedTuple):
+    """The part of a loss that is divided by one divisor; None if it is not divided."""
+
+    loss: tf.Tensor
+    weight: tf.Tensor | None
+
+
+class Added(NamedTuple):
+    """The losses that layers have added: means over the examples, and sums over them."""
+
+    means: list[tf.Tensor]
+    sums: list[tf.Tensor]
+
+    def parts(self, size: tf.Tensor) -> list[LossPart]:
+        """Return the parts of a loss that they are."""
+        means = [LossPart(tf.add_n(self.means), size)] if self.means else []
+        return [*means, *([LossPart(tf.add_n(self.sums), None)] if self.sums else [])]
+
+
+def added_by_reduction(losses: list[tf.Tensor], rows: int | None) -> Added:
+    """Return losses that layers have added; what is neither a mean nor a sum counts as a mean."""
+    are_sums = [reduction_of(loss, rows) == "sum" for loss in losses]
+    return Added(
+        [loss for loss, is_sum in zip(losses, are_sums, strict=True) if not is_sum],
+        [loss for loss, is_sum in zip(losses, are_sums, strict=True) if is_sum],
+    )
+
+
+def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
+    """Return the weight of a sum of losses, None for sums, and whether it is the number of examples."""
+    if not have_several_divisors(divisors):
+        if divisors and divisors[0].kind == "sum":
+            return None, False
+        is_of_examples = all(divisor.kind in OF_EXAMPLES for divisor in divisors)
+        return (size, True) if is_of_examples else (divisors[0].value, False)
+    if replicas == 1:  # the sum has no other part
+        return size, True
+    problem = "are divided by different numbers, such as what is masked in each, and only their sum is known"
+    remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
+    raise ConfigError("losses", problem, remedy=remedy)
+
+
+def parts_by_divisor(
+    loss: tf.Tensor, divisors: list[Divisor], added: Added, size: tf.Tensor, tape: tf.GradientTape
+) -> tuple[list[LossPart], list[int]]:
+    """Return the parts of a model's loss, and the place among them of the loss of each output.
+
+    Args:
+        loss: The sum of the losses of the outputs, each times its weight, and of what is added.
+        divisors: The losses of the outputs, with their divisors.
+        added: Other losses, which are added to it.
+        size: The number of examples, which is the divisor of means.
+        tape: It has watched the losses of the outputs, and recorded how the sum was computed.
+    """
+    factors = tape.gradient(loss, [divisor.loss for divisor in divisors], unconnected_gradients="zero")
+    terms: dict[Any, list[tf.Tensor]] = {}
+    weights: dict[Any, tf.Tensor | None] = {}
+    places = []
+    for index, (divisor, factor) in enumerate(zip(divisors, factors, strict=True)):
+        is_of_examples = divisor.kind in OF_EXAMPLES
+        key = "count" if is_of_examples else "sum" if divisor.kind == "sum" else index
+        terms.setdefault(key, []).append(tf.cast(divisor.loss * tf.stop_gradient(factor), loss.dtype))
+        weights[key] = size if is_of_examples else divisor.value
+        places.append(list(terms).index(key))
+    for key, values, weight in (("count", added.means, size), ("sum", added.sums, None)):
+        if values:
+            terms.setdefault(key, []).extend(tf.cast(value, loss.dtype) for value in values)
+            weights[key] = weight
+    return [LossPart(tf.add_n(terms[key]), weights[key]) for key in terms], places
+
+
+def parts_by_reduction(
+    loss: tf.Tensor, divisors: list[Divisor], rows: int | None, size: tf.Tensor
+) -> list[LossPart] | None:
+    """Return the parts of a loss that a model computes by itself; None if nothing shows how.
+
+    Args:
+        loss: The loss.
+        divisors: The losses of Keras within it.
+        rows: The number of examples, None in a graph that does not fix it.
+        size: The number of examples.
+    """
+    means = {id(divisor.loss) for divisor in divisors if divisor.kind in OF_EXAMPLES}
+    terms = terms_of(loss, rows, means)
+    if terms is None:
+        return None
+    values: dict[Any, list[tf.Tensor]] = {}
+    weights: dict[Any, tf.Tensor | None] = {}
+    for index, term in enumerate(terms):
+        key = index if term.divisor is not None else "sum" if term.kind == "sum" else "count"
+        values.setdefault(key, []).append(tf.cast(term.value(), loss.dtype))
+        weights[key] = None if key == "sum" else size if key == "count" else sum_in(term.divisor, rows)
+    return [LossPart(tf.add_n(values[key]), weights[key]) for key in values]
+
+
+def mean_of(loss: tf.Tensor) -> tf.Tensor:
+    """Return the mean of the losses of the examples, zero if there are none; one number is its own mean."""
+    if loss.shape.rank == 0:
+        return loss
+    return tf.math.divide_no_nan(tf.reduce_sum(loss), tf.cast(tf.size(loss), loss.dtype))

@@ -1,0 +1,196 @@
+"""Replace methods that a custom step calls, so that a replica's step computes what one process would.
+
+While a step of a model runs on a replica, the gradients of its tapes, the updates of its optimizers, and what
+its metrics count are those of the whole batch.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import optimizer_variables
+from tfdist._utils.keras_versions import keras_of
+from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.tf_private import is_recording
+from tfdist.errors import ConfigError
+from tfdist.strategies.gradient_arithmetic import with_values
+from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
+from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up
+from tfdist.training.keras.steps.custom_step_gradients import made_of_whole_batch, of_whole_batch
+from tfdist.training.keras.steps.custom_step_losses import part_of_number, parts_of_terms
+from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, ReplicaTrace
+from tfdist.training.parameter_servers.applied_steps import AppliedSteps
+from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, unweighed, weighed
+
+_INEXACT_IN_STEP = (
+    "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"
+    " a sum over the examples; several replicas each compute it on their part, and the mean of these counts"
+)
+
+
+class ReplacedMethods:
+    """The methods of tapes, optimizers and metrics that a custom step calls, for all replicas.
+
+    Attributes:
+        uses: The uses of optimizers in the step.
+        changes_gradients: Whether the step reads or changes gradients before an optimizer gets them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        strategy: tf.distribute.Strategy,
+        name: str,
+        warning: LossWarning,
+        applied: Callable[[], AppliedSteps | None],
+    ) -> None:
+        """Replace them for the method `name` of a model.
+
+        Args:
+            model: The model.
+            strategy: The strategy that it trains under.
+            name: The name of its method, such as train_step.
+            warning: The warning of a loss that replicas cannot share exactly.
+            applied: A function that returns where optimizers note the steps that they apply.
+        """
+        self._keras, self._model, self._name = keras_of(model), model, name
+        self._warning, self._applied = warning, applied
+        self._replicas = strategy.num_replicas_in_sync
+        self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
+        self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
+        self.uses: list[OptimizerUse] = []
+        self.changes_gradients = False
+
+    @contextlib.contextmanager
+    def replaced(self, metrics: Sequence[Any]) -> Iterator[None]:
+        """Replace the methods within the block; those of the metrics on each of them."""
+        methods: list[tuple[Any, str, Callable[..., Any]]] = [
+            (self._keras.metrics.Mean, "update_state", self._update_state)
+        ]
+        if self._replicas > 1:
+            methods.append((tf.GradientTape, "gradient", self._gradients))
+        methods += [(metric, "result", self._result) for metric in metrics]
+        methods += [
+            (metric, "update_state", self._update_state)
+            for metric in metrics
+            if type(metric) is self._keras.metrics.Sum
+        ]
+        with optimizers_apply_by(self._keras, self._apply), methods_replaced(methods):
+            yield
+
+    @contextlib.contextmanager
+    def on(self, replica: ReplicaTrace) -> Iterator[None]:
+        """Call them for a replica, in this thread, within the block."""
+        self._here.replica = replica
+        try:
+            yield
+        finally:
+            del self._here.replica
+
+    def _result(self, original: Callable[[], Any], metric: Any) -> Any:
+        """Return the result of a metric, and note that it is one."""
+        result = original()
+        replica = getattr(self._here, "replica", None)
+        if replica is not None:
+            replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
+        return result
+
+    def _update_state(
+        self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+    ) -> Any:
+        """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
+        del metric
+        replica = getattr(self._here, "replica", None)
+        if replica is None or self._keras.ops.ndim(values):
+            return original(values, sample_weight=sample_weight)
+        values = part_of_number(values, replica) if self._replicas > 1 else values
+        # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
+        return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
+
+    def _gradients(
+        self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return the gradients of weights, of the whole batch if the step reads or changes them."""
+        replica = getattr(self._here, "replica", None)
+        variables = {id(variable) for variable in self._model.trainable_variables}
+        weights = tf.nest.flatten(sources)
+        if replica is None or replica.is_updating or not all(id(weight) in variables for weight in weights):
+            return original(target, sources, *args, **kwargs)
+        if args or "output_gradients" in kwargs:
+            gradients = _flat(original(target, sources, *args, **kwargs), sources)
+        else:
+            terms = [term for loss in tf.nest.flatten(target) for term in self._terms_of_loss(loss, replica)]
+            upstream = [tf.fill(tf.shape(term), tf.cast(by, term.dtype)) for term, by in terms]
+            if self._is_synchronized:
+                # Other replicas have a part in the loss. So it is weighed before its gradients flow to them.
+                upstream = [weighed(values, replica.share) for values in upstream]
+            found = original([term for term, _ in terms], sources, output_gradients=upstream, **kwargs)
+            gradients = _flat(found, sources)
+            gradients = unweighed(gradients, replica.share) if self._is_synchronized else gradients
+        if replica.uses is not None:
+            gradients = [with_values(gradient, tf.identity) for gradient in gradients]
+            replica.gradients += gradients
+        elif self.changes_gradients and replica.is_in_its_graph() and not is_recording():
+            with replica.updating():
+                gradients = of_whole_batch(gradients, weights, replica.size, are_rows_added_up=False)
+            replica.gradients += gradients
+        return tf.nest.pack_sequence_as(sources, gradients)
+
+    def _terms_of_loss(self, loss: Any, replica: ReplicaTrace) -> list[tuple[Any, Any]]:
+        terms = parts_of_terms(loss, replica)
+        if terms is None and replica.uses is not None:
+            self._warning.log(_INEXACT_IN_STEP, self._name, self._model.name)
+        return [(loss, 1.0)] if terms is None else terms
+
+    def _apply(
+        self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
+        """Average gradients over the examples of the global batch, and apply them once."""
+        replica = getattr(self._here, "replica", None)
+        if replica is None or replica.is_updating:
+            return original(grads, trainable_variables)
+        gradients, variables = list(grads), trainable_variables
+        variables = optimizer_variables(optimizer) if variables is None else list(variables)
+        if replica.uses is not None:
+            replica.uses.append(OptimizerUse(optimizer, variables))
+            replica.changes_gradients |= not all(
+                any(gradient is other for other in (None, *replica.gradients)) for gradient in gradients
+            )
+            return None
+        if OptimizerUse(optimizer, variables).key not in {use.key for use in self.uses}:
+            problem = f"applies {optimizer.name} to other variables than when it was traced first"
+            raise ConfigError(f"{self._name} of model {self._model.name}", problem)
+        scale = replica.scales.get(id(optimizer))
+        with replica.updating():
+            if replica.gradients:
+                known = made_of_whole_batch(gradients, variables, replica.size, replica.gradients)
+            else:
+                are_rows_added_up = adds_rows_up(optimizer) and not self.changes_gradients
+                known = of_whole_batch(
+                    gradients, variables, replica.size, are_rows_added_up=are_rows_added_up
+                )
+
+            def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
+                update = Update(strategy, optimizer, variables, applied=self._applied(), is_called=True)
+                update.apply(gradients, strategy.experimental_local_results(scale)[0])
+
+            tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))
+        return None
+
+
+def optimizers_apply_by(
+    keras: ModuleType, apply: Callable[..., Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which all optimizers of Keras 3 apply gradients by a function."""
+    optimizers = keras.optimizers
+    kinds = (optimizers.Optimizer, optimizers.LossScaleOptimizer)
+    return methods_replaced([(kind, "apply", apply) for kind in kinds])
+
+
+def _flat(gradients: Any, sources: Any) -> list[Any]:
+    """Return gradients in a list, where None among them has a place."""
+    return [*tf.nest.flatten(gradients)] if isinstance(sources, (list, tuple, dict)) else [gradients]

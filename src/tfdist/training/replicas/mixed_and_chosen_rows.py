@@ -1,0 +1,82 @@
+"""Find out from a traced graph whether values mix examples, or are those of chosen ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._utils.keras_private import MOMENTS
+from tfdist._utils.operations_behind import operations_behind
+from tfdist.training.replicas.graph_queries import has_rows, reads_variable, reduces_first_axis
+
+_REDUCING = ("Max", "Mean", "Min", "Prod", "Sum")
+# They put rows that were chosen, as for the experts of a layer, back in their places.
+_PUT_BACK = (
+    "DynamicStitch", "ParallelDynamicStitch", "ScatterNd", "TensorScatterAdd", "TensorScatterUpdate",
+    "UnsortedSegmentSum",
+)  # fmt: skip
+_CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
+
+
+def what_mixes_examples(values: tf.Tensor, rows: int | None) -> tf.Operation | None:
+    """Return an operation behind the values of each example that mixes examples, None if there is none.
+
+    That is a mean or a sum over the batch, or a product of examples with each other. The moments of
+    BatchNormalization are left out: those of a replica's part are its documented use.
+    """
+    for operation in operations_behind([values], until=reads_variable):
+        if not operation.outputs or not operation.outputs[0].dtype.is_floating:
+            continue
+        if operation.type in ("Mean", "Sum"):
+            is_mixing = has_rows(operation.inputs[0], rows) and reduces_first_axis(operation)
+            if is_mixing and f"{MOMENTS}/" not in operation.name:
+                return operation
+        elif operation.type == "MatMul" and _multiplies_examples(operation, rows):
+            return operation
+    return None
+
+
+def _multiplies_examples(product: tf.Operation, rows: int | None) -> bool:
+    """Return whether a product of matrices sums over the examples, or multiplies each with all others."""
+    by_column = [_has_examples_in_columns(product, place, rows) for place in (0, 1)]
+    by_row = [_has_examples_in_rows(product, place, rows) for place in (0, 1)]
+    return by_column[0] or by_row[1] or (by_row[0] and by_column[1])
+
+
+def _has_examples_in_rows(product: tf.Operation, place: int, rows: int | None) -> bool:
+    is_transposed = product.get_attr(("transpose_a", "transpose_b")[place])
+    return not is_transposed and has_rows(product.inputs[place], rows)
+
+
+def _has_examples_in_columns(product: tf.Operation, place: int, rows: int | None) -> bool:
+    factor = product.inputs[place]
+    if product.get_attr(("transpose_a", "transpose_b")[place]):
+        return has_rows(factor, rows)
+    return bool(factor.op.type == "Transpose") and has_rows(factor.op.inputs[0], rows)
+
+
+def has_chosen_rows(values: Any) -> bool:
+    """Return whether values may be those of chosen examples, of which each replica has another number."""
+    if tf.executing_eagerly():  # nothing shows how they were computed
+        return True
+    return is_chosen(values, until=lambda operation: operation.type in _PUT_BACK)
+
+
+def is_chosen(values: tf.Tensor, until: Callable[[tf.Operation], bool] = lambda _: False) -> bool:
+    """Return whether values are those of chosen examples; `until` ends the search behind them."""
+    made_by = operations_behind(
+        [values], until=lambda operation: reads_variable(operation) or until(operation)
+    )
+    return any(operation.type in _CHOOSING for operation in made_by)
+
+
+def is_over_batch(values: tf.Tensor) -> bool:
+    """Return whether an operation behind values has reduced the axis of a batch of any size."""
+    made_by = operations_behind([values], until=reads_variable)
+    return any(
+        each.type in _REDUCING
+        and each.inputs[0].shape.rank
+        and each.inputs[0].shape[0] is None
+        and reduces_first_axis(each)
+        for each in made_by
+    )
