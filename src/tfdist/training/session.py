@@ -28,7 +28,7 @@ from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.replicas.empty_replicas import batch_of_zeros
 from tfdist.training.replicas.reduction import unpacked
-from tfdist.training.runners.chief_data_runner import ChiefDataRunner
+from tfdist.training.runners.batches_for_workers import BatchesReadByChief, BatchesReadByWorkers
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGraph
 from tfdist.training.runners.multi_step import Totals, make_execution
@@ -70,8 +70,8 @@ class Cluster:
         self, graph: Any, dataset: Any, merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals
     ) -> CoordinatedRunner:
         """Return a runner of `graph_on_workers` on the coordinator's workers, over distributed data."""
-        kind = ChiefDataRunner if isinstance(dataset, ChiefData) else CoordinatedRunner
-        return kind(graph, dataset, self.coordinator, self.workers, merge=merge)
+        kind = BatchesReadByChief if isinstance(dataset, ChiefData) else BatchesReadByWorkers
+        return CoordinatedRunner(graph, kind(graph, dataset), self.coordinator, self.workers, merge=merge)
 
 
 def graph_on_workers(execution: Callable[..., Any], dataset: Any, applied: AppliedSteps | None = None) -> Any:

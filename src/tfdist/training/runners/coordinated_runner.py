@@ -19,10 +19,11 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
 from tfdist.training.data.count_batches_taken import PartsOfData
-from tfdist.training.data.prepare_datasets import untuned_on_devices
 from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.variable_cache import new_call
+from tfdist.training.runners.batches_for_workers import BatchesForWorkers, Call
+from tfdist.training.runners.graphs_for_workers import WorkerGraph
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.runners.scheduled_executions import Answer, ScheduledExecutions
@@ -74,17 +75,24 @@ class CoordinatedRunner:
 
     def __init__(
         self,
-        graph: Any,
-        dataset: Any,
+        graph: WorkerGraph,
+        batches: BatchesForWorkers,
         coordinator: Any,
         workers: int,
         *,
         merge: Callable[[Totals, Totals], Totals] = lambda totals, _: totals,
     ) -> None:
-        """Prepare to run a graph on workers; `merge` returns the totals merged with those of an execution."""
+        """Prepare to run a graph on workers.
+
+        Args:
+            graph: The graph of an execution.
+            batches: The batches of the executions.
+            coordinator: TensorFlow's coordinator.
+            workers: The number of workers.
+            merge: A function that returns the totals merged with those of an execution.
+        """
         self._merge, self._graph, self._executions = merge, graph, graph.executions
-        self._dataset = dataset
-        self._iterator: Any = None
+        self._batches = batches
         self._coordinator = coordinator
         self._strategy = coordinator.strategy
         self._workers = workers
@@ -100,14 +108,11 @@ class CoordinatedRunner:
 
     def place(self) -> PlaceInData:
         """Return the place in the data: how many batches each worker has taken."""
-        return PlaceInData(self._begun, self._parts.taken(), self._iterator is not None)
+        return PlaceInData(self._begun, self._parts.taken(), self._batches.is_begun)
 
     def resume(self, place: PlaceInData, *, again: bool) -> None:
-        """Continue in the data at a place where an earlier process was.
-
-        Each worker makes its data again for each pass, in the same order, so no earlier pass matters.
-        """
-        del again
+        """Continue in the data at a place where an earlier process was."""
+        self._batches.resume(place, again=again)
         self._begun = place.begun - place.is_open
         if place.is_open:
             self._resumed = list(place.taken)
@@ -118,8 +123,7 @@ class CoordinatedRunner:
 
     def rewind(self, dataset: Any = None) -> None:
         """Start the next epoch at the beginning of the data, or of other data distributed in the same way."""
-        self._dataset = self._dataset if dataset is None else dataset
-        self._iterator = None
+        self._batches.rewind(dataset)
 
     def begin_again(self) -> None:
         """Do nothing: which worker takes which batch is not that of one process anyway."""
@@ -167,7 +171,7 @@ class CoordinatedRunner:
         if the other workers can do them.
         """
         settle_writes(self._strategy)
-        if steps is None or self._iterator is None:
+        if steps is None or not self._batches.is_begun:
             self._begin_data()
         applied = self._graph.applied
         epoch = self._epoch = Epoch(steps, new_call(), 0 if applied is None else applied.counted())
@@ -214,12 +218,13 @@ class CoordinatedRunner:
     def _take_over(self) -> bool:
         """Assign what lost workers leave to those whose data have ended; return whether there is any."""
         epoch = self._epoch
-        if epoch.is_winding_up or not (self._is_over_for_all() and self._parts.unfinished()):
+        has_left = self._batches.can_be_handed_over and self._parts.unfinished()
+        if epoch.is_winding_up or not (self._is_over_for_all() and has_left):
             return False
         readers = self._parts.hand_over(epoch.exhausted)
         lost = " and ".join(named([Task("worker", index) for index in sorted(epoch.gone)], self._strategy))
         _log.warning("lost %s: other workers read what is left of its part of the data", lost)
-        self._make_iterator()
+        self._batches.begin(self._parts)
         epoch.exhausted.difference_update(readers)
         epoch.last_news = time.monotonic()
         return True
@@ -230,7 +235,7 @@ class CoordinatedRunner:
         if epoch.steps is None or not any(self._parts.taken()) or epoch.is_winding_up:
             return False
         if epoch.done and not repeats:
-            self._iterator = None
+            self._batches.rewind()
             return False
         self._begin_data()
         epoch.exhausted, epoch.gone, epoch.last_news = set(), set(), time.monotonic()
@@ -281,23 +286,16 @@ class CoordinatedRunner:
                 self._coordinator.join()
 
     def _begin_data(self) -> None:
-        self._note_begun()
-        self._make_iterator()
-
-    def _make_iterator(self) -> None:
-        with untuned_on_devices():
-            self._iterator = self._dataset.begin(self._parts)
-
-    def _note_begun(self) -> Sequence[int]:
-        """Count from the beginning of the data, or from where they are resumed, which it returns."""
+        """Begin the data, or continue where an earlier process was."""
         taken, self._resumed = self._resumed, ()
         self._parts.begin(taken)
         self._begun += 1
-        return taken
+        self._batches.begin(self._parts, taken)
 
     def _has_room(self) -> bool:
         is_full = len(self._scheduled) >= _SCHEDULED_PER_WORKER * self._workers
-        return not (is_full or self._epoch.is_winding_up) and self._epoch.promised < self._limit()
+        has_room = not (is_full or self._epoch.is_winding_up) and self._epoch.promised < self._limit()
+        return has_room and self._batches.may_have_more()
 
     def _limit(self) -> float:
         """Return up to how many steps of the epoch may be scheduled now."""
@@ -309,24 +307,22 @@ class CoordinatedRunner:
 
     def _schedule(self, wanted: int) -> int:
         """Schedule an execution of up to a number of steps, and return how many."""
-        self._send(self._graph.function, self._iterator, wanted)
-        return wanted
-
-    def _send(self, graph: Any, data: Any, wanted: int) -> None:
-        """Schedule an execution of a graph on an iterator, or on batches."""
-        execution = self._graph.new_execution(wanted, self._epoch.call)
-        self._parts.schedule(execution, lambda order: self._call_on_worker(graph, data, order))
+        call = self._batches.call(wanted)
+        execution = self._graph.new_execution(call.steps, self._epoch.call)
+        self._parts.schedule(execution, lambda order: self._send(call, order))
         self._scheduled.add(execution)
+        return call.steps
 
-    def _call_on_worker(self, graph: Any, data: Any, order: Any) -> Any:
-        """Schedule a graph; TensorFlow looks for its trace only if the iterator is another than before."""
-        is_again = graph is self._last_call[0] and data is self._last_call[1]
+    def _send(self, call: Call, order: Any) -> Any:
+        """Send a call to a worker; TensorFlow looks for its trace only if it is another than before."""
+        graph, batches, _ = call
+        is_again = graph is self._last_call[0] and batches is self._last_call[1]
         with traced_by_chief(self._strategy):  # a graph with a signature, when it is asked for its trace
             trace = only_trace(graph) if is_again or graph.input_signature is not None else None
         if trace is not None:
-            return schedule_traced(self._coordinator, trace, (data, order))
-        self._last_call = graph, data
-        return self._coordinator.schedule(graph, args=(data, order))
+            return schedule_traced(self._coordinator, trace, (batches, order))
+        self._last_call = graph, batches
+        return self._coordinator.schedule(graph, args=(batches, order))
 
     def _end_calls_to_silent_workers(self) -> None:
         """Break the connections to the workers that do not answer: TensorFlow gives their steps to others."""
