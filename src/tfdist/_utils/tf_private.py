@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
     cross_device_ops,
@@ -25,12 +27,15 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 from tensorflow.python.saved_model import load
+from tensorflow.python.util import tf_decorator
 
 from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 
 # A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
+# The class of what tf.function returns.
+PolymorphicFunction: Any = type(tf.function(lambda: None))
 
 
 class _GradientOfShards(composite_tensor_gradient.CompositeTensorGradient):  # type: ignore[misc]
@@ -469,6 +474,18 @@ def function_of_a_model(function: Any) -> Any:
     function = tf.function(function, autograph=False, reduce_retracing=True)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def code_of(function: Any) -> Callable[..., Any]:
+    """Return the Python code of a tf.function, which AutoGraph converts as if the function were traced."""
+    converted: Callable[..., Any]
+    if function._autograph:
+        _, code = tf_decorator.unwrap(function.python_function)
+        enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+        converted = autograph.convert(recursive=True, conversion_ctx=enabled)(code)
+    else:
+        converted = autograph.do_not_convert(function.python_function)
+    return converted
 
 
 def only_trace(function: Any) -> Any:

@@ -21,6 +21,11 @@ from tfdist.training.replicas.sparse_gradients import (
     with_rows_summed,
 )
 
+_LINEAR = (
+    "Identity", "IdentityN", "Cast", "Add", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "StridedSlice",
+    "UnsortedSegmentSum",
+)  # fmt: skip
+
 
 def of_whole_batch(
     gradients: Sequence[Any], variables: Sequence[Any], size: tf.Tensor, *, are_rows_added_up: bool
@@ -82,6 +87,15 @@ def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:
         operation in of_known
         or (not operation.op_def.is_stateful and (operation.inputs or operation.type == "Const"))
         for operation in operations_behind(tensors_of(gradient), until=lambda each: each in of_known)
+    )
+
+
+def is_changed(gradient: Any) -> bool:
+    """Return whether a step that was traced does more with a gradient than to add it up or to scale it."""
+    return any(
+        consumer.type not in _LINEAR or sum(each is tensor for each in consumer.inputs) > 1
+        for tensor in tensors_of(gradient)
+        for consumer in tensor.consumers()
     )
 
 

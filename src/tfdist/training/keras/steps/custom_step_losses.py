@@ -34,7 +34,7 @@ def _part_of_loss(divisor: Divisor, replica: ReplicaTrace) -> tf.Tensor:
     by = tf.ones([], tf.float64)
     if divisor.value is not None:
         if not replica.is_in_its_graph():
-            problem = "is divided by what is masked or weighed, in a branch, a loop or a tf.function"
+            problem = "is divided by what is masked or weighed, in a branch or a loop"
             raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
         value = or_zero(tf.cast(divisor.value, tf.float64), replica.size)
         with replica.updating():

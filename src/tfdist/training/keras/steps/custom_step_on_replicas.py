@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_metrics_are_built, layers_of
 from tfdist._utils.keras_versions import flat_logs
-from tfdist._utils.tf_private import traced_by_chief
+from tfdist._utils.tf_private import PolymorphicFunction, code_of, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.losses_and_metrics.loss_checks import INEXACT, check_numbers
@@ -31,7 +31,7 @@ from tfdist.training.keras.model_checks import check_optimizer
 from tfdist.training.keras.optimizers.optimizer import counter_of_all_steps, move_into_scope
 from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.steps.custom_step_gradients import is_read
+from tfdist.training.keras.steps.custom_step_gradients import is_changed, is_read
 from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
 from tfdist.training.keras.steps.custom_step_replaced_methods import ReplacedMethods, optimizers_apply_by
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
@@ -42,6 +42,11 @@ from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replic
 from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
 from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, replicas_called_together
 from tfdist.training.runners.multi_step import Totals
+
+_GRADIENTS_OF_PARTS = (
+    "%s of model %s: reads or changes gradients of weights within %s, where replicas cannot exchange them;"
+    " each has those of its part of the batch, and the mean of what the step makes of them counts"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class SharedCustomStep(MetricStep):
                 f"model {model.name}", problem, remedy="Leave out min_shard_bytes and max_shards"
             )
         own = getattr(model, name)
-        self._own = getattr(own, "python_function", own)  # a tf.function could not exchange gradients
+        # Within a tf.function, replicas could not exchange gradients.
+        self._own = code_of(own) if isinstance(own, PolymorphicFunction) else own
         self._name = name
         self._randomness = randomness
         self._writes = LayerWrites(model, strategy, randomness, method=name)
@@ -171,6 +177,7 @@ class SharedCustomStep(MetricStep):
             self._methods.changes_gradients |= replica.changes_gradients or any(
                 map(is_read, replica.gradients)
             )
+            self._warn_of_gradients(replica)
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
@@ -194,6 +201,13 @@ class SharedCustomStep(MetricStep):
             if not use.optimizer.built:
                 with self._strategy.scope():
                     use.optimizer.build(use.variables)
+
+    def _warn_of_gradients(self, replica: ReplicaTrace) -> None:
+        """Warn of gradients that the step reads or changes where replicas cannot exchange them."""
+        is_within_tape = any(map(is_read, replica.gradients_in_other_tapes))
+        if is_within_tape or any(map(is_changed, replica.gradients_in_other_graphs)):
+            where = "another tape" if is_within_tape else "a branch or a loop"
+            self._loss_warning.log(_GRADIENTS_OF_PARTS, self._name, self._model.name, where)
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:

@@ -47,6 +47,8 @@ class ReplicaTrace:
         means: The losses of Keras, which are scaled so that they are means over the examples, by their ids.
         gradients: The gradients that the step reads or changes, of the whole batch; if the step is only
             traced to find them, those that it computes.
+        gradients_in_other_graphs: Those of them that it computes in a branch or a loop.
+        gradients_in_other_tapes: Those of them that it computes while an outer tape records.
         changes_gradients: Whether it applies others, if the step is only traced to find them.
         is_updating: Whether an optimizer updates variables.
     """
@@ -63,6 +65,8 @@ class ReplicaTrace:
     uses: list[OptimizerUse] | None = None
     means: dict[int, Any] = field(default_factory=dict)
     gradients: list[Any] = field(default_factory=list)
+    gradients_in_other_graphs: list[Any] = field(default_factory=list)
+    gradients_in_other_tapes: list[Any] = field(default_factory=list)
     changes_gradients: bool = False
     is_updating: bool = False
 

@@ -309,6 +309,114 @@ def test_a_step_that_only_reads_gradients_reads_those_of_the_whole_batch(strateg
         assert norms(fit) == pytest.approx(expected, rel=1e-6)
 
 
+class Calling(Own):
+    """A model whose step calls a tf.function that computes and clips the gradients."""
+
+    def train_step(self, data):
+        x, y = data
+        loss, gradients = self.clipped_gradients(x, y)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+    @tf.function
+    def clipped_gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.masked_loss(y, self(x, training=True))
+        gradients = dense(tape.gradient(loss, self.trainable_variables))
+        if tf.linalg.global_norm(gradients) > 0.04:  # which AutoGraph converts
+            gradients = [gradient / 2.0 for gradient in gradients]
+        return loss, gradients
+
+    @tf.function(jit_compile=True, autograph=False)
+    def masked_loss(self, y, y_pred):
+        return self.loss_of(self, y, y_pred)
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize(("name", "run_eagerly"), [("masked", False), ("mean", True)])
+def test_a_function_of_a_step_computes_as_in_one_process(strategy, name, run_eagerly, caplog):
+    def made():
+        keras.utils.set_random_seed(1)
+        model = Calling(LOSSES[name])
+        model((WORDS[:1], X[:1]))
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=run_eagerly)
+        return model
+
+    check(*both(strategy, made, tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4)))
+    assert "as far as its graph shows" not in caplog.text
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
+@pytest.mark.parametrize("where", ["a branch or a loop", "another tape"])
+@pytest.mark.parametrize("is_changed", [True, False], ids=["changed", "as they are"])
+def test_gradients_that_are_changed_where_replicas_exchange_nothing_are_named(
+    strategy, where, is_changed, caplog
+):
+    class Apart(Own):
+        def train_step(self, data):
+            x, y = data
+            of_step = lambda: self.gradients_of_part(x, y)  # noqa: E731
+            if where == "another tape":
+                with tf.GradientTape():
+                    gradients = of_step()
+            else:
+                gradients = tf.cond(tf.shape(y)[1] > 1, of_step, of_step)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {}
+
+        def gradients_of_part(self, x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(squares(y, self(x, training=True)))
+            gradients = dense(tape.gradient(loss, self.trainable_variables))
+            return clipped(gradients, None) if is_changed else [2.0 * gradient for gradient in gradients]
+
+    with strategy.scope():
+        model = Apart(None)
+        model((WORDS[:1], X[:1]))
+        model.compile(keras.optimizers.SGD(0.1))
+        fit(model, (WORDS, X), Y, batch_size=4, verbose=0)
+    is_named = is_changed or where == "another tape"
+    assert caplog.text.count(f"reads or changes gradients of weights within {where}") == is_named
+
+
+class Looping(Calling):
+    """A model whose step makes several updates in a loop."""
+
+    loop = staticmethod(tf.range)
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        for _ in self.loop(2):
+            loss, gradients = self.clipped_gradients(x, y)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+
+class Repeating(Looping):
+    loop = range
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device exchanges nothing")
+def test_a_loop_makes_no_updates_but_that_of_python(strategy):
+    def made(kind):
+        keras.utils.set_random_seed(1)
+        model = kind(LOSSES["mean"])
+        model((WORDS[:1], X[:1]))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices(((WORDS, X), Y)).batch(4)
+    check(*both(strategy, lambda: made(Repeating), data))
+    with strategy.scope():
+        model = made(Looping)
+    # AutoGraph puts the error of a function that it has converted into one of its own.
+    with pytest.raises(Exception, match=r"updates variables in a branch or a loop.*Python's range"):
+        fit(model, data, verbose=0)
+
+
 NO_MEANS = {
     "root of a mean": lambda _, y, p: tf.sqrt(tf.reduce_mean(squares(y, p))),
     "mean of a mean": lambda _, y, p: tf.reduce_mean(squares(y, p) * tf.exp(tf.reduce_mean(y))),
