@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -9,15 +10,24 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
+from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.tf_private import PolymorphicFunction, code_of
+
+_LIBRARIES = ("tensorflow", "tfdist")  # whose functions write no variables of Keras
+_HERE = threading.local()  # `scopes`: those that this thread is in
 
 
 class RecordingScope:
     """A stateless scope of Keras 3 that tells which variables were written to in it.
 
     It extends the `StatelessScope` of the model's own Keras: see `recording_scope`.
+
+    Attributes:
+        is_paused: Whether variables are written to at once, which a scope may allow for a time.
     """
 
     get_current_value: Callable[[Any], Any]  # of a variable in the scope
+    is_paused = False
 
     def __init__(self, state: Sequence[tuple[Any, tf.Tensor]]) -> None:
         super().__init__(state, collect_losses=True)  # type: ignore[call-arg]
@@ -25,9 +35,11 @@ class RecordingScope:
 
     def __enter__(self) -> "RecordingScope":
         super().__enter__()  # type: ignore[misc]
+        _HERE.scopes = [*getattr(_HERE, "scopes", ()), self]
         return self
 
     def __exit__(self, *error: Any) -> None:
+        _HERE.scopes.pop()
         super().__exit__(*error)  # type: ignore[misc]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -43,13 +55,7 @@ class RecordingScope:
 
 
 class NonTrainableScope(RecordingScope):
-    """A scope of Keras 3 that keeps the values that are assigned to variables, but not to weights.
-
-    Attributes:
-        is_paused: Whether variables are written to at once.
-    """
-
-    is_paused = False
+    """A scope of Keras 3 that keeps the values that are assigned to variables, but not to weights."""
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Note the variable that is written to; write at once to a weight."""
@@ -65,6 +71,24 @@ class NonTrainableScope(RecordingScope):
         # Regularizers use this value as it is, and the gradient is that of TensorFlow's variable.
         value = None if self.is_paused else super().get_current_value(variable)
         return variable_of_tensorflow(variable) if value is None else value
+
+
+@contextlib.contextmanager
+def functions_run_in_place() -> Iterator[None]:
+    """Run each tf.function that a model calls in a recording scope as a part of the graph of its caller.
+
+    What it would write in a graph of its own could not leave that graph, and replicas exchange nothing there.
+    """
+    with methods_replaced([(PolymorphicFunction, "__call__", _run_in_place)]):
+        yield
+
+
+def _run_in_place(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    scopes = getattr(_HERE, "scopes", ())
+    package = getattr(function.python_function, "__module__", "").partition(".")[0]
+    if not scopes or scopes[-1].is_paused or package in _LIBRARIES:
+        return original(*args, **kwargs)
+    return code_of(function)(*args, **kwargs)
 
 
 def recording_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> RecordingScope:

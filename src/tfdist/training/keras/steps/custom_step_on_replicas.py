@@ -29,7 +29,11 @@ from tfdist.training.keras.losses_and_metrics.metrics import MetricState, are_su
 from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process, recorded_divisors
 from tfdist.training.keras.model_checks import check_optimizer
 from tfdist.training.keras.optimizers.optimizer import counter_of_all_steps, move_into_scope
-from tfdist.training.keras.recording_scopes import non_trainable_scope, variables_made_in
+from tfdist.training.keras.recording_scopes import (
+    functions_run_in_place,
+    non_trainable_scope,
+    variables_made_in,
+)
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.steps.custom_step_gradients import is_changed, is_read
 from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
@@ -149,6 +153,7 @@ class SharedCustomStep(MetricStep):
             with (
                 variables_made_in(self._strategy, self._keras),
                 optimizers_apply_by(self._keras, lambda *_, **__: None),
+                functions_run_in_place(),
                 traced_by_chief(self._strategy),
                 contextlib.suppress(Exception),  # a real error comes again when all replicas are traced
             ):
@@ -217,6 +222,7 @@ class SharedCustomStep(MetricStep):
             replicas_hideable(),
             variables_read_in_place(self._model),
             self._methods.replaced(self._metrics.metrics),
+            functions_run_in_place(),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):
             yield

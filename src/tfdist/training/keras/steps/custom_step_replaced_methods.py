@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import optimizer_variables
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.methods_within_block import methods_replaced
-from tfdist._utils.tf_private import PolymorphicFunction, code_of, is_recording
+from tfdist._utils.tf_private import is_recording
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
@@ -26,7 +26,6 @@ from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, Re
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, unweighed, weighed
 
-_LIBRARIES = ("tensorflow", "tfdist")  # whose functions compute no gradients of a model
 _INEXACT_IN_STEP = (
     "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"
     " a sum over the examples; several replicas each compute it on their part, and the mean of these counts"
@@ -74,7 +73,6 @@ class ReplacedMethods:
         ]
         if self._replicas > 1:
             methods.append((tf.GradientTape, "gradient", self._gradients))
-            methods.append((PolymorphicFunction, "__call__", self._function))
         methods += [(metric, "result", self._result) for metric in metrics]
         methods += [
             (metric, "update_state", self._update_state)
@@ -92,14 +90,6 @@ class ReplacedMethods:
             yield
         finally:
             del self._here.replica
-
-    def _function(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the code of a tf.function in the graph of the step: replicas exchange nothing in another."""
-        replica = getattr(self._here, "replica", None)
-        package = getattr(function.python_function, "__module__", "").partition(".")[0]
-        if replica is None or replica.is_updating or package in _LIBRARIES:
-            return original(*args, **kwargs)
-        return code_of(function)(*args, **kwargs)
 
     def _result(self, original: Callable[[], Any], metric: Any) -> Any:
         """Return the result of a metric, and note that it is one."""

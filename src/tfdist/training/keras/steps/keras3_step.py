@@ -27,7 +27,7 @@ from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_o
 from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
-from tfdist.training.keras.recording_scopes import RecordingScope, recording_scope
+from tfdist.training.keras.recording_scopes import RecordingScope, functions_run_in_place, recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
@@ -226,6 +226,7 @@ class Keras3Step(MetricStep):
             self._randomness.drawing(),
             self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
             assignments_refused(self._model),
+            functions_run_in_place(),
             variables_read_in_place(self._model),
             replicas_called_together(self._keras, self._model, replicas),
         ):
@@ -247,6 +248,7 @@ class Keras3Step(MetricStep):
         with (
             losses_of_one_process(self._keras),
             self._randomness.drawing(),
+            functions_run_in_place(),
             variables_read_in_place(self._model),
         ):
             zeros = self._metrics.zeros()
@@ -339,7 +341,7 @@ class Keras3Step(MetricStep):
             self._scope(seeds, metrics, [] if fetched is None else fetched.watched(tape)) as scope,
             self._randomness.unseeded_from_here(),
         ):
-            losses, traced.layout = self._forward(data, training=True)
+            losses, layout = self._forward(data, training=True)
             scaled = [weighed(part.loss, scale) for part in losses.parts]
             if self._is_synchronized:
                 scaled = list(map(weighed, scaled, shares_of([part.weight for part in losses.parts])))
@@ -354,7 +356,8 @@ class Keras3Step(MetricStep):
         traced.unique, traced.shared_rows = self._kinds_of_rows(gradients)
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
-        sums = self._sums.of_replica(scope, losses, traced.layout, batch_size(unpacked(data)[0]))
+        traced.layout = layout
+        sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))
         return _Part(gradients, losses.weights, state, sums)
 
     def _written(self, scope: RecordingScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
@@ -393,10 +396,11 @@ class Keras3Step(MetricStep):
         seeds = self._randomness.snapshot()
         metrics = self._metrics.before_batch(counted)
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
-            losses, traced.layout = self._forward(data, training=False)
+            losses, layout = self._forward(data, training=False)
         state = self._layer_writes.to_share(self._written(scope, traced), seeds)
         gradients: list[list[Any]] = [[] for _ in losses.parts]
-        sums = self._sums.of_replica(scope, losses, traced.layout, batch_size(unpacked(data)[0]))
+        traced.layout = layout
+        sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))
         return _Part(gradients, losses.weights, state, sums)
 
     def _forward(self, data: Any, *, training: bool) -> tuple[Losses, SumsLayout]:

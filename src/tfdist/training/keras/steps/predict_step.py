@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_versions import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.recording_scopes import recording_scope
+from tfdist.training.keras.recording_scopes import functions_run_in_place, recording_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.parameter_servers.sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
@@ -95,6 +95,7 @@ class PredictStep:
         with (
             self._randomness.drawing(),
             assignments_refused(self._model),
+            functions_run_in_place(),
             variables_read_in_place(self._model),
         ):
             numbers, outputs, state = self._strategy.run(on_replica, args=(batch,))
