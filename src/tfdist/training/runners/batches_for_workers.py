@@ -1,4 +1,4 @@
-"""Give each execution its batches: asynchronous workers read their own parts, or the chief sends all."""
+"""Choose the batches of each execution: asynchronous workers read their own parts, or the chief sends all."""
 
 import abc
 import collections

@@ -56,7 +56,7 @@ class ModelLosses:
     """
 
     def __init__(self, model: Any, replicas: int, warning: LossWarning) -> None:
-        """Take a compiled model; warn of a loss that `replicas` cannot share exactly."""
+        """Prepare the losses of a compiled model; warn of one that `replicas` cannot share exactly."""
         self._model, self._replicas, self._warning = model, replicas, warning
         self._has_own_compute_loss = has_own(model, "compute_loss")
         self.trackers = loss_trackers(model)
