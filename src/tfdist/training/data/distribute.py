@@ -26,7 +26,7 @@ from tfdist.training.workers.same_call import check_same_call
 # TensorFlow ships no types. The type that is meant:
 Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tfdist")
 _BATCHES_AHEAD = 1  # that are read while a step computes
 
 
