@@ -79,7 +79,6 @@ def bucket(tmp_path):
         mounts.rmdir()
 
 
-@pytest.mark.again
 def test_a_custom_job_trains_to_aip_model_dir(tmp_path, environ, bucket):
     name, folder = bucket
     (tmp_path / "digits.yaml").write_text(TRAINING.replace("BUCKET", name))
@@ -166,8 +165,6 @@ def training_job(folder, environ, text):
         yield processes
 
 
-@pytest.mark.slow
-@pytest.mark.again
 def test_a_training_job_trains_to_sm_model_dir(tmp_path, environ):
     with training_job(tmp_path, environ, TRAINING) as processes:
         ends = ended(processes)

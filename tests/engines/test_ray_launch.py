@@ -13,7 +13,7 @@ from submitted import wait_for
 
 import proc
 
-pytestmark = [pytest.mark.engines, pytest.mark.again]  # test_ray_submit.py trains too
+pytestmark = pytest.mark.engines
 PAGE = Path(__file__).parents[2] / "docs" / "engines" / "ray.md"
 SECONDS = 600
 
@@ -60,6 +60,7 @@ def result(output):
     return json.loads(line.removeprefix("RESULT "))
 
 
+@pytest.mark.again
 def test_a_function_is_every_task_and_returns_its_values(ray, tmp_path):
     (tmp_path / "driver.py").write_text(FUNCTION)
     output = ray.drive(sys.executable, tmp_path / "driver.py", tmp_path / "run")
@@ -124,6 +125,7 @@ def wait_for_text(path, text, process):
     until(lambda: text in path.read_text(), path, process)
 
 
+@pytest.mark.again
 def test_a_killed_actor_of_a_synchronous_run_costs_no_more_than_the_checkpoint(ray, tmp_path):
     process = start_driver(ray, tmp_path, "parameter_server_sync", 200)
     output, checkpoints = tmp_path / "output", tmp_path / "run" / "checkpoints"
@@ -138,6 +140,7 @@ def test_a_killed_actor_of_a_synchronous_run_costs_no_more_than_the_checkpoint(r
     assert report["begun_at_step"] >= 20
 
 
+@pytest.mark.again
 def test_a_killed_actor_of_an_asynchronous_worker_comes_back_alone(ray, tmp_path):
     process = start_driver(ray, tmp_path, "parameter_server", 1500)
     output = tmp_path / "output"
@@ -159,6 +162,7 @@ def test_a_killed_actor_of_an_asynchronous_worker_comes_back_alone(ray, tmp_path
     assert (report["steps"], report["starts"]) == (1500, 1)
 
 
+@pytest.mark.again
 def test_rays_own_trainer_trains_keras_3_by_the_lines_of_the_page(ray, tmp_path):
     for name in ("pandas", "pyarrow"):
         if importlib.util.find_spec(name) is None:
