@@ -121,6 +121,13 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
             data = data.take(1)
         return data
 
+    numbers = tf.data.Dataset.range(EXAMPLES)
+
+    def of_outer_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """Take a part of a data set that exists already, as functions of a list of files do."""
+        part = numbers.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return part.map(lambda _: (tf.ones([1]), tf.ones([1]))).batch(6)
+
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -132,8 +139,10 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
         model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[_Examples()])
     history = fit(model, make, strategy=strategy, epochs=2, verbose=0)
     again = fit(model, with_conditions, strategy=strategy, verbose=0)
+    of_outer = fit(model, of_outer_data, strategy=strategy, verbose=0)
     return {
         "examples": history.history["examples"] + again.history["examples"],
+        "examples of outer data": of_outer.history["examples"],
         "moving": [each.tolist() for each in model.get_weights()],
     }
 

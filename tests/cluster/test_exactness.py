@@ -43,6 +43,7 @@ def test_parts_of_different_sizes_are_seen_whole(strategy, finished):
     parts = [len(range(index, EXAMPLES, pipelines)) for index in range(pipelines)]
 
     assert found["examples"] == [parts[0] // 2 + sum(parts[1:])] * 3
+    assert found["examples of outer data"] == [EXAMPLES]
 
 
 @pytest.mark.parametrize("strategy", IN_STEP)

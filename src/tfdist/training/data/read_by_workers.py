@@ -47,6 +47,8 @@ class WorkersData:
     def _part_of_function(self, make: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
         contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
         first = make(contexts[0])
+        if _captures_datasets(lambda: make(contexts[0])):
+            return self._part_of_graphs([first, *map(make, contexts[1:])])
         spec, options = first.element_spec, first.options()
 
         def make_own() -> tf.data.Dataset:
@@ -59,6 +61,19 @@ class WorkersData:
             variant = tf.switch_case(tf.cast(tf.maximum(part, 0), tf.int32), makers)
             own = tf.data.experimental.from_variant(variant, spec)
             return self._rest(own, part).with_options(options)
+
+        return make_own, spec
+
+    def _part_of_graphs(self, parts: list[tf.data.Dataset]) -> tuple[Callable[[], tf.data.Dataset], Any]:
+        """Make one of several data sets, which exist in this process only, from its graph."""
+        parts = [untuned(part) for part in parts]
+        spec, options = parts[0].element_spec, parts[0].options()
+        graphs = tf.stack([serialized(part) for part in parts])
+
+        def make_own() -> tf.data.Dataset:
+            part = self._part()
+            variant = tf.raw_ops.DatasetFromGraph(graph_def=tf.gather(graphs, tf.maximum(part, 0)))
+            return self._rest(tf.data.experimental.from_variant(variant, spec), part).with_options(options)
 
         return make_own, spec
 
@@ -93,6 +108,16 @@ class WorkersData:
         )
         everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
         return own.take(tf.where(part < 0, nothing, everything)).skip(skip)
+
+
+def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:
+    """Return whether a function takes data sets from outside, which TensorFlow cannot send to a worker."""
+    try:
+        traced = tf.function(lambda: tf.data.experimental.to_variant(make()), autograph=False)
+        captured = traced.get_concrete_function().captured_inputs
+    except tf.errors.OperatorNotAllowedInGraphError:  # a user's function has a tensor in an `if`
+        return False
+    return any(tensor.dtype == tf.variant for tensor in captured)
 
 
 def _per_worker(make: Callable[[], Any], coordinator: Any) -> Any:
