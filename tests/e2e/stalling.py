@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist.trainer.model_and_batches import Batches
+from tfdist.trainer.model_and_datasets import Batches
 
 _make_batches = Batches.train
 GATE = "STALLING_GATE"  # names a FIFO, whose reading does not return, beside a file with the ending .open

@@ -33,7 +33,7 @@ LIGHT = [
     "tfdist.cli.plan",
     "tfdist.cli.predict",
     "tfdist.cli.schema",
-    "tfdist.cli._run_command",
+    "tfdist.cli._command_flags",
     "tfdist.__main__",
 ]
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.measure_task import measure
-from tfdist.benchmark.rehearsal_parts import Part, Plan
+from tfdist.benchmark.rehearsal_records import Part, Plan
 from tfdist.benchmark.task_measurements import Record
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
@@ -24,7 +24,7 @@ from tfdist.errors import TfdistError
 from tfdist.trainer.check_without_training import check_options, checked_model, described
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.measure_model import memory_of_this_process, sizes_of
-from tfdist.trainer.model_and_batches import steps_per_epoch, total_steps
+from tfdist.trainer.model_and_datasets import steps_per_epoch, total_steps
 from tfdist.trainer.model_sizes import Replicas
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection

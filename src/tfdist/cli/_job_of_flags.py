@@ -11,7 +11,7 @@ from typing import Annotated
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import local_path, path_or_address
 from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._run_command import Changes, ConfigFile, Flag, check_utf_8
+from tfdist.cli._command_flags import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles_and_sizes import DEFAULT_PORT
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job, train_command

@@ -5,8 +5,8 @@ tfdist cancel slurm://cluster/123
 
 from collections.abc import Sequence
 
+from tfdist.cli._command_flags import run
 from tfdist.cli._job_of_flags import submission_of
-from tfdist.cli._run_command import run
 
 
 def main(command: Sequence[str]) -> None:

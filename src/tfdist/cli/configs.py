@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from tfdist._utils.write_files import local_path
-from tfdist.cli._run_command import Flag, run
+from tfdist.cli._command_flags import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs
 

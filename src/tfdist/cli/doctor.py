@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from tfdist._utils.yaml import check_not_stream
-from tfdist.benchmark.rehearsal_parts import Part, Plan
-from tfdist.cli._run_command import Changes, ConfigFile, Flag, run
+from tfdist.benchmark.rehearsal_records import Part, Plan
+from tfdist.cli._command_flags import Changes, ConfigFile, Flag, run
 from tfdist.diagnostics.doctor.check_addresses_and_ports import describe, find_cluster
 from tfdist.diagnostics.doctor.check_cluster import check_cluster
 from tfdist.diagnostics.doctor.check_data_model_memory import check_run, try_parts

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
+from tfdist.cli._command_flags import Changes, Flag, NeededConfig, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
 from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
 from tfdist.launcher.terminal import console_for_tables
 from tfdist.strategies.options import StrategyName

@@ -18,8 +18,8 @@ from typing import Annotated
 
 from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.write_files import claimed_run_folder, local_path
+from tfdist.cli._command_flags import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cli._end_of_run import page_written, print_results
-from tfdist.cli._run_command import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run

@@ -2,7 +2,7 @@
 
 import sys
 
-from tfdist.cli._run_command import run
+from tfdist.cli._command_flags import run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.protocol import find_engine
 from tfdist.engines.records import submissions

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
+from tfdist.cli._command_flags import Flag, run
 from tfdist.cli._job_of_flags import submission_of
-from tfdist.cli._run_command import Flag, run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.logs_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, path_or_address
+from tfdist.cli._command_flags import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.cli._run_command import Flag, run
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.export_folder import find_export
 

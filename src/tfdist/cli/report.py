@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.write_files import local_path, path_or_address, temporary_folder
+from tfdist.cli._command_flags import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.report.page import write_page
 from tfdist.errors import ConfigError, DataError
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.cli._command_flags import run
 from tfdist.cli._job_of_flags import requested
-from tfdist.cli._run_command import run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.records import record
 from tfdist.errors import TfdistError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.write_files import local_path
+from tfdist.cli._command_flags import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.cli._run_command import Flag, run
 from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_running_tasks
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.private_network import join_private_network

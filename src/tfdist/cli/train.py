@@ -19,14 +19,14 @@ from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist._utils.yaml import check_not_stream
+from tfdist.cli._command_flags import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
-from tfdist.cli._run_command import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost
 from tfdist.launcher.console import ScreenOptions
-from tfdist.launcher.progress_of_one_process import showing_progress
+from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
 from tfdist.profiling.parse_step_range import parse_steps

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._run_command import Changes, Flag, NeededConfig, run
+from tfdist.cli._command_flags import Changes, Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.terminal import console_for_tables

@@ -21,8 +21,8 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, call_each, token
 from tfdist.errors import TaskLost
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
+from tfdist.transport.array_messages import Manifest
 from tfdist.transport.listen_and_call import ConnectError
-from tfdist.transport.message import Manifest
 from tfdist.transport.worker_and_ps_ends import named, written_addresses
 
 _SECONDS_TO_ANSWER = 60.0  # a worker gives a connection to a server up before

@@ -15,7 +15,7 @@ from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_batches import (
+from tfdist.trainer.model_and_datasets import (
     compiled_model,
     find_outputs,
     note_of_large_batch,

@@ -14,7 +14,7 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_batches import Batches, initial_model
+from tfdist.trainer.model_and_datasets import Batches, initial_model
 from tfdist.training.fit import fit
 
 Numbers = Literal["float32", "float64"]

@@ -13,7 +13,7 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_batches import Batches, initial_model, total_steps
+from tfdist.trainer.model_and_datasets import Batches, initial_model, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries

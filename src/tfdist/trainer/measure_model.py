@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist._utils.keras_versions import as_in_keras
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_batches import compiled_model, find_outputs
+from tfdist.trainer.model_and_datasets import compiled_model, find_outputs
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 from tfdist.training.keras.variables_of_run import optimizer_variables
 

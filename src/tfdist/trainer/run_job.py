@@ -48,7 +48,7 @@ from tfdist.trainer.classify_test_images import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.model_and_batches import build_model, find_outputs, initial_model, note_of_large_batch
+from tfdist.trainer.model_and_datasets import build_model, find_outputs, initial_model, note_of_large_batch
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext

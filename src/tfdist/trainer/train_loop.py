@@ -19,7 +19,7 @@ from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CheckpointManager
-from tfdist.trainer.model_and_batches import (
+from tfdist.trainer.model_and_datasets import (
     Batches,
     periods,
     profiled_range,

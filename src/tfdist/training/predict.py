@@ -24,7 +24,7 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import is_endless, known_steps
-from tfdist.training.data.prepare_datasets import with_none
+from tfdist.training.data.make_distributable import with_none
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks

@@ -12,7 +12,7 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
 from tfdist.training.data.dataset_checks import size_of_shuffled
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
-from tfdist.training.data.prepare_datasets import with_none
+from tfdist.training.data.make_distributable import with_none
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.keras.kept_traces import Traces, kinds
 from tfdist.training.keras.model_checks import check_model, check_targets, has_own

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
-from tfdist.transport.authentication import Connection
-from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.message import (
+from tfdist.transport.array_messages import (
     FORGET,
     IN_SHARED_MEMORY,
     WITH_MANIFEST,
@@ -25,6 +23,8 @@ from tfdist.transport.message import (
     MessageCodec,
     read_manifest_sent,
 )
+from tfdist.transport.authentication import Connection
+from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.shared_memory import SharedBuffers
 
 _HEADER = struct.Struct("!4s8sQBQQQ")

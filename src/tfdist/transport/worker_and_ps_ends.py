@@ -24,10 +24,10 @@ from tfdist.coordination.calls_between_tasks import register
 from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError
+from tfdist.transport.array_messages import Manifest, read_manifest
 from tfdist.transport.authentication import Connection, Proofs, find_secret
 from tfdist.transport.channel import Channel, GivenUp, WhyLost
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
-from tfdist.transport.message import Manifest, read_manifest
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
 

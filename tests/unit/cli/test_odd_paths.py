@@ -10,7 +10,7 @@ import pytest
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.write_files import default_cache_dir, write_output
-from tfdist.benchmark.rehearsal_parts import Plan
+from tfdist.benchmark.rehearsal_records import Plan
 from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._end_of_run import page_written

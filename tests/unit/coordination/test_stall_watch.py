@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.coordination.stall_limit import LEAST_SECONDS, Activity, StallLimit, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch, doing, exchanging, timeout_in_force
-from tfdist.coordination.stalled_worker import WorkerExecutions
 from tfdist.errors import ConfigError
 
 STEP = Activity("in a step", "step")

@@ -8,7 +8,7 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.rehearsal_parts import Part
+from tfdist.benchmark.rehearsal_records import Part
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint

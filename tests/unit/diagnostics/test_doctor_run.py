@@ -10,7 +10,7 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.rehearsal_parts import Plan
+from tfdist.benchmark.rehearsal_records import Plan
 from tfdist.cli.doctor import main
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.check_data_model_memory import (

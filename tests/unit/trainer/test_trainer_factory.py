@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_batches import compiled_model, note_of_large_batch
+from tfdist.trainer.model_and_datasets import compiled_model, note_of_large_batch
 
 
 @pytest.fixture

@@ -37,9 +37,9 @@ from tfdist.diagnostics.doctor.protocol import (
     ends_of,
     proofs_of,
 )
+from tfdist.transport.array_messages import Manifest
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
-from tfdist.transport.message import Manifest
 from tfdist.transport.tls import TlsConnection
 from tfdist.transport.unproven_callers import GREETING, NONCE_BYTES
 from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses

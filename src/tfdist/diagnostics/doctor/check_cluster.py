@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tfdist import __version__
-from tfdist.benchmark.rehearsal_parts import Part
+from tfdist.benchmark.rehearsal_records import Part
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint

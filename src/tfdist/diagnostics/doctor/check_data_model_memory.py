@@ -9,7 +9,7 @@ import msgspec
 
 from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
-from tfdist.benchmark.rehearsal_parts import PARTS, Part, Plan
+from tfdist.benchmark.rehearsal_records import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
 from tfdist.diagnostics.environment import bytes_available, memory_left

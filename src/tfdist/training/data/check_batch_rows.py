@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.data.dataset_checks import contains_python, is_batched_last, zipped_batches
-from tfdist.training.data.prepare_datasets import of_batch
+from tfdist.training.data.make_distributable import of_batch
 from tfdist.training.error_messages.uneven_rows import (
     OTHER_ROWS,
     UNEQUAL_PARTS,

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import asked_when_sent, has_result
-from tfdist.coordination.stalled_worker import WorkerExecutions
+from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 
 NO_PART = -1

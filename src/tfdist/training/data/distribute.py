@@ -12,7 +12,7 @@ from tfdist.errors import DataError
 from tfdist.training.data.check_batch_rows import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
 from tfdist.training.data.dataset_checks import check_order
-from tfdist.training.data.prepare_datasets import (
+from tfdist.training.data.make_distributable import (
     contains_sparse,
     copied_from_python,
     replica_batches,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.data.prepare_datasets import with_none
+from tfdist.training.data.make_distributable import with_none
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.runners.replica_times_and_failures import now, only_after

@@ -8,7 +8,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist._utils.tf_private import asked_when_sent  # noqa: E402
-from tfdist.coordination.stalled_worker import WorkerExecutions  # noqa: E402
+from tfdist.coordination.end_stalled_workers import WorkerExecutions  # noqa: E402
 from tfdist.training.data.count_batches_taken import NO_PART, Execution, PartsOfData  # noqa: E402
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.config import Task
-from tfdist.coordination.stalled_worker import WorkerExecutions
+from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.count_batches_taken import Execution
 from tfdist.training.error_messages import lost_task_errors
 from tfdist.training.runners import scheduled_executions

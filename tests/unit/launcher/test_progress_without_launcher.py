@@ -8,8 +8,8 @@ import os
 import pytest
 
 from run_started import run_started
-from tfdist.launcher import progress_of_one_process, progress_text
-from tfdist.launcher.progress_of_one_process import showing_progress
+from tfdist.launcher import progress_text, progress_without_launcher
+from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun, Progressed
 
@@ -35,7 +35,7 @@ def steps(*numbers):
 
 def test_a_terminal_has_a_bar_which_gives_way_to_lines_of_the_log(monkeypatch):
     stream = Terminal()
-    monkeypatch.setattr(progress_of_one_process, "terminal_size", lambda _: (120, 24))
+    monkeypatch.setattr(progress_without_launcher, "terminal_size", lambda _: (120, 24))
     monkeypatch.setenv("TERM", "xterm")
     handler = logging.StreamHandler(stream)
     logging.getLogger().addHandler(handler)

@@ -11,7 +11,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops  # noqa: E402
 
-from tfdist.training.data.prepare_datasets import contains_sparse, replica_batches  # noqa: E402  # after the check
+from tfdist.training.data.make_distributable import contains_sparse, replica_batches  # noqa: E402  # after the check
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras

@@ -1,4 +1,4 @@
-"""Run a command: pass its flags to its main as plain arguments, and turn errors into exit statuses.
+"""Define the flags of a command by the parameters of its main, and run it: errors become exit statuses.
 
 Only the commands use absl. A parameter of `main` is a flag if its annotation has a `Flag`; its type and its
 default are those of the flag. `run` defines the flags, so two commands that are imported define none twice:
