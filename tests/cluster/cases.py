@@ -124,7 +124,7 @@ def from_function(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, A
     numbers = tf.data.Dataset.range(EXAMPLES)
 
     def of_outer_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        """Take a part of a data set that exists already, as functions of a list of files do."""
+        """Return a part of a data set that exists already, as functions of a list of files do."""
         part = numbers.shard(context.num_input_pipelines, context.input_pipeline_id)
         return part.map(lambda _: (tf.ones([1]), tf.ones([1]))).batch(6)
 
