@@ -152,3 +152,10 @@ def one_line(text: object) -> str:
 def printable(text: str) -> str:
     """Return a text from elsewhere without line ends, terminal escapes and lone surrogates, as in names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def own_error(error: BaseException) -> BaseException:
+    """Return the error that AutoGraph has put into one of its own, in code that it has converted."""
+    while type(error).__name__ == "StagingError" and error.__context__ is not None:
+        error = error.__context__
+    return error

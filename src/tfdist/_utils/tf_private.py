@@ -31,9 +31,16 @@ from tensorflow.python.util import tf_decorator
 
 from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist.errors import own_error
 
 # A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
+# What binds the function of a method, and what AutoGraph has left when the function was traced.
+_DECORATORS_OF_FUNCTIONS = (
+    "class_method_to_instance_method",
+    "py_func_from_autograph",
+    "func_graph_from_py_func",
+)
 # The class of what tf.function returns.
 PolymorphicFunction: Any = type(tf.function(lambda: None))
 
@@ -476,16 +483,29 @@ def function_of_a_model(function: Any) -> Any:
     return function
 
 
-def code_of(function: Any) -> Callable[..., Any]:
-    """Return the Python code of a tf.function, which AutoGraph converts as if the function were traced."""
-    converted: Callable[..., Any]
-    if function._autograph:
-        _, code = tf_decorator.unwrap(function.python_function)
-        enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
-        converted = autograph.convert(recursive=True, conversion_ctx=enabled)(code)
-    else:
-        converted = autograph.do_not_convert(function.python_function)
-    return converted
+def code_of(function: Any) -> Callable[..., Any] | None:
+    """Return the Python code of a tf.function, which AutoGraph converts as if the function were traced.
+
+    Return None if a function in between changes it, such as tf.custom_gradient, or if it has a signature, to
+    which TensorFlow converts what it is called with.
+    """
+    decorators, code = tf_decorator.unwrap(function.python_function)
+    others = [each for each in decorators if each.decorator_name not in _DECORATORS_OF_FUNCTIONS]
+    if others or function.input_signature:
+        return None
+    if not function._autograph:
+        unconverted: Callable[..., Any] = autograph.do_not_convert(function.python_function)
+        return unconverted
+    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    converted = autograph.convert(recursive=True, conversion_ctx=enabled)(code)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return converted(*args, **kwargs)
+        except autograph.StagingError as error:  # in the place of an error that AutoGraph cannot extend
+            raise own_error(error) from None
+
+    return run
 
 
 def only_trace(function: Any) -> Any:

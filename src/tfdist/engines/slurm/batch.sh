@@ -110,7 +110,7 @@ decide_status
 rm -rf "$ends"
 echo $status > "$run_dir/exit_status"
 
-# All is saved, and the same command continues. A new checkpoint renews the restarts.
+# With $restart_status all is saved, and the same command continues. A new checkpoint renews the restarts.
 saved=$(cat "$saved_step" 2> /dev/null)
 restarts=0
 if [ -f "$run_dir/restarts" ]; then read -r restarts saved_before < "$run_dir/restarts"; fi

@@ -6,7 +6,7 @@ from types import TracebackType
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, TfdistError, own_error
 
 _SECOND_STRATEGY = (
     "makes a strategy of its own",
@@ -38,9 +38,7 @@ def print_own_errors_in_a_line() -> None:
     others = sys.excepthook
 
     def print_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = error
-        while type(own).__name__ == "StagingError" and own.__context__ is not None:
-            own = own.__context__  # AutoGraph raised it in a step of the script
+        own = own_error(error)
         if isinstance(own, (RuntimeError, ValueError, AttributeError)):
             text = str(own)
             own = next((_mistake(known) for known in _MISTAKES if known in text), own)

@@ -2,19 +2,24 @@
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
 from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import PolymorphicFunction, code_of
 
-_LIBRARIES = ("tensorflow", "tfdist")  # whose functions write no variables of Keras
+# Their functions write no variables of Keras, and Keras's own compile what TensorFlow computes with XLA only.
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfdist")
 _HERE = threading.local()  # `scopes`: those that this thread is in
+_REPLACING = threading.RLock()
+_NUMBERS = (bool, int, float, np.ndarray, np.generic)
 
 
 class RecordingScope:
@@ -79,16 +84,29 @@ def functions_run_in_place() -> Iterator[None]:
 
     What it would write in a graph of its own could not leave that graph, and replicas exchange nothing there.
     """
-    with methods_replaced([(PolymorphicFunction, "__call__", _run_in_place)]):
+    with _REPLACING, methods_replaced([(PolymorphicFunction, "__call__", _run_in_place)]):
         yield
 
 
 def _run_in_place(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     scopes = getattr(_HERE, "scopes", ())
-    package = getattr(function.python_function, "__module__", "").partition(".")[0]
-    if not scopes or scopes[-1].is_paused or package in _LIBRARIES:
+    is_in_scope = scopes and not scopes[-1].is_paused
+    code = code_of(function) if is_in_scope and not _is_of_library(function.python_function) else None
+    if code is None:
         return original(*args, **kwargs)
-    return code_of(function)(*args, **kwargs)
+    # As TensorFlow does for a graph. (A number that is passed stays one of Python's there.)
+    args, kwargs = tf.nest.map_structure(
+        lambda value: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
+    )
+    return tf.nest.map_structure(
+        lambda value: tf.convert_to_tensor(value) if isinstance(value, _NUMBERS) else value,
+        code(*args, **kwargs),
+    )
+
+
+def _is_of_library(code: Any) -> bool:
+    package = (getattr(code, "__module__", None) or "").partition(".")[0]
+    return package in _LIBRARIES and inspect.isroutine(code)
 
 
 def recording_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> RecordingScope:

@@ -106,6 +106,47 @@ def test_a_model_of_functions_trains_as_in_keras(strategy, run_eagerly, caplog):
     assert "one number for a batch" not in caplog.text
 
 
+@tf.function
+@tf.custom_gradient
+def negative_gradient(values):
+    return tf.identity(values), lambda upstream: -upstream
+
+
+class Reversing(keras.Model):
+    """A model in which TensorFlow compiles grouped convolutions, and a function has a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Conv2D(4, 2, groups=2)
+        self.hidden.build((None, 2, 2, 4))  # not in the graph of a function
+        self.out = keras.layers.Dense(2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2, 2, 4], tf.float64)])
+    def convolved(self, inputs):
+        return self.hidden(inputs)
+
+    def call(self, inputs):
+        return self.out(negative_gradient(keras.ops.reshape(self.convolved(inputs), (-1, 4))))
+
+
+def test_functions_that_are_more_than_their_code_compute_as_in_keras(strategy):
+    def made():
+        keras.utils.set_random_seed(1)
+        model = Reversing()
+        model(images[:2])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    images = RNG.normal(size=(13, 2, 2, 4))
+    kerass = made()
+    kerass.fit(images, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    with strategy.scope():
+        ours = made()
+    fit(ours, images, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-9, abs=1e-11)
+
+
 def test_functions_are_theirs_again_after_fit(strategy):
     before = vars(type(tf.function(lambda: None)))["__call__"]
     with strategy.scope():

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist._utils.operations_behind import operations_behind
 from tfdist.strategies.gradient_arithmetic import shaped, tensors_of, with_values
 from tfdist.training.replicas.empty_replicas import or_zero
+from tfdist.training.replicas.graph_queries import followed
 from tfdist.training.replicas.reduction import OfLoss, shared_mean
 from tfdist.training.replicas.sparse_gradients import (
     have_shared_rows,
@@ -21,10 +22,11 @@ from tfdist.training.replicas.sparse_gradients import (
     with_rows_summed,
 )
 
-_LINEAR = (
+_LINEAR = {
     "Identity", "IdentityN", "Cast", "Add", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "StridedSlice",
-    "UnsortedSegmentSum",
-)  # fmt: skip
+    "UnsortedSegmentSum", "Const", "ReadVariableOp", "Placeholder", "Shape", "Reshape",
+}  # fmt: skip
+_IN_OTHER_GRAPHS = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
 
 
 def of_whole_batch(
@@ -90,13 +92,37 @@ def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:
     )
 
 
-def is_changed(gradient: Any) -> bool:
-    """Return whether a step that was traced does more with a gradient than to add it up or to scale it."""
-    return any(
-        consumer.type not in _LINEAR or sum(each is tensor for each in consumer.inputs) > 1
-        for tensor in tensors_of(gradient)
-        for consumer in tensor.consumers()
-    )
+def is_changed_in(gradients: Sequence[Any], applied: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Return whether a step does more with gradients of other graphs than to add them up or to scale them.
+
+    Args:
+        gradients: Those that it has computed in branches and loops.
+        applied: What it has passed to optimizers.
+        known: All gradients that it has computed.
+    """
+    if not gradients:
+        return False
+    tensors = [each for each in tensors_of(gradients) if each.dtype.is_floating]  # no indices of rows
+    kept = [followed(of_graph, graph, _is_linear) for graph, of_graph in _by_graph(tensors)]
+    ends = {tensor.op for tensor in tensors_of(known)}
+
+    def is_end(operation: tf.Operation) -> bool:
+        return operation in ends or operation.type in _IN_OTHER_GRAPHS
+
+    behind = operations_behind(tensors_of(applied), until=is_end)
+    is_changed_after = any(not is_end(each) and each.type not in _LINEAR for each in behind)
+    return is_changed_after or not all(all(of_graph.values()) for of_graph in kept)
+
+
+def _by_graph(tensors: Sequence[tf.Tensor]) -> list[tuple[tf.Graph, list[tf.Tensor]]]:
+    graphs = {id(tensor.graph): tensor.graph for tensor in tensors}
+    return [(graph, [each for each in tensors if each.graph is graph]) for graph in graphs.values()]
+
+
+def _is_linear(operation: tf.Operation, depends: list[bool]) -> bool:
+    if operation.type in ("Mul", "RealDiv"):
+        return depends in ([True, False], [False, True]) and (operation.type == "Mul" or depends[0])
+    return operation.type in _LINEAR
 
 
 def is_read(gradient: Any) -> bool:

@@ -24,7 +24,7 @@ from tfdist._utils.keras_versions import flat_logs
 from tfdist._utils.tf_private import PolymorphicFunction, code_of, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.training.keras.layer_writes import LayerWrites
-from tfdist.training.keras.losses_and_metrics.loss_checks import INEXACT, check_numbers
+from tfdist.training.keras.losses_and_metrics.loss_checks import INEXACT, LossWarning, check_numbers
 from tfdist.training.keras.losses_and_metrics.metrics import MetricState, are_sums
 from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process, recorded_divisors
 from tfdist.training.keras.model_checks import check_optimizer
@@ -35,7 +35,7 @@ from tfdist.training.keras.recording_scopes import (
     variables_made_in,
 )
 from tfdist.training.keras.rng import GraphSeed, Randomness
-from tfdist.training.keras.steps.custom_step_gradients import is_changed, is_read
+from tfdist.training.keras.steps.custom_step_gradients import is_changed_in, is_read
 from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
 from tfdist.training.keras.steps.custom_step_replaced_methods import ReplacedMethods, optimizers_apply_by
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
@@ -84,12 +84,14 @@ class SharedCustomStep(MetricStep):
             )
         own = getattr(model, name)
         # Within a tf.function, replicas could not exchange gradients.
-        self._own = code_of(own) if isinstance(own, PolymorphicFunction) else own
+        code = code_of(own) if isinstance(own, PolymorphicFunction) else None
+        self._own = getattr(own, "python_function", own) if code is None else code
         self._name = name
         self._randomness = randomness
         self._writes = LayerWrites(model, strategy, randomness, method=name)
         self._replicas = strategy.num_replicas_in_sync
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
+        self._gradient_warning = LossWarning()
         self._written: list[Any] = []
         self._logs: Any = {}
         self._methods = ReplacedMethods(model, strategy, name, self._loss_warning, lambda: self._applied)
@@ -210,9 +212,11 @@ class SharedCustomStep(MetricStep):
     def _warn_of_gradients(self, replica: ReplicaTrace) -> None:
         """Warn of gradients that the step reads or changes where replicas cannot exchange them."""
         is_within_tape = any(map(is_read, replica.gradients_in_other_tapes))
-        if is_within_tape or any(map(is_changed, replica.gradients_in_other_graphs)):
-            where = "another tape" if is_within_tape else "a branch or a loop"
-            self._loss_warning.log(_GRADIENTS_OF_PARTS, self._name, self._model.name, where)
+        if is_within_tape or is_changed_in(
+            replica.gradients_in_other_graphs, replica.applied, known=replica.gradients
+        ):
+            where = "a tape that still records" if is_within_tape else "a branch or a loop"
+            self._gradient_warning.log(_GRADIENTS_OF_PARTS, self._name, self._model.name, where)
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:

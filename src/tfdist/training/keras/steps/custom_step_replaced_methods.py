@@ -165,6 +165,7 @@ class ReplacedMethods:
         variables = optimizer_variables(optimizer) if variables is None else list(variables)
         if replica.uses is not None:
             replica.uses.append(OptimizerUse(optimizer, variables))
+            replica.applied += gradients
             replica.changes_gradients |= not all(
                 any(gradient is other for other in (None, *replica.gradients)) for gradient in gradients
             )

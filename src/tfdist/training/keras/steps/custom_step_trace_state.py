@@ -48,7 +48,8 @@ class ReplicaTrace:
         gradients: The gradients that the step reads or changes, of the whole batch; if the step is only
             traced to find them, those that it computes.
         gradients_in_other_graphs: Those of them that it computes in a branch or a loop.
-        gradients_in_other_tapes: Those of them that it computes while an outer tape records.
+        gradients_in_other_tapes: Those of them that it computes while a tape records.
+        applied: The gradients that it passes to optimizers, if the step is only traced to find them.
         changes_gradients: Whether it applies others, if the step is only traced to find them.
         is_updating: Whether an optimizer updates variables.
     """
@@ -67,6 +68,7 @@ class ReplicaTrace:
     gradients: list[Any] = field(default_factory=list)
     gradients_in_other_graphs: list[Any] = field(default_factory=list)
     gradients_in_other_tapes: list[Any] = field(default_factory=list)
+    applied: list[Any] = field(default_factory=list)
     changes_gradients: bool = False
     is_updating: bool = False
 
