@@ -155,7 +155,7 @@ def printable(text: str) -> str:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """Return the error that AutoGraph has put into one of its own, in code that it has converted."""
+    """Return the error that was raised in code that AutoGraph has converted, without its StagingError."""
     while type(error).__name__ == "StagingError" and error.__context__ is not None:
         error = error.__context__
     return error

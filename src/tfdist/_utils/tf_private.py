@@ -35,11 +35,12 @@ from tfdist.errors import own_error
 
 # A variable in shards, which Keras knows too.
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
-# What binds the function of a method, and what AutoGraph has left when the function was traced.
+# What binds the function of a method, what AutoGraph has left when it was traced, and what names operations.
 _DECORATORS_OF_FUNCTIONS = (
     "class_method_to_instance_method",
     "py_func_from_autograph",
     "func_graph_from_py_func",
+    "with_name_scope",
 )
 # The class of what tf.function returns.
 PolymorphicFunction: Any = type(tf.function(lambda: None))
@@ -483,19 +484,23 @@ def function_of_a_model(function: Any) -> Any:
     return function
 
 
-def code_of(function: Any) -> Callable[..., Any] | None:
-    """Return the Python code of a tf.function, which AutoGraph converts as if the function were traced.
+def is_no_more_than_code(function: Any) -> bool:
+    """Return whether the Python code of a tf.function computes what the function does, in any graph.
 
-    Return None if a function in between changes it, such as tf.custom_gradient, or if it has a signature, to
-    which TensorFlow converts what it is called with.
+    XLA may compute what TensorFlow cannot; a signature converts what the function is called with; and a
+    decorator, such as tf.custom_gradient, may change what is computed.
     """
-    decorators, code = tf_decorator.unwrap(function.python_function)
-    others = [each for each in decorators if each.decorator_name not in _DECORATORS_OF_FUNCTIONS]
-    if others or function.input_signature:
-        return None
+    decorators, _ = tf_decorator.unwrap(function.python_function)
+    is_plain = all(each.decorator_name in _DECORATORS_OF_FUNCTIONS for each in decorators)
+    return is_plain and not function.input_signature and not function._jit_compile
+
+
+def code_of(function: Any) -> Callable[..., Any]:
+    """Return the Python code of a tf.function, which AutoGraph converts as if the function were traced."""
     if not function._autograph:
         unconverted: Callable[..., Any] = autograph.do_not_convert(function.python_function)
         return unconverted
+    _, code = tf_decorator.unwrap(function.python_function)
     enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
     converted = autograph.convert(recursive=True, conversion_ctx=enabled)(code)
 

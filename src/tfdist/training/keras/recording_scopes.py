@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -13,10 +12,9 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
 from tfdist._utils.methods_within_block import methods_replaced
-from tfdist._utils.tf_private import PolymorphicFunction, code_of
+from tfdist._utils.tf_private import PolymorphicFunction, code_of, is_no_more_than_code
 
-# Their functions write no variables of Keras, and Keras's own compile what TensorFlow computes with XLA only.
-_LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfdist")
+_LIBRARIES = ("tensorflow", "tfdist")  # whose functions write no variables of Keras
 _HERE = threading.local()  # `scopes`: those that this thread is in
 _REPLACING = threading.RLock()
 _NUMBERS = (bool, int, float, np.ndarray, np.generic)
@@ -83,6 +81,7 @@ def functions_run_in_place() -> Iterator[None]:
     """Run each tf.function that a model calls in a recording scope as a part of the graph of its caller.
 
     What it would write in a graph of its own could not leave that graph, and replicas exchange nothing there.
+    A function that is more than its code keeps its graph.
     """
     with _REPLACING, methods_replaced([(PolymorphicFunction, "__call__", _run_in_place)]):
         yield
@@ -91,22 +90,22 @@ def functions_run_in_place() -> Iterator[None]:
 def _run_in_place(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     scopes = getattr(_HERE, "scopes", ())
     is_in_scope = scopes and not scopes[-1].is_paused
-    code = code_of(function) if is_in_scope and not _is_of_library(function.python_function) else None
-    if code is None:
+    package = (getattr(function.python_function, "__module__", None) or "").partition(".")[0]
+    if not is_in_scope or package in _LIBRARIES or not is_no_more_than_code(function):
         return original(*args, **kwargs)
     # As TensorFlow does for a graph. (A number that is passed stays one of Python's there.)
     args, kwargs = tf.nest.map_structure(
         lambda value: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
     )
     return tf.nest.map_structure(
-        lambda value: tf.convert_to_tensor(value) if isinstance(value, _NUMBERS) else value,
-        code(*args, **kwargs),
+        lambda value: tf.convert_to_tensor(value) if _is_made_tensor(value) else value,
+        code_of(function)(*args, **kwargs),
     )
 
 
-def _is_of_library(code: Any) -> bool:
-    package = (getattr(code, "__module__", None) or "").partition(".")[0]
-    return package in _LIBRARIES and inspect.isroutine(code)
+def _is_made_tensor(value: Any) -> bool:
+    """Return whether a function returns a tensor for a value: of a number, or of a variable as it is now."""
+    return isinstance(value, _NUMBERS) or hasattr(value, "assign")
 
 
 def recording_scope(keras: ModuleType, state: Sequence[tuple[Any, tf.Tensor]]) -> RecordingScope:

@@ -24,9 +24,12 @@ from tfdist.training.replicas.sparse_gradients import (
 
 _LINEAR = {
     "Identity", "IdentityN", "Cast", "Add", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "StridedSlice",
-    "UnsortedSegmentSum", "Const", "ReadVariableOp", "Placeholder", "Shape", "Reshape",
+    "UnsortedSegmentSum", "Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "ConcatV2", "Sum", "Mean",
 }  # fmt: skip
-_IN_OTHER_GRAPHS = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+_OTHER_GRAPHS = (
+    "If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase", "PartitionedCall",
+    "StatefulPartitionedCall",
+)  # fmt: skip
 
 
 def of_whole_batch(
@@ -92,26 +95,24 @@ def _is_made_of(gradient: Any, known: Sequence[Any]) -> bool:
     )
 
 
-def is_changed_in(gradients: Sequence[Any], applied: Sequence[Any], known: Sequence[Any]) -> bool:
+def is_changed_in(gradients: Sequence[Any], applied: Sequence[Any]) -> bool:
     """Return whether a step does more with gradients of other graphs than to add them up or to scale them.
 
     Args:
-        gradients: Those that it has computed in branches and loops.
+        gradients: Those that it has computed in branches, loops and functions.
         applied: What it has passed to optimizers.
-        known: All gradients that it has computed.
     """
     if not gradients:
         return False
-    tensors = [each for each in tensors_of(gradients) if each.dtype.is_floating]  # no indices of rows
-    kept = [followed(of_graph, graph, _is_linear) for graph, of_graph in _by_graph(tensors)]
-    ends = {tensor.op for tensor in tensors_of(known)}
-
-    def is_end(operation: tf.Operation) -> bool:
-        return operation in ends or operation.type in _IN_OTHER_GRAPHS
-
-    behind = operations_behind(tensors_of(applied), until=is_end)
-    is_changed_after = any(not is_end(each) and each.type not in _LINEAR for each in behind)
-    return is_changed_after or not all(all(of_graph.values()) for of_graph in kept)
+    begun = [each for each in tensors_of(gradients) if each.dtype.is_floating]  # no indices of rows
+    behind = operations_behind(tensors_of(applied), until=lambda each: each.type in _OTHER_GRAPHS)
+    ends = [tensor for each in behind if each.type in _OTHER_GRAPHS for tensor in each.outputs]
+    within = [followed(tensors, graph, _is_linear) for graph, tensors in _by_graph(begun)]
+    after = [followed(tensors, graph, _is_linear) for graph, tensors in _by_graph(ends)]
+    is_kept_after = all(
+        of_graph.get(tensor.name, True) for of_graph in after for tensor in tensors_of(applied)
+    )
+    return not (is_kept_after and all(all(of_graph.values()) for of_graph in within))
 
 
 def _by_graph(tensors: Sequence[tf.Tensor]) -> list[tuple[tf.Graph, list[tf.Tensor]]]:

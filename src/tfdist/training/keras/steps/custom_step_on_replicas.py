@@ -37,7 +37,11 @@ from tfdist.training.keras.recording_scopes import (
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.steps.custom_step_gradients import is_changed_in, is_read
 from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
-from tfdist.training.keras.steps.custom_step_replaced_methods import ReplacedMethods, optimizers_apply_by
+from tfdist.training.keras.steps.custom_step_replaced_methods import (
+    OTHER_GRAPHS,
+    ReplacedMethods,
+    optimizers_apply_by,
+)
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
@@ -84,8 +88,7 @@ class SharedCustomStep(MetricStep):
             )
         own = getattr(model, name)
         # Within a tf.function, replicas could not exchange gradients.
-        code = code_of(own) if isinstance(own, PolymorphicFunction) else None
-        self._own = getattr(own, "python_function", own) if code is None else code
+        self._own = code_of(own) if isinstance(own, PolymorphicFunction) else own
         self._name = name
         self._randomness = randomness
         self._writes = LayerWrites(model, strategy, randomness, method=name)
@@ -212,21 +215,19 @@ class SharedCustomStep(MetricStep):
     def _warn_of_gradients(self, replica: ReplicaTrace) -> None:
         """Warn of gradients that the step reads or changes where replicas cannot exchange them."""
         is_within_tape = any(map(is_read, replica.gradients_in_other_tapes))
-        if is_within_tape or is_changed_in(
-            replica.gradients_in_other_graphs, replica.applied, known=replica.gradients
-        ):
-            where = "a tape that still records" if is_within_tape else "a branch or a loop"
+        if is_within_tape or is_changed_in(replica.gradients_in_other_graphs, replica.applied):
+            where = "a tape that still records" if is_within_tape else OTHER_GRAPHS
             self._gradient_warning.log(_GRADIENTS_OF_PARTS, self._name, self._model.name, where)
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         with (
             losses_of_one_process(self._keras),
+            functions_run_in_place(),
             self._randomness.drawing(),
             replicas_hideable(),
             variables_read_in_place(self._model),
             self._methods.replaced(self._metrics.metrics),
-            functions_run_in_place(),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):
             yield

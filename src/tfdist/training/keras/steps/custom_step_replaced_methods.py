@@ -26,6 +26,7 @@ from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, Re
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, unweighed, weighed
 
+OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
 _INEXACT_IN_STEP = (
     "%s of model %s: computes the gradient of a number that is, as far as its graph shows, neither a mean nor"
     " a sum over the examples; several replicas each compute it on their part, and the mean of these counts"
@@ -158,8 +159,8 @@ class ReplacedMethods:
         if replica is None or replica.is_updating:
             return original(grads, trainable_variables)
         if self._replicas > 1 and not replica.is_in_its_graph():
-            problem = "updates variables in a branch or a loop, where replicas cannot exchange gradients"
-            remedy = "Update after it, or repeat the update by Python's range(), which makes no loop"
+            problem = f"updates variables in {OTHER_GRAPHS}, where replicas cannot exchange gradients"
+            remedy = "Update after it; Python's range() makes no loop"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy=remedy)
         gradients, variables = list(grads), trainable_variables
         variables = optimizer_variables(optimizer) if variables is None else list(variables)

@@ -223,10 +223,10 @@ class Keras3Step(MetricStep):
         replicas = self._strategy.num_replicas_in_sync
         with (
             losses_of_one_process(self._keras),
+            functions_run_in_place(),
             self._randomness.drawing(),
             self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
             assignments_refused(self._model),
-            functions_run_in_place(),
             variables_read_in_place(self._model),
             replicas_called_together(self._keras, self._model, replicas),
         ):
@@ -247,8 +247,8 @@ class Keras3Step(MetricStep):
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
         with (
             losses_of_one_process(self._keras),
-            self._randomness.drawing(),
             functions_run_in_place(),
+            self._randomness.drawing(),
             variables_read_in_place(self._model),
         ):
             zeros = self._metrics.zeros()

@@ -93,9 +93,9 @@ class PredictStep:
             return numbers, outputs, state
 
         with (
+            functions_run_in_place(),
             self._randomness.drawing(),
             assignments_refused(self._model),
-            functions_run_in_place(),
             variables_read_in_place(self._model),
         ):
             numbers, outputs, state = self._strategy.run(on_replica, args=(batch,))
