@@ -270,9 +270,9 @@ def call_loaded_functions_on_first_replica() -> None:
     load._WrapperFunction._call_flat = call
 
 
-def _of_first_replica(captured: Any) -> Any:
-    mirrored_variable = captured if isinstance(captured, values.DistributedVariable) else None
-    return captured if mirrored_variable is None else mirrored_variable._primary.handle
+def _of_first_replica(mirrored_variable: Any) -> Any:
+    is_mirrored = isinstance(mirrored_variable, values.DistributedVariable)  # and no tensor that is captured
+    return mirrored_variable._primary.handle if is_mirrored else mirrored_variable
 
 
 def replace_cross_device_ops(strategy: tf.distribute.Strategy, replace: Callable[[Any], Any]) -> None:

@@ -104,15 +104,14 @@ def _is_size(operation: tf.Operation) -> bool:
 
 def is_linear_in(result: tf.Tensor, numbers: Collection[tf.Tensor]) -> bool:
     """Return whether a result is a sum of numbers of its graph, each multiplied by what depends on none."""
-    kept = followed(
-        [number for number in numbers if number.graph is result.graph],
-        result.graph,
-        lambda operation, depends: _is_linear(operation.type, depends),
-    )
+    begun = [number for number in numbers if number.graph is result.graph]
+    kept = followed(begun, result.graph, is_linear)
     return kept.get(result.name, True)
 
 
-def _is_linear(kind: str, depends: list[bool]) -> bool:
+def is_linear(operation: tf.Operation, depends: list[bool]) -> bool:
+    """Return whether an operation adds up those of its inputs that depend on something, or scales one."""
+    kind = operation.type
     if kind == "Mul":
         return sum(depends) == 1
     if kind in ("RealDiv", "DivNoNan"):

@@ -13,6 +13,7 @@ from tfdist._utils.operations_behind import operations_behind
 from tfdist.strategies.gradient_arithmetic import shaped, tensors_of, with_values
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.graph_queries import followed
+from tfdist.training.replicas.means_and_sums_in_graph import is_linear
 from tfdist.training.replicas.reduction import OfLoss, shared_mean
 from tfdist.training.replicas.sparse_gradients import (
     have_shared_rows,
@@ -22,10 +23,7 @@ from tfdist.training.replicas.sparse_gradients import (
     with_rows_summed,
 )
 
-_LINEAR = {
-    "Identity", "IdentityN", "Cast", "Add", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "StridedSlice",
-    "UnsortedSegmentSum", "Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "ConcatV2", "Sum", "Mean",
-}  # fmt: skip
+_PLACES_ROWS = ("Transpose", "UnsortedSegmentSum")  # the latter makes a sparse gradient dense
 _OTHER_GRAPHS = (
     "If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase", "PartitionedCall",
     "StatefulPartitionedCall",
@@ -107,8 +105,8 @@ def is_changed_in(gradients: Sequence[Any], applied: Sequence[Any]) -> bool:
     begun = [each for each in tensors_of(gradients) if each.dtype.is_floating]  # no indices of rows
     behind = operations_behind(tensors_of(applied), until=lambda each: each.type in _OTHER_GRAPHS)
     ends = [tensor for each in behind if each.type in _OTHER_GRAPHS for tensor in each.outputs]
-    within = [followed(tensors, graph, _is_linear) for graph, tensors in _by_graph(begun)]
-    after = [followed(tensors, graph, _is_linear) for graph, tensors in _by_graph(ends)]
+    within = [followed(tensors, graph, _keeps) for graph, tensors in _by_graph(begun)]
+    after = [followed(tensors, graph, _keeps) for graph, tensors in _by_graph(ends)]
     is_kept_after = all(
         of_graph.get(tensor.name, True) for of_graph in after for tensor in tensors_of(applied)
     )
@@ -120,10 +118,8 @@ def _by_graph(tensors: Sequence[tf.Tensor]) -> list[tuple[tf.Graph, list[tf.Tens
     return [(graph, [each for each in tensors if each.graph is graph]) for graph in graphs.values()]
 
 
-def _is_linear(operation: tf.Operation, depends: list[bool]) -> bool:
-    if operation.type in ("Mul", "RealDiv"):
-        return depends in ([True, False], [False, True]) and (operation.type == "Mul" or depends[0])
-    return operation.type in _LINEAR
+def _keeps(operation: tf.Operation, depends: list[bool]) -> bool:
+    return operation.type in _PLACES_ROWS or is_linear(operation, depends)
 
 
 def is_read(gradient: Any) -> bool:
