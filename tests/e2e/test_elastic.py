@@ -21,10 +21,12 @@ class Held(tf.keras.layers.Layer):
     def call(self, x, training=False):
         if not training:
             return x
-        # In the graph, for a worker beside ps tasks runs no Python.
-        looks = tf.while_loop(
-            lambda _: tf.size(tf.io.matching_files(HOLD)) > 0, lambda n: (n + 1,), (tf.constant(0),)
-        )
+        # In the graph, for a worker beside ps tasks runs no Python. The name depends on the count, or TensorFlow
+        # would look once, when it optimizes the graph, and hold no step or each for ever.
+        def is_held(count):
+            nothing = tf.strings.substr(tf.strings.as_string(count), 0, 0)
+            return tf.size(tf.io.matching_files(tf.strings.join([HOLD, nothing]))) > 0
+        looks = tf.while_loop(is_held, lambda count: (count + 1,), (tf.constant(0),))
         with tf.control_dependencies(looks):
             return tf.identity(x)
 def build(image_shape, classes):
