@@ -7,7 +7,9 @@ after 20 s only, so those are shut down too.
 """
 
 import contextlib
+import errno
 import ipaddress
+import logging
 import os
 import socket
 import struct
@@ -19,7 +21,9 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 
 ESTABLISHED, BEING_MADE, LISTENING = "01", "02", "0A"  # states in these tables
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF)
 _DESCRIPTORS = Path("/proc/self/fd")
+_log = logging.getLogger("tfdist")
 
 
 class Socket(NamedTuple):
@@ -34,14 +38,22 @@ def own_sockets(is_wanted: Callable[[Socket], bool]) -> Iterator[tuple[Socket, s
     """Yield the wanted TCP sockets of this process, each with a duplicate that is closed afterwards.
 
     It finds them in /proc, so it finds none on another system than Linux.
+
+    Raises:
+        OSError: This process has no free file descriptor.
     """
     wanted = {f"socket:[{inode}]": found for found, inode in _sockets_of_network() if is_wanted(found)}
     for link in list(_DESCRIPTORS.iterdir()) if wanted else ():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        try:
             found = wanted.get(str(link.readlink()))
-            if found is not None:
-                with opened(os.dup(int(link.name))) as duplicate:
-                    yield found, duplicate
+            descriptor = None if found is None else os.dup(int(link.name))
+        except OSError as error:
+            if error.errno not in _CLOSED_MEANWHILE:
+                raise
+            continue
+        if found is not None and descriptor is not None:
+            with opened(descriptor) as duplicate:
+                yield found, duplicate
 
 
 def opened(descriptor: int) -> socket.socket:
@@ -83,16 +95,21 @@ def peers_at(address: str) -> set[tuple[str, int]]:
     return {(plain_address(str(place[4][0])), int(place[4][1])) for place in found}
 
 
-def break_connections(peers: Collection[tuple[str, int]]) -> int:
-    """Shut down all TCP connections of this process to these peers, also those being made; return how many.
+def break_connections(peers: Collection[tuple[str, int]], of: str) -> int | None:
+    """Shut down all TCP connections of this process to these peers, also those being made.
 
-    On another system than Linux it finds none.
+    Return how many; on another system than Linux it finds none. Return None if this has to be tried again,
+    for it needs a free file descriptor; a line in the log says why, and names the owner of the connections.
     """
     count = 0
-    for _, connection in own_sockets(
-        lambda found: found.state in (ESTABLISHED, BEING_MADE) and found.peer in peers
-    ):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            connection.shutdown(socket.SHUT_RDWR)
-            count += 1
+    try:
+        for _, connection in own_sockets(
+            lambda found: found.state in (ESTABLISHED, BEING_MADE) and found.peer in peers
+        ):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    except OSError as error:  # such as too many open files
+        _log.warning("cannot look for connections to %s, trying again: %s", of, error.strerror)
+        return None
     return count

@@ -108,7 +108,7 @@ class _SparedTask:
         if is_alive and not self._is_alive:
             peers = peers_at(self._address)
             # Nothing else ends the connections to the machine before.
-            if not self._broke_connections(self._peers - peers):
+            if break_connections(self._peers - peers, str(self._task)) is None:
                 return
             self._peers = peers
         if is_alive:
@@ -129,17 +129,10 @@ class _SparedTask:
             self._is_named = True
         patience = limit + (_SECONDS_FOR_LAUNCHER if self._is_left_to_launcher else 0.0)
         # Again and again: a stopped task accepts new ones.
-        if is_silent and seconds >= patience and self._broke_connections(self._peers):
+        if not is_silent or seconds < patience:
+            return
+        if break_connections(self._peers, str(self._task)) is not None:
             _continued_without.add(self._task)
-
-    def _broke_connections(self, peers: Collection[tuple[str, int]]) -> bool:
-        """Break the connections to these peers; return False if that has to be tried again."""
-        try:
-            break_connections(peers)
-        except OSError as error:  # such as too many open files
-            _log.warning("cannot look for connections to %s, trying again: %s", self._task, error.strerror)
-            return False
-        return True
 
 
 def is_continued_without(task: Task) -> bool:

@@ -1,7 +1,9 @@
 """Connections to one address are shut down, so that what waits in them fails; others are left alone."""
 
 import contextlib
+import errno
 import os
+import resource
 import select
 import socket
 
@@ -37,7 +39,7 @@ def test_what_waits_in_a_connection_gets_its_end(family, host):
         socket.socket(socket.AF_UNIX),
     ):
         other.settimeout(0.1)
-        assert break_connections(peers_at(address)) == 1
+        assert break_connections(peers_at(address), "worker:1") == 1
         assert connection.recv(1) == b""
         with pytest.raises(TimeoutError):
             other.recv(1)
@@ -59,9 +61,40 @@ def test_a_connection_that_is_being_made_fails_at_once():
         waiting = calls[-1]
         with pytest.raises(OSError, match="not connected"):
             waiting.getpeername()
-        break_connections(peers_at(f"127.0.0.1:{at[1]}"))
+        break_connections(peers_at(f"127.0.0.1:{at[1]}"), "worker:1")
         ready, _, _ = select.select([waiting], [], [], 0)
         assert ready
+
+
+@contextlib.contextmanager
+def no_free_descriptor():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def last_descriptor_taken_meanwhile():
+    def dup(_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "dup", dup)
+        yield
+
+
+@pytest.mark.parametrize("lacking", [no_free_descriptor, last_descriptor_taken_meanwhile])
+def test_without_a_free_descriptor_it_has_to_be_tried_again(lacking, caplog):
+    with connected(*ADDRESSES[0]) as (address, _):
+        peers = peers_at(address)
+        with lacking():
+            assert break_connections(peers, "worker:1") is None
+        line = "cannot look for connections to worker:1, trying again: Too many open files"
+        assert line in caplog.messages
+        assert break_connections(peers, "worker:1") == 1
 
 
 def test_a_connection_that_is_closed_meanwhile_is_none(monkeypatch):
@@ -69,7 +102,7 @@ def test_a_connection_that_is_closed_meanwhile_is_none(monkeypatch):
         monkeypatch.setattr(broken, "own_sockets", lambda is_wanted: [(None, closed)])
         with pytest.raises(OSError, match="not connected"):
             closed.shutdown(socket.SHUT_RDWR)
-        assert break_connections({("127.0.0.1", 1)}) == 0
+        assert break_connections({("127.0.0.1", 1)}, "worker:1") == 0
 
 
 def test_a_socket_stays_blocking_whatever_the_default_timeout_is():

@@ -337,8 +337,10 @@ class CoordinatedRunner:
         text = "%d of %d workers do not answer; the others take over their steps"
         _log.warning(text, len(silent), self._workers)
         addresses = addresses_of(self._strategy)
-        if not break_connections({peer for task in silent for peer in peers_at(addresses[task])}):
-            raise _needed(" and ".join(named(silent, self._strategy)))  # this system does not show them
+        peers = {peer for task in silent for peer in peers_at(addresses[task])}
+        names = " and ".join(named(silent, self._strategy))
+        if break_connections(peers, names) == 0:
+            raise _needed(names)  # this system does not show them
 
 
 def _needed(tasks: str) -> TaskLost:
