@@ -25,6 +25,13 @@ _TENSORFLOW_INFO = (
 )
 # Each TensorFlow with CUDA reports this as an error where there is no GPU.
 _NO_GPU = r"E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: .*"
+# A mirrored worker reports this as an error if worker 0 ends its script a moment before it does.
+# If worker 0 is lost, tfdist and the launcher say so.
+_LEADER_HAS_ENDED = (
+    r"E\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] \S+::StartAbort UNAVAILABLE: Failed to send RPC to coordination .*"
+    r"(?:\nAdditional GRPC error information .* while calling /tensorflow\.CoordinationService/Heartbeat:"
+    r"(?:\n:UNKNOWN:Error received from peer .*)?)?"
+)
 # Lines of tfdist whose content the live view shows, or the launcher's first lines.
 _SHOWN_OTHERWISE = (
     r"tfdist: (?:read the cluster from .*|\S+ (?:serves at grpc://|has found the chief at ).*"
@@ -141,7 +148,7 @@ class NotesForLogs:
             verbosity: 0 for a filter, more for none.
         """
         self._is_live = is_live
-        patterns = [_TENSORFLOW_INFO]
+        patterns = [_TENSORFLOW_INFO, _LEADER_HAS_ENDED]
         if not own_gpus():
             patterns.append(_NO_GPU)
         if is_live:

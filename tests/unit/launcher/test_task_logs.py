@@ -7,6 +7,15 @@ from tfdist.launcher.task_logs import NotesForLogs
 
 INFO = "I0000 00:00:1795267459.73 299 port.cc:153] oneDNN custom operations are on.\n"
 NO_GPU = "E0000 00:00:1.2 3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error\n"
+ABORT = (
+    "E0000 00:00:1.2 3 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UNAVAILABLE: Failed to"
+    " send RPC to coordination service. Either the leader task was preempted/died/restarted unexpectedly or this\n"
+)
+HEARTBEAT = (
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling"
+    " /tensorflow.CoordinationService/Heartbeat:\n"
+    ':UNKNOWN:Error received from peer  {grpc_message:"failed to connect to all addresses", grpc_status:14}\n'
+)
 ROWS = "tfdist: worker:0 serves at grpc://127.0.0.1:1\ntfdist: worker:0 has found the chief at a:2\n"
 WARNING = "tfdist: MNIST is not on this disk\n"
 OWN = "epoch 1 is done\n"
@@ -22,7 +31,13 @@ def no_gpu(monkeypatch):
 )
 def test_what_is_for_nobody_is_left_out(is_live, shown):
     notes = NotesForLogs(is_live=is_live, verbosity=0)
-    assert notes.without(INFO + NO_GPU + ROWS + WARNING + OWN, "worker:0") == shown
+    text = INFO + NO_GPU + ROWS + WARNING + ABORT + HEARTBEAT + OWN
+    assert notes.without(text, "worker:0") == shown
+
+
+def test_an_error_of_another_call_is_shown():
+    notes = NotesForLogs(is_live=False, verbosity=0)
+    assert notes.without(ABORT + OWN + HEARTBEAT, "worker:1") == OWN + HEARTBEAT
 
 
 def test_an_error_of_cuda_is_shown_where_there_is_a_gpu(monkeypatch):
