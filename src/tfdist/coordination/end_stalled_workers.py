@@ -1,14 +1,14 @@
 """Notice that a worker of parameter servers answers but does not end what the chief gave it, and end it.
 
-The chief knows when each worker began its last execution. It calls a function in the worker, which writes the
+The chief knows when it sent each execution to a worker. It calls a function in the worker, which writes the
 worker's stacks to its log and ends it with status 138. Then the worker is lost as any other: the launcher, or
 who else has started it, starts it again. A worker that does not react is killed by the launcher.
 """
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster.config import Task
@@ -23,56 +23,65 @@ from tfdist.launcher.send_reports import report_silent
 _NAME = "end_stalled_worker"
 _SECONDS_TO_REACT = 10.0
 _SECONDS_BETWEEN_CHECKS = 1.0
+_DURATIONS_UNTIL_CHECK = 1000
 _DOING = Activity("at work on one execution (reading its data, or computing)", "step")
 _log = logging.getLogger("tfdist")
 
 
-@dataclass
-class _Worker:
-    """The counts of executions that a worker has begun and ended, and when the last one began.
+@dataclass(eq=False)
+class TimeAtWork:
+    """The time that a worker is at work on one execution, each time that the execution is sent to a worker.
 
     Attributes:
-        is_first: Whether none has ended, or none since the worker had to skip data, which may take long.
+        worker: The index of the worker.
+        began: When it was sent.
+        is_first: Whether the worker has ended none before, or has to skip data first, which may take long.
+        seen: The seconds for which the chief has seen the worker at work on it.
     """
 
-    begun: int = 0
-    ended: int = 0
-    began: float | None = None
-    is_first: bool = True
+    worker: int
+    began: float
+    is_first: bool
+    seen: float = 0.0
 
 
 class WorkerExecutions:
-    """The executions that the workers have begun and ended, in one phase of a coordinator."""
+    """How long the workers' executions take, and how long one may take, in one phase of a coordinator."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._checked_at = clock, clock()
-        self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
+        self._have_ended_one: set[int] = set()
+        self._skip_data: set[int] = set()
         self._limits: dict[StallTimeout, StallLimit] = {}
-        self._durations: list[float] = []
+        self._durations: deque[float] = deque(maxlen=_DURATIONS_UNTIL_CHECK)
 
-    def begin(self, index: int) -> None:
-        """Note that a worker begins an execution; a thread of the coordinator calls this."""
-        worker, now = self._workers[index], self._clock()
-        if worker.began is not None:
-            self._durations.append(now - worker.began)
-        worker.begun, worker.began = worker.begun + 1, now
+    def begin(self, index: int) -> TimeAtWork:
+        """Return the time of an execution that a worker begins; a thread of the coordinator calls this."""
+        is_first = index in self._skip_data or index not in self._have_ended_one
+        self._skip_data.discard(index)
+        return TimeAtWork(index, self._clock(), is_first)
 
     def expect_long_reading(self, index: int) -> None:
         """Note that a worker skips data in its next execution; a thread of the coordinator calls this."""
-        self._workers[index].is_first = True
+        self._skip_data.add(index)
 
-    def end(self, index: int) -> None:
-        """Note that the result of an execution of a worker has come."""
-        worker = self._workers[index]
-        worker.ended, worker.is_first = worker.ended + 1, False
+    def end(self, ended: TimeAtWork) -> None:
+        """Note that the result of an execution has come.
 
-    def forget(self) -> None:
-        """Forget what has begun and will not end, once nothing is under way."""
-        for worker in self._workers.values():
-            worker.begun, worker.began = worker.ended, None
+        It may have come while the chief did something else, so what counts is how long the chief has seen it.
+        """
+        self._have_ended_one.add(ended.worker)
+        self._durations.append(ended.seen)
 
-    def stuck(self, timeout: StallTimeout) -> Mapping[int, tuple[float, float]]:
-        """Return, for each worker that is stuck, for how many seconds, and the limit; look once a second."""
+    def stuck(
+        self, at_work: Iterable[TimeAtWork], timeout: StallTimeout
+    ) -> Mapping[int, tuple[float, float]]:
+        """Return, for each worker that is stuck, for how many seconds, and the limit; look once a second.
+
+        Args:
+            at_work: The times of the executions that workers are at work on.
+            timeout: The limit; `auto` derives it from the executions that have ended.
+        """
         now = self._clock()
         if timeout == "off" or now - self._checked_at < _SECONDS_BETWEEN_CHECKS:
             return {}
@@ -81,17 +90,17 @@ class WorkerExecutions:
         while self._durations:
             limit.note(_DOING, self._durations.pop())
         found = {}
-        for index, worker in list(self._workers.items()):
-            most = limit.seconds(_DOING, is_first=worker.is_first)
-            seconds = 0.0 if worker.began is None else now - worker.began
-            if worker.begun > worker.ended and seconds >= most:
-                found[index] = (seconds, most)
-                worker.began = now  # end it later if it has not ended
+        for each in at_work:
+            most = limit.seconds(_DOING, is_first=each.is_first)
+            each.seen = now - each.began
+            if each.seen >= most:
+                found[each.worker] = (each.seen, most)
+                each.began = now  # end the worker later if it has not ended
         return found
 
 
 def end_stalled_worker(task: Task, where: str, seconds: float, limit: float) -> None:
-    """End a worker that is stuck, and say so.
+    """End a worker that is stuck, and say so; do nothing if it does not answer, since it is lost then.
 
     Args:
         task: The worker.
@@ -99,13 +108,15 @@ def end_stalled_worker(task: Task, where: str, seconds: float, limit: float) -> 
         seconds: For how long it has been at work on one execution.
         limit: The limit of that.
     """
+    address = where.rpartition(" ")[2]
+    if not answers(address):
+        return
     error = stalled(where, _DOING.name, seconds, limit)
     _log.warning("%s", error)
     record(TaskStalled(task=str(task), doing=_DOING.name, seconds=seconds))
-    text, address = str(error), where.rpartition(" ")[2]
     import tensorflow as tf  # here: what counts executions needs none
 
-    call_each(lambda each: call(each, _NAME, tf.int64, text), [task], _SECONDS_TO_REACT)
+    call_each(lambda each: call(each, _NAME, tf.int64, str(error)), [task], _SECONDS_TO_REACT)
     if answers(address) and not report_silent(str(task), seconds):
         _log.warning("%s does not end: end it by hand", where)
 

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.coordination.stall_limit import LEAST_SECONDS, Activity, StallLimit, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch, doing, exchanging, timeout_in_force
 from tfdist.errors import ConfigError
@@ -298,76 +297,3 @@ def test_a_stuck_process_ends_even_if_it_cannot_say_why():
 def test_a_process_that_makes_progress_goes_on():
     ended = run("works")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
-
-
-class TestExecutionsOfWorkers:
-    """What the chief knows of its workers."""
-
-    def test_a_worker_that_does_not_end_its_execution_is_stuck(self):
-        clock = Clock()
-        executions = self.of_two(clock)
-        for _ in range(20):
-            clock.now += 1
-            executions.end(0)
-            executions.begin(0)
-            assert executions.stuck(30.0) == {}
-        clock.now += 10
-        assert executions.stuck(30.0) == {1: (30.0, 30.0)}
-        clock.now += 20
-        assert executions.stuck(30.0) == {0: (30.0, 30.0)}  # worker 1 has been told to end 20 s ago
-
-    def test_the_first_execution_of_a_worker_may_take_ten_times_as_long(self):
-        clock = Clock()
-        executions = WorkerExecutions(clock)
-        executions.begin(0)
-        clock.now += 299
-        assert executions.stuck(30.0) == {}
-        clock.now += 1
-        assert executions.stuck(30.0) == {0: (300.0, 300.0)}
-
-    def test_an_execution_that_skips_data_may_take_as_long(self):
-        clock = Clock()
-        executions = self.of_two(clock)
-        executions.expect_long_reading(1)
-        clock.now += 31
-        assert executions.stuck(30.0) == {0: (31.0, 30.0)}
-        executions.end(1)
-        executions.begin(1)
-        clock.now += 31
-        assert executions.stuck(30.0) == {0: (31.0, 30.0), 1: (31.0, 30.0)}
-
-    def test_a_worker_without_work_is_not_stuck(self):
-        clock = Clock()
-        executions = self.of_two(clock)
-        executions.end(0)
-        executions.end(1)
-        clock.now += 1000
-        assert executions.stuck(30.0) == {}
-        executions.begin(0)
-        executions.forget()  # its answer will not come: the epoch has ended
-        clock.now += 1000
-        assert executions.stuck(30.0) == {}
-        assert executions.stuck("off") == {}
-
-    def test_the_limit_follows_from_the_executions_so_far(self):
-        clock = Clock()
-        executions = self.of_two(clock)
-        for _ in range(5):
-            clock.now += 100
-            for index in (0, 1):
-                executions.end(index)
-                executions.begin(index)
-        clock.now += 1999
-        assert executions.stuck("auto") == {}
-        clock.now += 1
-        assert executions.stuck("auto") == {0: (2000.0, 2000.0), 1: (2000.0, 2000.0)}
-
-    @staticmethod
-    def of_two(clock):
-        """Return executions of two workers, each of which has ended one and begun another."""
-        executions = WorkerExecutions(clock)
-        for index in (0, 1):
-            executions.begin(index)
-            executions.end(index)
-            executions.begin(index)
-        return executions

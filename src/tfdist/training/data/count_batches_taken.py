@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.tf_private import asked_when_sent, has_result
-from tfdist.coordination.end_stalled_workers import WorkerExecutions
+from tfdist.coordination.end_stalled_workers import TimeAtWork, WorkerExecutions
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 
 NO_PART = -1
@@ -34,14 +34,14 @@ class _Sending:
     """One time that an execution was sent to a worker.
 
     Attributes:
-        worker: The worker.
+        time: The worker, and the time that it is at work on it.
         part: The part of the data that this worker reads.
         number: Its number, by which its steps are noted.
         done_before: How many of the execution's steps had been taken before, by workers that were lost.
         done_after: How many after this time; None if it has not ended yet.
     """
 
-    worker: int
+    time: TimeAtWork
     part: int
     number: int
     done_before: int
@@ -78,7 +78,13 @@ class Execution:
     @property
     def worker(self) -> int:
         """Return the worker that it was sent to last."""
-        return self.sendings[-1].worker
+        return self.sendings[-1].time.worker
+
+    @property
+    def at_work(self) -> TimeAtWork | None:
+        """Return the worker that is at work on it, and its time; None if none is known to be."""
+        last = self.sendings[-1] if self.sendings else None
+        return None if last is None or self.is_over(last) else last.time
 
     def is_over(self, sending: _Sending) -> bool:
         """Return whether a worker has answered, or is known to be lost."""
@@ -96,11 +102,11 @@ class Execution:
                 sending.done_after = 0 if self.applied is None else self.applied.give_up(sending.number, done)
         return sending.done_after
 
-    def send(self, worker: int, part: int) -> _Sending:
-        """Note that it is sent to a worker."""
+    def send(self, time: TimeAtWork, part: int) -> _Sending:
+        """Note that it is sent to a worker, whose time begins."""
         done = self.done_after(self.sendings[-1]) if self.sendings else 0
         number = 0 if self.applied is None else self.applied.new_number()
-        self.sendings.append(_Sending(worker, part, number, done))
+        self.sendings.append(_Sending(time, part, number, done))
         return self.sendings[-1]
 
 
@@ -113,7 +119,7 @@ class PartsOfData:
     """
 
     def __init__(self, workers: int, executions: WorkerExecutions) -> None:
-        """Begin with the first batch of each part; note in `executions` what each worker begins."""
+        """Begin with the first batch of each part; `executions` counts the time of each sending."""
         self._lock, self._executions = threading.Lock(), executions
         self._workers = workers
         self._example = tf.zeros(ORDER_SPEC.shape, ORDER_SPEC.dtype)
@@ -168,9 +174,8 @@ class PartsOfData:
     def for_execution(self, execution: Execution, worker: int) -> tuple[int, int]:
         """Note that an execution is sent to a worker; return its number, and how many steps are done."""
         with self._lock:
-            self._executions.begin(worker)
             self._count(worker)  # the one before has ended: with its result, or with the worker
-            sending = execution.send(worker, self._read_by_worker[worker])
+            sending = execution.send(self._executions.begin(worker), self._read_by_worker[worker])
             self._running[worker] = execution, sending
             return sending.number, sending.done_before
 

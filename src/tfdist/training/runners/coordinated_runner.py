@@ -91,14 +91,14 @@ class CoordinatedRunner:
             workers: The number of workers.
             merge: A function that returns the totals merged with those of an execution.
         """
-        self._merge, self._graph, self._executions = merge, graph, graph.executions
+        self._merge, self._graph = merge, graph
         self._batches = batches
         self._coordinator = coordinator
         self._strategy = coordinator.strategy
         self._workers = workers
-        self._scheduled = ScheduledExecutions(self._strategy, self._executions)
+        self._scheduled = ScheduledExecutions(self._strategy, graph.executions)
         self._epoch = Epoch(0)
-        self._parts = PartsOfData(workers, self._executions)
+        self._parts = PartsOfData(workers, graph.executions)
         self._begun = 0  # how often the data have begun
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
@@ -201,7 +201,6 @@ class CoordinatedRunner:
             raise
         finally:
             self._scheduled.clear()
-            self._executions.forget()
             # Otherwise a task may be gone or silent, and join() would wait for its executions.
             if is_well:
                 self._coordinator.join()

@@ -24,7 +24,7 @@ class WorkerGraph:
 
     Attributes:
         function: The graph.
-        executions: The executions that have begun and ended.
+        executions: How long its executions take.
         applied: Where its steps are noted; None if they update nothing.
     """
 

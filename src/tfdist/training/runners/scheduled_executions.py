@@ -49,7 +49,7 @@ class ScheduledExecutions:
     seconds_to_come_back = 120.0
 
     def __init__(self, strategy: tf.distribute.Strategy, executions: WorkerExecutions) -> None:
-        """Begin with none; note in `executions` what each worker begins and ends."""
+        """Begin with none; note in `executions` how long each one takes."""
         self._strategy, self._executions = strategy, executions
         self._queue: deque[Execution] = deque()
         self._slowest = 0.0  # seconds of the slowest answer
@@ -109,7 +109,7 @@ class ScheduledExecutions:
                     raise
                 time.sleep(_SECONDS_BEFORE_ASKING_AGAIN)
             else:
-                self._executions.end(execution.worker)
+                self._executions.end(execution.sendings[-1].time)
                 return Answer(execution.wanted, execution.worker, int(ran), given, float(waited))
 
     def _check_servers(self) -> None:
@@ -124,6 +124,7 @@ class ScheduledExecutions:
 
     def _end_stuck_workers(self) -> None:
         """End the workers that answer, but have been at work on one execution for longer than the limit."""
-        for index, (seconds, limit) in self._executions.stuck(timeout_in_force()).items():
+        at_work = filter(None, (execution.at_work for execution in self._queue))
+        for index, (seconds, limit) in self._executions.stuck(at_work, timeout_in_force()).items():
             [where] = named([Task("worker", index)], self._strategy)
             end_stalled_worker(Task("worker", index), where, seconds, limit)
