@@ -1,6 +1,7 @@
 """Load TensorFlow, and prepare data by it, without its notes, which no variable silences since 2.20."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
 from tfdist.trainer.config import Settings
 
+_log = logging.getLogger("tfdist")
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
 
 
@@ -66,5 +68,6 @@ def prepare_data(settings: Settings) -> None:
 
     request = DataRequest(**settings.config.data.wanted())
     if request.needs_tensorflow:
+        _log.info("preparing the data set '%s'", request.name)  # this takes seconds, or minutes
         load_tensorflow_quietly()
     request.open()

@@ -129,8 +129,8 @@ class DataRequest:
     examples: tuple[int, int] | None = None
     seed: int = 0
 
-    def open(self) -> Data:
-        """Open the data set; see `open_data`."""
+    def open(self, *, warns: bool = True) -> Data:
+        """Open the data set; see `open_data`. With `warns`, log why a substitute is used."""
         if self.seed < 0:
             raise ConfigError("seed", expected="a whole number from 0", received=str(self.seed))
         if self.if_unavailable not in ("fail", *_DRAWN):
@@ -153,7 +153,9 @@ class DataRequest:
             drawn = self.if_unavailable
             if drawn == "fail":
                 raise
-            _log.warning("%s; training on the drawn '%s' instead, because of if_unavailable", error, drawn)
+            if warns:
+                problem = f"{error.where}: {error.problem}"
+                _log.warning("%s; '%s', which tfdist draws, takes its place (if_unavailable)", problem, drawn)
             prepared = _draw(drawn, None, self.seed, self._cache)
             return Data(**vars(prepared), name=drawn, substitute_for=self.name)
 
@@ -185,7 +187,7 @@ class DataRequest:
             return None
         if (path := _path_of(self.name)) is not None:
             if not exists(path):
-                remedy = "Write the name of a data set of tensorflow-datasets without a slash before it"
+                remedy = "Correct the path; a data set of tensorflow-datasets has no slash before its name"
                 raise DataError(str(path), "does not exist, or may not be read", remedy=remedy)
             return self._of_path(path)
         folder, place = self._tfds_places

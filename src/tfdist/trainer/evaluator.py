@@ -9,11 +9,10 @@ from typing import Any
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health_checks import answers
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
-from tfdist.datasets.open_data import open_data
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_datasets import Batches, initial_model, total_steps
+from tfdist.trainer.model_and_datasets import Batches, initial_model, open_run_data, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
@@ -42,7 +41,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     if remote is not None:
         remote.clear()
     strategy = make_strategy(cluster, **_own_options(config))
-    data = open_data(**config.data.wanted())
+    data = open_run_data(config)
     model = initial_model(config, data, strategy)
     session = Session(model, strategy, Batches.of(config, data, model).test, trains=False)
     testing = session.testing()

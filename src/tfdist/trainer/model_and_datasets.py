@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.open_data import Data
+from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
+from tfdist.launcher.record_events import is_launched
 from tfdist.models.model_by_name import build
 from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.profiling.parse_step_range import parse_steps
@@ -20,6 +21,11 @@ from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.workers.steps_per_call import StepsPerCall
 
 _IMAGES_TO_LOOK_AT = 16
+
+
+def open_run_data(config: Config) -> Data:
+    """Open the data of a run; under a launcher, which has opened them before, do not repeat its warning."""
+    return DataRequest(**config.data.wanted()).open(warns=not is_launched())
 
 
 def steps_per_epoch(config: Config, data: Data) -> int:

@@ -35,7 +35,6 @@ from tfdist.coordination.health_checks import answering_health_checks
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
-from tfdist.datasets.open_data import open_data
 from tfdist.errors import Preempted, TaskLost, TfdistError
 from tfdist.export.write_export import export, try_formats
 from tfdist.launcher.prometheus_metrics import serving_metrics
@@ -48,7 +47,13 @@ from tfdist.trainer.classify_test_images import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.model_and_datasets import build_model, find_outputs, initial_model, note_of_large_batch
+from tfdist.trainer.model_and_datasets import (
+    build_model,
+    find_outputs,
+    initial_model,
+    note_of_large_batch,
+    open_run_data,
+)
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
@@ -177,7 +182,7 @@ def _connected(
         StallWatch.of(cluster, config.watch.stall_timeout, at_stall=at_loss),
     ):
         record(PhaseBegun(phase="loading data"))
-        data = open_data(**config.data.wanted())
+        data = open_run_data(config)
         prepare_data_on_workers(cluster, data)
         remote = RemoteRunFolder(folder) if cluster.is_chief and folder.copies else None
         yield RunContext(config, cluster, strategy, data, folder, notice, server_termination, elastic, remote)
@@ -186,7 +191,7 @@ def _connected(
 def _train(context: RunContext) -> Report | None:
     started = time.monotonic()
     config, data, folder, strategy = context.config, context.data, context.folder, context.strategy
-    if data.substitute_for:
+    if context.is_chief and data.substitute_for:
         _log.warning("ATTENTION: '%s' is used in place of '%s'", data.name, data.substitute_for)
     if context.is_chief and (note := note_of_large_batch(config, data)):
         _log.warning("ATTENTION: %s", note)

@@ -88,7 +88,8 @@ def test_a_substitute_says_so(tmp_path, nowhere, caplog):
     data = open_data("cifar10", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="digits")
     assert (data.name, data.substitute_for, data.train_examples) == ("digits", "cifar10", 60_000)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "training on the drawn 'digits' instead" in warning
+    assert warning.startswith(f"cifar10: is not in {tmp_path}, and the download would fail: ")
+    assert warning.endswith("; 'digits', which tfdist draws, takes its place (if_unavailable)")
 
 
 def test_an_unknown_name(tmp_path, nowhere):

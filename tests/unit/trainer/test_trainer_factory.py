@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.datasets.open_data import open_data
+from tfdist.launcher import record_events
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model, note_of_large_batch
+from tfdist.trainer.model_and_datasets import compiled_model, note_of_large_batch, open_run_data
 
 
 @pytest.fixture
@@ -53,3 +54,16 @@ def test_a_batch_that_is_larger_than_the_data_is_noted(tmp_path, cache, more):
     note = note_of_large_batch(read_config(tmp_path / "x.yaml").config, data)
     expected = f"data.batch_size {size} exceeds the {size - 1} training images: a step repeats some"
     assert note == (expected if more else "")
+
+
+@pytest.mark.parametrize(("environ", "warnings"), [({}, 1), ({record_events.VARIABLE: "events.jsonl"}, 0)])
+def test_a_task_does_not_repeat_the_launchers_warning(
+    tmp_path, monkeypatch, caplog, cache, environ, warnings
+):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(cache))
+    monkeypatch.setattr("tfdist.datasets.from_tfds.why_unreachable", lambda host: f"{host}: no route")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "x.yaml").write_text(f"data: {{name: mnist, dir: {tmp_path}, if_unavailable: digits}}")
+    assert open_run_data(read_config(tmp_path / "x.yaml").config).substitute_for == "mnist"
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
