@@ -1,6 +1,9 @@
-"""Return counts, times and paths as people read them."""
+"""Return counts, times, paths and long lines as people read them."""
 
 import os
+import shutil
+import sys
+import textwrap
 
 from tfdist._utils.user_paths import current_folder
 
@@ -48,3 +51,19 @@ def short_path(path: str | os.PathLike[str]) -> str:
     if "://" in text or here is None or not (here / text).is_relative_to(here):
         return text
     return os.path.relpath(text)
+
+
+def beside(label: str, text: str) -> str:
+    """Return a label and a text; on a terminal, break the text between words, and indent it below itself.
+
+    In a file or a pipe this is one line, for tools that read line by line.
+    """
+    line = label + text
+    if not sys.stdout.isatty():
+        return line
+    columns = shutil.get_terminal_size().columns
+    indent = " " * min(len(label), columns // 2)
+    lines = textwrap.wrap(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)

@@ -5,30 +5,31 @@ import sys
 from collections.abc import Sequence
 
 from tfdist import __version__
+from tfdist._utils.readable_text import beside
 from tfdist.cli._exit_status import exit_status
 from tfdist.errors import did_you_mean
 
 COMMANDS: dict[str, str] = {
-    "bench": "Measure how fast a config trains here, where the time goes, and which changes help.",
     "init": "Start a project: answer five questions, and get a config or a script to begin with.",
+    "configs": "List the configs that come with tfdist, or copy one for you to change.",
     "train": "Train on the cluster that a config file describes, and export the model.",
     "launch": "Start a script of your own as a cluster on this machine.",
+    "predict": "Ask an exported model about images, a folder of them, or a data set.",
+    "report": "Write one HTML page about a run, or about two of them side by side.",
+    "doctor": "Check this machine, the cluster and a run before it starts, and say what to do.",
+    "env": "Print the versions, the machine and the variables that a bug report needs.",
+    "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
     "render": "Print what a scheduler reads to run a config, or a script of your own, on its machines.",
     "submit": "Submit a config, or a script of your own, to a scheduler; print a handle.",
     "status": "Tell the state of a submitted job.",
     "logs": "Print what the tasks of a submitted job have printed.",
     "cancel": "End a submitted job.",
     "list": "List the jobs that you have submitted.",
-    "plan": "Print the TF_CONFIG of every task, and the command to type on its host.",
-    "predict": "Ask an exported model about images, a folder of them, or a data set.",
-    "estimate": "Estimate the memory that each task needs, and what it sends in a step.",
-    "report": "Write one HTML page about a run, or about two of them side by side.",
     "timeline": "Record what all tasks of a running cluster do, in one file for Perfetto.",
     "verify": "Prove that the cluster computes what one process computes, step by step.",
+    "estimate": "Estimate the memory that each task needs, and what it sends in a step.",
+    "bench": "Measure how fast a config trains here, where the time goes, and which changes help.",
     "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
-    "configs": "List the configs that come with tfdist, or copy one for you to change.",
-    "doctor": "Check this machine, the cluster and a run before it starts, and say what to do.",
-    "env": "Print the versions, the machine and the variables that a bug report needs.",
     "schema": "Print the JSON Schema of the config file.",
 }
 
@@ -65,5 +66,5 @@ def _report_mistake(text: str) -> int:
 
 
 def _usage() -> str:
-    commands = [f"  {command:<8} {text}" for command, text in COMMANDS.items()]
+    commands = [beside(f"  {command:<8} ", text) for command, text in COMMANDS.items()]
     return "\n".join(["usage: tfdist COMMAND [--flags]", "", *commands])

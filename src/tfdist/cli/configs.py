@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Annotated
 
+from tfdist._utils.readable_text import beside
 from tfdist._utils.write_files import local_path
 from tfdist.cli._command_flags import Flag, run
 from tfdist.errors import ConfigError
@@ -28,7 +29,7 @@ def main(
     configs = shipped_configs()
     width = max(map(len, configs), default=0)
     for name, path in configs.items():
-        print(f"{name:<{width}}  {describe_config(path)}")
+        print(beside(f"{name:<{width}}  ", describe_config(path)))
 
 
 if __name__ == "__main__":

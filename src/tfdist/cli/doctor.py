@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from tfdist._utils.readable_text import beside
 from tfdist._utils.yaml import check_not_stream
 from tfdist.benchmark.rehearsal_records import Part, Plan
 from tfdist.cli._command_flags import Changes, ConfigFile, Flag, run
@@ -90,7 +91,7 @@ def _shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
         if not json:
             if finding.group != group:
                 print(f"{finding.group}" if group is None else f"\n{finding.group}")
-            print(finding, flush=True)
+            print(beside(finding.label, finding.text), flush=True)
         group = finding.group
         yield finding
 

@@ -18,6 +18,9 @@ def main() -> None:
     silent: dict[tuple[str, str], TfdistError] = {}
     for submission in known:
         rows.append((str(submission.handle), _state(submission, silent), submission.at, submission.place))
+    if not known:
+        print("no jobs; tfdist submit ENGINE submits one")
+        rows = []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,6 +1,12 @@
 """What every command does with its command line: flags, `--help`, and how much it prints."""
 
+import contextlib
+import fcntl
+import os
+import struct
+import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -58,3 +64,29 @@ def test_a_mistake_in_the_flags_of_a_launch_leaves_no_folder(tmp_path, monkeypat
     with pytest.raises(ConfigError, match=problem):
         launch.main([sys.executable, "-c", ""], **flags)
     assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_the_help_and_the_configs_fit_a_narrow_terminal():
+    for words in ((), ("configs",)):
+        shown = _on_terminal("tfdist", *words, columns=60)
+        assert max(map(len, shown)) <= 60
+        assert [line for line in shown if line.startswith(" " * 11)]
+
+
+def test_a_list_without_jobs_says_so(tmp_path):
+    done = tfdist("list", XDG_STATE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "no jobs; tfdist submit ENGINE submits one\n")
+
+
+def _on_terminal(*words, columns):
+    """Return the lines that a command shows on a terminal of a width."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    subprocess.run([sys.executable, "-m", *words], stdout=slave, stderr=slave, timeout=60, check=False)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # its end
+        while data := os.read(master, 65536):
+            shown += data
+    os.close(master)
+    return shown.decode().splitlines()

@@ -31,10 +31,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     remedy: str = ""
 
+    @property
+    def label(self) -> str:
+        """Return what the line that users read begins with: state and check."""
+        return f"  {self.state:<7}  {self.check:<{_WIDEST_CHECK}}  "
+
+    @property
+    def text(self) -> str:
+        """Return the rest of that line; what comes from elsewhere obeys no terminal's escapes."""
+        return printable(f"{self.found}. {self.remedy}" if self.remedy else self.found)
+
     def __str__(self) -> str:
-        """Return the line that users read; what comes from elsewhere obeys no terminal's escapes."""
-        text = f"{self.found}. {self.remedy}" if self.remedy else self.found
-        return f"  {self.state:<7}  {self.check:<{_WIDEST_CHECK}}  {printable(text)}"
+        """Return the line that users read."""
+        return self.label + self.text
 
 
 class Findings:
