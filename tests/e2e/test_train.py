@@ -150,8 +150,8 @@ def test_dry_run_checks_everything_and_trains_nothing(tmp_path, cache):
     assert run.returncode == 0, run.stderr
     assert "epochs: 3" in run.stdout
     assert "4 tasks, from" in run.stdout
-    assert "data      digits: 60000 images to train on, 10000 to test on, 28x28x1, 10 classes" in run.stdout
-    assert "steps     1404 of 128 examples; 468 are an epoch" in run.stdout
+    assert "data      digits: 60,000 images to train on, 10,000 to test on, 28x28x1, 10 classes" in run.stdout
+    assert "steps     1,404 of 128 examples; 468 are an epoch" in run.stdout
     assert not folder.exists()
     for change, message in (
         ("model.options={drop_out: 0.1}", "Its options: dropout"),

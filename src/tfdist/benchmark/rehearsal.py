@@ -80,10 +80,10 @@ def _data(data: Data) -> Part:
 
 def _model(config: Config, cluster: ClusterConfig, data: Data, memory: tuple[int, int]) -> Part:
     model = checked_model(config, data)
-    steps = f"{total_steps(config, data)} steps, of which {steps_per_epoch(config, data)} are an epoch"
+    steps = f"{total_steps(config, data):,} steps, of which {steps_per_epoch(config, data):,} are an epoch"
     return Part(
         name="model",
-        found=f"{config.model.name} builds and compiles: {model.count_params()} parameters; {steps}",
+        found=f"{config.model.name} builds and compiles: {model.count_params():,} parameters; {steps}",
         sizes=sizes_of(model, data, config, Replicas.of(config, cluster).examples, memory),
     )
 

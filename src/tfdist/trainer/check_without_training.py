@@ -43,8 +43,8 @@ def check_without_training(config: Config, cluster: ClusterConfig, folder: RunFo
     note = note_of_large_batch(config, data)
     return [
         f"data      {described(data)}",
-        f"model     {config.model.name}: {parameters} parameters, {4 * parameters / 1e6:.1f} MB",
-        f"steps     {total} of {config.data.batch_size} examples; {per_epoch} are an epoch",
+        f"model     {config.model.name}: {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB",
+        f"steps     {total:,} of {config.data.batch_size:,} examples; {per_epoch:,} are an epoch",
         *([f"ATTENTION: {note}"] if note else []),
         f"goes to   {folder.place}: {free / 1e9:.1f} GB free"
         + (f"; continues from its step {begun}" if begun is not None else ""),
@@ -68,7 +68,7 @@ def described(data: Data) -> str:
     """Describe a data set in a line."""
     instead = f" in place of {data.substitute_for}" if data.substitute_for else ""
     shape = "x".join(map(str, data.image_shape))
-    counts = f"{data.train_examples} images to train on, {data.test_examples} to test on"
+    counts = f"{data.train_examples:,} images to train on, {data.test_examples:,} to test on"
     return f"{data.name}{instead}: {counts}, {shape}, {len(data.classes)} classes"
 
 

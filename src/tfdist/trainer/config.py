@@ -184,8 +184,12 @@ def json_schema() -> dict[str, Any]:
 
 
 def config_text(config: Config) -> str:
-    """Return a config as YAML with all of its keys, also those at their defaults."""
-    text: str = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, default_flow_style=None)
+    """Return a config as YAML with all keys, except for those of engines that are all at their defaults."""
+    sections = msgspec.to_builtins(config)
+    defaults = msgspec.to_builtins(EngineSection())
+    engines = {name: engine for name, engine in sections.pop("engine").items() if engine != defaults[name]}
+    sections |= {"engine": engines} if engines else {}
+    text: str = yaml.safe_dump(sections, sort_keys=False, default_flow_style=None)
     return text
 
 

@@ -76,7 +76,7 @@ def test_a_run_that_can_start_is_well(written):
     assert [finding.state for finding in findings.values()] == ["ok"] * 6
     assert list(findings) == ["config", "strategy", "data", "model", "memory needed", "speed"]
     assert findings["strategy"].found == "multi_worker_mirrored"
-    assert findings["data"].found.startswith("digits: 60000 images to train on, 10000 to test on, 28x28x1")
+    assert findings["data"].found.startswith("digits: 60,000 images to train on, 10,000 to test on, 28x28x1")
     assert "mnist_cnn builds and compiles: " in findings["model"].found
     assert "examples/s in batches of 16, by one process alone" in findings["speed"].found
 
