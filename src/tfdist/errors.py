@@ -112,15 +112,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return the remedy for an unknown word: the most similar known word, or all known words.
+def did_you_mean(word: object, known: Iterable[str], *, other: str = "") -> str:
+    """Return the remedy for an unknown word: the most similar known word, or all of them, and `other`.
 
     >>> did_you_mean("workers", ["chief", "worker", "ps"])
     "Did you mean 'worker'?"
     """
     choices = list(known)
     near = difflib.get_close_matches(str(word)[:_LONGEST_SHOWN], choices, n=1, cutoff=_NEAR)
-    return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(choices)}"
+    return (
+        f"Did you mean '{near[0]}'?"
+        if near
+        else f"Known: {', '.join([*choices, other] if other else choices)}"
+    )
 
 
 def is_near(word: str, known: str) -> bool:

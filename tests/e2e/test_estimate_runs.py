@@ -24,7 +24,10 @@ def _estimated(*words):
 def test_a_missing_config_is_one_line():
     run = tfdist("estimate")
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "tfdist: --config: is missing. Name a file: --config configs/ps2w.yaml\n"
+    assert (
+        run.stderr
+        == "tfdist: --config: is missing. Name a file: --config ps2w.yaml, which `tfdist configs ps2w` writes\n"
+    )
 
 
 @pytest.mark.slow

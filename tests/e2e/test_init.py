@@ -32,10 +32,11 @@ def _on_terminal(folder, *answers):
 
 
 def test_on_a_terminal_it_asks_and_says_what_to_type_next(tmp_path):
-    shown, status = _on_terminal(tmp_path, "ssh", "a,b", "5", "many", "4", "", "", "own")
+    shown, status = _on_terminal(tmp_path, "ssh", "a,b", "5", "many", "4", "", "0", "", "own")
 
     assert status == 0, shown
     assert "expected a number from 1 to 999, received 'many'" in shown
+    assert "expected a number from 1 to 4, or a word; received 0" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
     commands = [line.strip() for line in shown.partition("Next:")[2].splitlines() if line.strip()]
     assert commands[::2] == ["cd mine", "tfdist submit ssh --config train.yaml"]

@@ -51,9 +51,10 @@ class Flag(NamedTuple):
 
 
 # The flags that several commands share.
-_CONFIG_HELP = "The YAML file that describes the run; see configs/."
+_CONFIG_HELP = "The YAML file that describes the run; `tfdist configs` lists some to begin with."
+_REMEDY_WITHOUT_CONFIG = "Name a file: --config ps2w.yaml, which `tfdist configs ps2w` writes"
 ConfigFile = Annotated[str | None, Flag(_CONFIG_HELP)]
-NeededConfig = Annotated[str, Flag(_CONFIG_HELP, needed="Name a file: --config configs/ps2w.yaml")]
+NeededConfig = Annotated[str, Flag(_CONFIG_HELP, needed=_REMEDY_WITHOUT_CONFIG)]
 Changes = Annotated[Sequence[str], Flag("Set a value of the file, e.g. train.epochs=3; can be repeated.")]
 LogFormat = Annotated[
     Literal["text", "json"], Flag("What to print: text, or json, an object a line (docs/events.md).")

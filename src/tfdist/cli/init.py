@@ -109,7 +109,10 @@ def _ask(key: str, answers: Mapping[str, Any], machine: Machine) -> Any:
         except EOFError:
             print()
             raise ConfigError("tfdist init", "the input ended before the last answer") from None
-        if choices and str(typed).isdecimal() and 0 < int(typed) <= len(choices):
+        if choices and str(typed).isdecimal():
+            if not 0 < int(typed) <= len(choices):
+                print(f"  expected a number from 1 to {len(choices)}, or a word; received {typed}")
+                continue
             typed = choices[int(typed) - 1]
         try:
             return check_answer(key, typed, answers)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from tfdist._utils.readable_text import count
+from tfdist._utils.user_paths import exists
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events
@@ -262,7 +264,7 @@ class LaunchMonitor:
             case {"slow": reason}:
                 self.say(f"the process that loads for all tasks {reason}: starting the tasks one by one")
             case {"unstartable": name, "error": reason, "program": program}:
-                self._error = self._unstartable(name, repr(program), reason)
+                self._error = self._unstartable(name, program, reason)
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
                 if name == str(self._cluster.lead):
@@ -290,8 +292,10 @@ class LaunchMonitor:
     def _unstartable(self, name: str, program: str, reason: str) -> TfdistError:
         # A task that has started before is no mistake of the user.
         if any(str(end.task) == name for end in self._exits):
-            return LaunchError(name, f"cannot start {program} again: {reason}", exits=self._exits)
-        return ConfigError("command", f"{name} cannot start {program}: {reason}")
+            return LaunchError(name, f"cannot start {program!r} again: {reason}", exits=self._exits)
+        is_script = program.endswith(".py") and exists(program)
+        remedy = f"Write -- python {shlex.quote(program)}" if is_script else ""
+        return ConfigError("command", f"{name} cannot start {program!r}: {reason}", remedy=remedy)
 
     def _note_exit(self, task: Task, code: int, asked: bool, again: bool) -> None:
         self._being_killed.discard(task)

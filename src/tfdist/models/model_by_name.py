@@ -54,7 +54,7 @@ def _shipped(name: str) -> Callable[..., Any]:
             "model", problem, remedy="Write examples.fast_resnet:build, in the repository's folder"
         )
     if name not in _SHIPPED:
-        remedy = f"{did_you_mean(name, _SHIPPED)}, or your own as my_pkg.my_module:build"
+        remedy = did_you_mean(name, _SHIPPED, other="or your own as my_pkg.my_module:build")
         raise ConfigError("model", f"there is no '{name}'", remedy=remedy)
     return _SHIPPED[name]
 

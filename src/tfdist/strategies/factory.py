@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
+from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_sizes import ROLES
@@ -114,7 +115,7 @@ def make_strategy(
     _prepare_process(cluster, name, options)
     made = _connected(cluster, name, options)
     remember(cluster, made, name)
-    _log.info("strategy %s: %d replicas in sync", name, made.num_replicas_in_sync)
+    _log.info("strategy %s: %s in sync", name, count(made.num_replicas_in_sync, "replica"))
     return made
 
 
@@ -208,6 +209,12 @@ def _check_fits(cluster: ClusterConfig, name: str) -> None:
         raise ConfigError(f"strategy {name}", problem, remedy="Each would train on its own: take auto")
     if alone:
         return
+    if not cluster:
+        problem = "needs a cluster, and nothing describes one"
+        remedy = (
+            "Add cluster: {worker: 2} to the config, start the script with tfdist launch, or set TF_CONFIG"
+        )
+        raise ConfigError(f"strategy {name}", problem, remedy=remedy)
     if cluster.task is None:
         problem = "needs to know which task of the cluster this is"
         remedy = "Set its task: cluster.with_task('worker', 0)"

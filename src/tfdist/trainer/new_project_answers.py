@@ -220,7 +220,7 @@ def check_answer(key: str, value: Any, answers: Mapping[str, Any]) -> Any:
     elif key == "data":
         _check_data(value, answers)
     elif value not in MODELS and not _FUNCTION.fullmatch(value):
-        remedy = f"{did_you_mean(value, MODELS)}, or your own as my_package.my_module:function"
+        remedy = did_you_mean(value, MODELS, other="or your own as my_package.my_module:function")
         raise ConfigError(where, f"is unknown: {shown(value)}", remedy=remedy)
     return value
 

@@ -75,7 +75,7 @@ def test_a_local_cluster_is_started_by_one_command(config):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "tfdist: --config: is missing. Name a file: --config configs/ps2w.yaml\n"),
+        ([], "tfdist: --config: is missing. Name a file: --config ps2w.yaml, which `tfdist configs ps2w` writes\n"),
         (["--config", "none.yaml"], "tfdist: none.yaml: cannot be read: No such file or directory. Name a YAML file\n"),
         (["--confg", "x"], "tfdist: command line: Unknown command line flag 'confg'. Did you mean: config. See --help\n"),
         (["--config", "x", "more"], "tfdist: command line: unexpected argument 'more'. Flags are --name=value; see --help\n"),

@@ -169,6 +169,7 @@ def test_who_ignores_sigterm_is_killed(tmp_path):
         (["/nowhere/to/be found"], "'/nowhere/to/be found': No such file or directory"),
         (["no-such-program-anywhere"], "'no-such-program-anywhere': No such file or directory"),
         (["/etc/passwd"], "'/etc/passwd': Permission denied"),
+        ([__file__], f"Permission denied. Write -- python {__file__}"),
         ([sys.executable, "-c", "\0"], "null byte"),
     ],
 )

@@ -298,6 +298,7 @@ def test_a_users_own_model(tmp_path, monkeypatch):
     ("name", "options", "message"),
     [
         ("mnist_cn", {}, "model: there is no 'mnist_cn'. Did you mean 'mnist_cnn'?"),
+        ("transformer", {}, "Known: mnist_cnn, cifar10_cnn, resnet, or your own as my_pkg.my_module:build"),
         (
             "fast_resnet",
             {},

@@ -61,6 +61,7 @@ def test_a_scope_can_be_entered_again_and_within_itself():
     [
         (cluster(), "multi_worker_miror", "Did you mean 'multi_worker_mirrored'?"),
         (cluster(("worker", 0), worker=2), "mirrored", "the cluster has 2 tasks"),
+        (ClusterConfig(), "multi_worker_mirrored", "needs a cluster, and nothing describes one. Add cluster: "),
         (cluster(worker=2), "multi_worker_mirrored", "which task of the cluster this is"),
         (cluster(("chief", 0), chief=1, worker=2), "parameter_server", "ps"),
         (cluster(("worker", 0), chief=1, worker=2, ps=1), "parameter_server", "Call tfdist.serve(cluster)"),

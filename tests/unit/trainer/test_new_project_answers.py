@@ -166,7 +166,7 @@ def test_the_defaults_follow_from_the_machine_and_the_answers(folder):
         ({"data": "a\nb"}, "--data: expected a name, a folder or script, received 'a\\nb'"),
         (
             {"model": "resnett"},
-            "--model: is unknown: 'resnett'. Did you mean 'resnet'?, or your own as my_package.my_module:function",
+            "--model: is unknown: 'resnett'. Did you mean 'resnet'?",
         ),
     ],
 )
