@@ -128,3 +128,12 @@ def test_an_old_key_is_answered_with_its_new_name(tmp_path, section, old, new):
     with pytest.raises(ConfigError) as found:
         read_config(tmp_path / "x.yaml")
     assert str(found.value) == f"{tmp_path}/x.yaml:2: {section}.{key}: was renamed. Write {new}"
+
+
+def test_the_text_of_a_config_has_only_the_engines_that_it_sets(tmp_path):
+    (tmp_path / "x.yaml").write_text("engine: {slurm: {restarts: 2}}")
+    text = config_text(read_config(tmp_path / "x.yaml").config)
+    assert "restarts: 2" in text
+    assert "kubernetes" not in text
+    (tmp_path / "x.yaml").write_text("train: {steps: 2}")
+    assert "engine" not in config_text(read_config(tmp_path / "x.yaml").config)
