@@ -41,7 +41,7 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         rows: The number of examples, None in a graph that does not fix it.
         means: The ids of tensors that are known to be means.
     """
-    if not tf.is_tensor(number):  # but one of Python's
+    if not isinstance(number, tf.Tensor):  # but one of Python's, or a variable
         return "same"
     if id(number) in means:
         return "mean"

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
 from tfdist.training.replicas.graph_queries import has_rows, reads_variable, reduces_first_axis
+from tfdist.training.replicas.paired_examples import pairs_examples
 
 _REDUCING = ("Max", "Mean", "Min", "Prod", "Sum")
 # They put rows that were chosen, as for the experts of a layer, back in their places.
@@ -21,8 +22,8 @@ _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of 
 def what_mixes_examples(values: tf.Tensor, rows: int | None) -> tf.Operation | None:
     """Return an operation behind the values of each example that mixes examples, None if there is none.
 
-    That is a mean or a sum over the batch, or a product of examples with each other. The moments of
-    BatchNormalization are left out: those of a replica's part are its documented use.
+    That is a mean or a sum over the batch, or what computes a value for each pair of examples. The moments
+    of BatchNormalization are left out: those of a replica's part are its documented use.
     """
     for operation in operations_behind([values], until=reads_variable):
         if not operation.outputs or not operation.outputs[0].dtype.is_floating:
@@ -31,13 +32,15 @@ def what_mixes_examples(values: tf.Tensor, rows: int | None) -> tf.Operation | N
             is_mixing = has_rows(operation.inputs[0], rows) and reduces_first_axis(operation)
             if is_mixing and f"{MOMENTS}/" not in operation.name:
                 return operation
-        elif operation.type == "MatMul" and _multiplies_examples(operation, rows):
+        elif _multiplies_examples(operation, rows) or pairs_examples(operation, rows):
             return operation
     return None
 
 
 def _multiplies_examples(product: tf.Operation, rows: int | None) -> bool:
-    """Return whether a product of matrices sums over the examples, or multiplies each with all others."""
+    """Return whether an operation is a product of matrices that adds up over the examples, or pairs them."""
+    if product.type != "MatMul":
+        return False
     by_column = [_has_examples_in_columns(product, place, rows) for place in (0, 1)]
     by_row = [_has_examples_in_rows(product, place, rows) for place in (0, 1)]
     return by_column[0] or by_row[1] or (by_row[0] and by_column[1])

@@ -47,6 +47,21 @@ def size(values):
         (lambda x: tf.sqrt(tf.reduce_mean(x)), None),
         (lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x), None),
         (tf.reduce_max, None),
+        (lambda x: tf.reduce_mean(tf.reduce_max(tf.square(x[:, None] - x[None]), 1)), None),
+        (lambda x: tf.reduce_sum(tf.abs(tf.expand_dims(x, 0) - tf.expand_dims(x, 1))), None),
+        (lambda x: tf.reduce_mean(x[:, :1] - tf.transpose(x[:, :1])), None),
+        (lambda x: tf.reduce_mean(x[..., 0][tf.newaxis] * x[:, 1:]), None),
+        (lambda x: tf.reduce_mean(tf.einsum("ae,pe->ap", x, x)), None),
+        (lambda x: tf.reduce_sum(tf.square(tf.einsum("na,nb->ab", x, x))), None),
+        (lambda x: tf.reduce_sum(tf.square(tf.tensordot(x, x, axes=(1, 1)))), None),
+        (lambda x: tf.reduce_sum(tf.square(tf.tensordot(x[:, None], x[:, None], axes=(2, 2)))), None),
+        (lambda x: tf.reduce_mean(x[:, None] - x[:, :, None]), "mean"),
+        (lambda x: tf.reduce_mean(tf.transpose(tf.transpose(x)[None] - tf.transpose(x)[:, None])), "mean"),
+        (lambda x: tf.reduce_mean(tf.einsum("nd,nd->n", x, x)), "mean"),
+        (lambda x: tf.reduce_mean(tf.einsum("nd,df->nf", x, tf.ones([2, 3]))), "mean"),
+        (lambda x: tf.reduce_mean(x + tf.range(size(x))[:, None]), "mean"),
+        (lambda x: tf.reduce_mean(x[:, None] + tf.range(size(x))[None, :, None]), "mean"),
+        (lambda x: tf.reduce_mean(tf.tensordot(x[:, None], tf.ones([2, 3]), axes=1)), "mean"),
     ],
 )
 def test_the_reduction_is_that_of_the_function(function, reduction):
@@ -65,6 +80,15 @@ def test_a_penalty_on_a_weight_is_the_same_for_all_examples():
 
     tf.function(penalized, autograph=False).get_concrete_function(ANY_SIZE)
     assert found == ["mean"]
+
+
+def test_a_variable_is_the_same_for_all_examples():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        variables = [tf.Variable(1.0), tf.keras.Variable(1.0) if hasattr(tf.keras, "Variable") else 1.0]
+    found = []
+    tf.function(lambda: found.extend(map(reduction_of, variables)), autograph=False).get_concrete_function()
+    assert found == ["same", "same"]
 
 
 def test_without_a_graph_it_is_unknown():

@@ -19,6 +19,10 @@ INEXACT = (
     " these is the loss of the whole batch only if it is a mean over examples. To have it exact, return a"
     " number for each example"
 )
+ADDED = (
+    "loss: what add_loss or an activity regularizer adds is neither a mean nor a sum over the examples;"
+    " several replicas each compute it on their part, and the mean of these counts"
+)
 _MIXED = (
     "loss: that of an example depends on the other examples (operation %s); several replicas each compute it"
     " on their part of the batch, so it is not the loss of one process"

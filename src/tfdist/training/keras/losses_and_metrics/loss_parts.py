@@ -11,6 +11,7 @@ from tfdist.training.keras.losses_and_metrics.recorded_losses import (
     have_several_divisors,
 )
 from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
+from tfdist.training.replicas.paired_examples import depends_on_data
 from tfdist.training.replicas.split_into_terms import sum_in, terms_of
 
 
@@ -40,6 +41,12 @@ def added_by_reduction(losses: list[tf.Tensor], rows: int | None) -> Added:
         [loss for loss, is_sum in zip(losses, are_sums, strict=True) if not is_sum],
         [loss for loss, is_sum in zip(losses, are_sums, strict=True) if is_sum],
     )
+
+
+def has_other_reduction(losses: list[tf.Tensor], rows: int | None) -> bool:
+    """Return whether one of several losses of a graph is neither a mean nor a sum over the examples."""
+    unknown = [] if tf.executing_eagerly() else [loss for loss in losses if reduction_of(loss, rows) is None]
+    return any(map(depends_on_data, unknown))
 
 
 def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:

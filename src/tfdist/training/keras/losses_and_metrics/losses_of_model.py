@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import added_losses, compiled_loss, count_of_compiled_losses, loss_trackers
 from tfdist.training.keras.losses_and_metrics.loss_checks import (
+    ADDED,
     INEXACT,
     LossWarning,
     check_numbers,
@@ -16,6 +17,7 @@ from tfdist.training.keras.losses_and_metrics.loss_parts import (
     Added,
     LossPart,
     added_by_reduction,
+    has_other_reduction,
     parts_by_divisor,
     parts_by_reduction,
     weight_of,
@@ -95,7 +97,10 @@ class ModelLosses:
         # The `__call__` of a loss may be its own.
         if self._has_own_compute_loss or len(divisors) < count_of_compiled_losses(self._model):
             return Losses(self._own_parts(loss, divisors, size, rows), places)
-        added = added_by_reduction(added_losses(self._model), rows)
+        losses = added_losses(self._model)
+        if self._replicas > 1 and has_other_reduction(losses, rows):
+            self._warning.log(ADDED)
+        added = added_by_reduction(losses, rows)
         if self._replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
             return Losses(*parts_by_divisor(loss, divisors, added, size, tape))
         weight, is_of_examples = weight_of(divisors, size, replicas=self._replicas)

@@ -65,6 +65,21 @@ def correlated(y_true, y_pred):
     return tf.reduce_sum(tf.matmul(y_pred - y_true, tf.linalg.inv(spread)) ** 2, axis=-1)
 
 
+def hardest(y_true, y_pred):
+    """A number for each example, of its distance to the farthest of the others."""
+    distances = tf.reduce_sum(tf.square(y_pred[:, None] - tf.expand_dims(y_pred, 0)), axis=-1)
+    return tf.reduce_max(distances, axis=1) + tf.reduce_sum(tf.square(y_true), axis=-1)
+
+
+class Spread(keras.layers.Layer):
+    """A layer that adds the distances of all pairs of examples to the loss."""
+
+    def call(self, inputs):
+        products = tf.tensordot(inputs, inputs, axes=(1, 1))
+        self.add_loss(0.1 * tf.reduce_sum(tf.square(products)))
+        return inputs
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         x, y = data
@@ -188,7 +203,7 @@ def test_a_loss_may_be_a_number_of_pythons(strategy):
 
 @several
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-@pytest.mark.parametrize("loss", [relative, contrastive, correlated])
+@pytest.mark.parametrize("loss", [relative, contrastive, correlated, hardest])
 def test_a_loss_of_an_example_that_depends_on_the_others_is_named_once(strategy, loss, base, caplog):
     with strategy.scope():
         model = model_of(loss, base)
@@ -196,6 +211,21 @@ def test_a_loss_of_an_example_that_depends_on_the_others_is_named_once(strategy,
         fit(model, X, Y, epochs=2, **OPTIONS)
     [message] = [message for message in caplog.messages if "traced" not in message]
     assert message.startswith("loss: that of an example depends on the other examples (operation ")
+
+
+@several
+def test_an_added_loss_that_compares_examples_is_named_once(strategy, caplog):
+    with strategy.scope():
+        layers = [keras.layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l1"), Spread()]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.compile("sgd", "mse")
+        other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activity_regularizer="l2")])
+        other.compile("sgd", "mse")
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        fit(model, X, Y, epochs=2, **OPTIONS)
+        fit(other, X, Y, epochs=1, **OPTIONS)
+    found = [message.split(" is ")[0] for message in caplog.messages if "traced" not in message]
+    assert found == ["loss: what add_loss or an activity regularizer adds"]
 
 
 @several
