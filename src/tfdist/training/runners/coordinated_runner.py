@@ -174,36 +174,48 @@ class CoordinatedRunner:
         if steps is None or not self._batches.is_begun:
             self._begin_data()
         applied = self._graph.applied
-        epoch = self._epoch = Epoch(steps, new_call(), 0 if applied is None else applied.counted())
-        is_well = True
+        self._epoch = Epoch(steps, new_call(), 0 if applied is None else applied.counted())
         try:
-            while steps is None or epoch.done < steps:
-                self._fill_queue(steps_per_execution)
-                if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
-                    if not (self._take_over() or self._begins_data_again(repeats=repeats)):
-                        return
-                    continue
-                with doing(_WITH_WORKERS), span(WAITING):
-                    answered = self._scheduled.wait()
-                if answered is None:
-                    self._end_calls_to_silent_workers()
-                    continue
-                with doing(_WITH_WORKERS):
-                    answer = self._scheduled.fetch(answered)
-                self._count(answer)
-                if answer.ran:
-                    yield answer.ran, answer.given
-                self._note_end_of_data(answer)
+            yield from self._answered(steps, steps_per_execution, repeats=repeats)
         except Exception as error:
-            is_well = False
             if not is_about_a_task(error):
                 self._clear_error()
             raise
         finally:
             self._scheduled.clear()
-            # Otherwise a task may be gone or silent, and join() would wait for its executions.
-            if is_well:
-                self._coordinator.join()
+
+    def _answered(
+        self, steps: int | None, steps_per_execution: Callable[[], int], *, repeats: bool
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Run the executions of an epoch; if it ends early, wait for those that workers were given."""
+        try:
+            while steps is None or self._epoch.done < steps:
+                self._fill_queue(steps_per_execution)
+                if not self._scheduled:  # all workers' data have ended, or no more steps are wanted
+                    if not (self._take_over() or self._begins_data_again(repeats=repeats)):
+                        return
+                    continue
+                answer = self._next_answer()
+                if answer.ran:
+                    yield answer.ran, answer.given
+                self._note_end_of_data(answer)
+        except (GeneratorExit, KeyboardInterrupt):
+            while self._scheduled:
+                self._next_answer()
+            raise
+
+    def _next_answer(self) -> Answer:
+        """Wait for an answer, and count its steps; end the calls to workers that are silent for very long."""
+        answered = None
+        while answered is None:
+            with doing(_WITH_WORKERS), span(WAITING):
+                answered = self._scheduled.wait()
+            if answered is None:
+                self._end_calls_to_silent_workers()
+        with doing(_WITH_WORKERS):
+            answer = self._scheduled.fetch(answered)
+        self._count(answer)
+        return answer
 
     def _fill_queue(self, steps_per_execution: Callable[[], int]) -> None:
         """Schedule executions, as long as a worker has data and a worker would wait soon."""
