@@ -110,8 +110,8 @@ class Pool:
         if task not in self._addresses:
             known = ", ".join(map(str, self._addresses))
             raise ConfigError("connect", expected=f"one of {known}", received=str(task))
-        if task in self._lost:
-            raise TaskLost(f"{task} at {self._addresses[task]}", self._lost[task], remedy="Start all again")
+        if why := self._lost.get(task):
+            raise TaskLost(f"{task} at {self._addresses[task]}", why, remedy="Start all again")
 
     def share(self, count: int, call: Callable[[Task, int], Any], tasks: Sequence[Task]) -> list[Any]:
         """Make calls numbered from 0, each on the next free task; return their values, in order."""
@@ -122,12 +122,15 @@ class Pool:
         ends: queue.Queue[_End] = queue.Queue()
         asked = time.monotonic()
         while len(values) < count:
+            lost = self._lost.copy()  # a task may come back at any moment
             for task in tasks:
-                if waiting and task not in running and task not in self._lost:
+                if waiting and task not in running and task not in lost:
                     running[task] = run = _Run(waiting.popleft())
                     self._callers[task].call(partial(call, task, run.number), run, ends)
             if not running:
-                raise self._all_lost(tasks)
+                reasons = "; ".join(f"{task} {lost[task]}" for task in tasks)
+                problem = f"no task is left: {reasons}"
+                raise TaskLost("map", problem, remedy="Their logs say why; start all again")
             end = _next(ends)
             # A task that was silent may be back, and may have computed a call that another task got.
             if end is not None and running.get(end.task) is end.run:
@@ -168,13 +171,12 @@ class Pool:
             if back and None not in known.values():
                 try:
                     self._reconnect([*self.tasks, *back])
-                except tf.errors.OpError as error:
+                    for task in back:
+                        self._callers[task] = _Caller(task)  # the old one may still be in a call
+                        del self._lost[task]
+                        _log.warning("%s at %s is back", task, self._addresses[task])
+                except Exception as error:  # noqa: BLE001  # no other thread takes tasks back
                     _log.info("cannot take %s back yet: %s", back[0], first_line(error))
-                    continue
-                for task in back:
-                    self._callers[task] = _Caller(task)  # the old one may still be in a call
-                    del self._lost[task]
-                    _log.warning("%s at %s is back", task, self._addresses[task])
 
     def _why_lost(self, task: Task, error: BaseException) -> str:
         """Return why a task is lost after a failed call; raise the error if its task is not lost."""
@@ -213,10 +215,6 @@ class Pool:
                 )
                 lost.append(task)
         return lost
-
-    def _all_lost(self, tasks: Sequence[Task]) -> TaskLost:
-        reasons = "; ".join(f"{task} {self._lost[task]}" for task in tasks)
-        return TaskLost("map", f"no task is left: {reasons}", remedy="Their logs say why; start all again")
 
 
 def _next(ends: "queue.Queue[_End]") -> _End | None:
