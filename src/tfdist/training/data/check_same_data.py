@@ -63,10 +63,14 @@ def _parts(dataset: tf.data.Dataset) -> Iterator[bytes]:
             held += list(function.captured_inputs)
         for value in held:
             yield from _of_value(value)
-        for nodes in definitions_of(node):
-            for operation in nodes:
-                if operation.op == "Const":
-                    yield operation.attr["value"].tensor.SerializeToString(deterministic=True)
+        # TensorFlow lists the functions that others call, such as branches, in another order in each process.
+        yield from sorted(b"".join(_constants(nodes)) for nodes in definitions_of(node))
+
+
+def _constants(nodes: list[Any]) -> Iterator[bytes]:
+    for operation in nodes:
+        if operation.op == "Const":
+            yield operation.attr["value"].tensor.SerializeToString(deterministic=True)
 
 
 def _of_value(value: Any) -> Iterator[bytes]:
