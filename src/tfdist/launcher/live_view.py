@@ -131,7 +131,9 @@ class LiveView:
             if len(shown) < len(self._rows):
                 lines.append(f"… and {len(self._rows) - len(shown)} more tasks"[:columns])
         if self.reports:
-            lines.append(draw_progress(self.reports, columns, self._encoding, self._evaluated))
+            # A terminal writes `^C` at the end of the last line; were it full, that would begin another one.
+            bar_columns = columns - len("^C")
+            lines.append(draw_progress(self.reports, bar_columns, self._encoding, self._evaluated))
         return lines
 
     def _set(self, name: str, state: str, *, is_bad: bool) -> None:

@@ -161,7 +161,7 @@ def test_progress_is_a_live_bar_on_a_terminal(tmp_path):
     bars = re.findall(r"([━─]+ step [^\r\n\x1b]*)", shown)
     assert len(bars) >= 5
     assert max(map(len, bars)) < 60
-    assert bars[-1].startswith("━" * 10 + " ")  # shorter than on a wide terminal
+    assert bars[-1].startswith("━" * 8 + " ")  # shorter than on a wide terminal
     assert "\x1b[36m[worker:0]\x1b[0m the end\r\n" in shown
     assert re.search(r"\r\x1b\[\d+A\x1b\[Jdone\r\n$", shown)  # the view is taken away at the end
 
