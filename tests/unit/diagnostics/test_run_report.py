@@ -174,6 +174,13 @@ def test_a_run_that_still_runs_or_has_failed_says_so(tmp_path):
     unlaunched = [event for event in launched if not isinstance(event, LaunchStarted)]
     alone = [*unlaunched, RunEnded(time=events[last].time, seconds=3.0, problem=problem)]
     assert f"failed: {problem}" in page_of(write_run(tmp_path / "alone", alone)).text
+    ended = LaunchEnded(
+        time=events[last].time, seconds=3.0, restarts=0, problem="launcher: stopped by SIGINT; all"
+    )
+    stopped = page_of(write_run(tmp_path / "stopped", [*launched, ended]))
+    assert "stopped: SIGINT; all" in stopped.text
+    assert "failed" not in stopped.text
+    assert "failure" not in stopped.text
 
 
 def test_a_script_of_ones_own_has_fewer_sections(tmp_path):

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,6 +220,11 @@ def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
         seconds.append(total)
         before = event
     return seconds
+
+
+def is_stop(problem: str) -> bool:
+    """Return whether a run ended because a signal, such as that of Ctrl-C, told it to."""
+    return re.match(r"(launcher: stopped by )?SIG[A-Z0-9]+\b", problem) is not None
 
 
 def _problem(events: Sequence[AnyEvent], results: Results | None) -> str | None:

@@ -20,7 +20,7 @@ from tfdist.diagnostics.report.markup import (
     percent,
     table,
 )
-from tfdist.diagnostics.report.run_facts import RecordedSteps, RunFacts
+from tfdist.diagnostics.report.run_facts import RecordedSteps, RunFacts, is_stop
 from tfdist.diagnostics.report.timeline import (
     computing_seconds,
     happenings,
@@ -60,10 +60,12 @@ def title(facts: RunFacts) -> str:
 
 
 def state(facts: RunFacts) -> str:
-    """Return whether a run is done, has failed, or has not ended as far as its events tell."""
+    """Return whether a run is done, was stopped, has failed, or has not ended as far as its events tell."""
     if facts.problem is None:
         last = f": its last event was at {moment(facts.events[-1].time)}" if facts.events else ""
         return f"not ended{last}"
+    if is_stop(facts.problem):
+        return f"stopped: {facts.problem.removeprefix('launcher: stopped by ')}"
     return f"failed: {facts.problem}" if facts.problem else "done"
 
 
@@ -97,7 +99,8 @@ def headline(facts: RunFacts) -> str:
     ]
     instead = started.substitute_for if started else facts.results.substitute_for if facts.results else None
     note = f"{started.data if started else facts.results.data if facts.results else ''} in place of {instead}"
-    how = "open" if facts.problem is None else "failed" if facts.problem else "done"
+    is_open = facts.problem is None or is_stop(facts.problem)
+    how = "open" if is_open else "failed" if facts.problem else "done"
     return (
         f'<p class="state {how}">{escape(state(facts))}</p>'
         + (f'<p class="note"><strong>Attention:</strong> {escape(note)}</p>' if instead else "")

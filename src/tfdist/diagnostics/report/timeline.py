@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from tfdist._utils.run_process import signal_name
 from tfdist.diagnostics.report.markup import duration
-from tfdist.diagnostics.report.run_facts import RunFacts
+from tfdist.diagnostics.report.run_facts import RunFacts, is_stop
 from tfdist.diagnostics.report.svg_charts import Band, Mark
 from tfdist.launcher import run_events
 
@@ -103,7 +103,7 @@ def _described(event: run_events.AnyEvent) -> tuple[str, str]:
         case run_events.Exported(folder=folder):
             return "export", f"exported to {folder}"
         case run_events.RunEnded(problem=problem) | run_events.LaunchEnded(problem=problem) if problem:
-            return "failure", problem
+            return "stop" if is_stop(problem) else "failure", problem
     return "", ""
 
 
