@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
-from tfdist.errors import LOST, ConfigError, TaskLost
+from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
@@ -98,6 +98,7 @@ def _main(
         if is_new and folder.root == absolute_path(default, "run folder"):
             claimed = stack.enter_context(claimed_run_folder(name))
             folder = find_run_folder(run_dir, claimed, os.environ)
+            stack.enter_context(_command_to_continue_shown(config, set, smoke=smoke, folder=folder))
         if dry_run:
             _check(settings, cluster, folder)
         elif cluster.is_on_ports_of_ours:
@@ -106,6 +107,22 @@ def _main(
             raise _which_task(cluster, settings)
         else:
             _train(settings, cluster, folder, screen)
+
+
+@contextlib.contextmanager
+def _command_to_continue_shown(
+    config: str, changes: Sequence[str], *, smoke: bool, folder: RunFolder
+) -> Iterator[None]:
+    """Print the command that continues a stopped run in the folder that was chosen for it."""
+    try:
+        yield
+    except TfdistError as error:
+        if error.exit_code == LOST:
+            words = ["tfdist", "train", "--config", config, *(f"--set={change}" for change in changes)]
+            words += ["--smoke"] if smoke else []
+            command = shlex.join([*words, "--run_dir", short_path(folder.place)])
+            print(f"tfdist: to continue this run: {command}", file=sys.stderr)
+        raise
 
 
 def _check(settings: Settings, cluster: ClusterConfig, folder: RunFolder) -> None:

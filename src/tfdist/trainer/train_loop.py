@@ -368,8 +368,9 @@ class Run:
         return min(self._calls.number, every - self.step % every)
 
     def _preempted(self) -> Preempted:
-        problem = f"a task was told to end; all is saved at step {self.step} of {self.total}"
-        return Preempted(self._context.notice.name, problem, remedy="The same command continues from there")
+        problem = f"a task was told to end; all is saved at step {self.step:,} of {self.total:,}"
+        remedy = "The same command with the same --run_dir continues from there"
+        return Preempted(self._context.notice.name, problem, remedy=remedy)
 
     def _evaluate(self, session: Session) -> dict[str, float]:
         if self._testing is None:  # only now, so that the first step does not wait for it
