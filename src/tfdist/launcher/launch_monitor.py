@@ -19,7 +19,7 @@ from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.launch_output import LaunchOutput
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
-from tfdist.launcher.report_messages import Joined, Silence, read_line
+from tfdist.launcher.report_messages import Joined, JoinedPieces, Silence, read_line
 from tfdist.launcher.start_supervisor import SupervisorProcess
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 from tfdist.launcher.supervisor.process_tree import is_stopped, with_variable
@@ -66,7 +66,7 @@ class LaunchMonitor:
             mark: The value of the variable that all processes of the launch have.
             heartbeat_timeout: The seconds that a task may be stopped; None for no limit.
         """
-        self._cluster, self._logs, self._reports = cluster, logs, reports
+        self._cluster, self._logs, self._reports, self._pieces = cluster, logs, reports, JoinedPieces()
         self._output, self._supervisor = output, supervisor
         self._seconds_to_end = plan.grace + _SECONDS_AFTER_GRACE
         self._end_by = float("inf")
@@ -195,7 +195,7 @@ class LaunchMonitor:
     def _read_reports(self, data: bytes) -> None:
         progress: run_events.Progressed | None = None
         for line in data.splitlines():
-            match read_line(line):
+            match read_line(self._pieces.add(line)):
                 case None:
                     continue
                 case Silence() as report:

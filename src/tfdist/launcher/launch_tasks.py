@@ -115,7 +115,9 @@ def launch(
         logs = stack.enter_context(opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
             events = stack.enter_context(contextlib.closing(EventFile(run_dir / FILE)))
-        reports, reporter = stack.enter_context(_pipe())
+        reports, reporter = send_reports.open_pipe()
+        stack.callback(os.close, reports)
+        stack.callback(os.close, reporter)
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
         scratch = stack.enter_context(temporary_folder("tfdist-"))
         own, is_forced = {LAUNCH: mark, SECRET: os.urandom(32).hex()}, threads is not None
@@ -243,19 +245,6 @@ def _check_hosts(cluster: ClusterConfig) -> None:
                 received=f"{task} at {cluster.address(task)}",
                 remedy="Start each task on its own machine",
             )
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """Yield the two ends of a pipe that never blocks."""
-    ends = os.pipe()
-    try:
-        for end in ends:
-            os.set_blocking(end, False)
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ user sees no file of the run, the chief prints its progress, since all engines k
 """
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
-import select
 import stat
 import threading
 import time
@@ -23,7 +24,7 @@ from msgspec.structs import asdict
 
 from tfdist.launcher.kubeflow_progress import report_to_kubeflow
 from tfdist.launcher.progress_text import ProgressLines
-from tfdist.launcher.report_messages import Joined, Silence
+from tfdist.launcher.report_messages import Joined, Silence, in_pieces
 from tfdist.launcher.run_events import Progressed
 
 VARIABLE = "TFDIST_PROGRESS"
@@ -32,7 +33,12 @@ LOG_PROGRESS = "TFDIST_LOG_PROGRESS"  # an engine sets it to 1 where the chief i
 SAVED_STEP = "saved_step"
 _SECONDS_BETWEEN_WRITES = 2.0  # a file of a network's file system
 
-_lock = threading.Lock()
+# With the milliseconds of 1,000 tasks, an event has 70 kB, more than what a pipe holds by itself.
+_BYTES_IN_PIPE = 1 << 18
+
+_log = logging.getLogger("tfdist")
+_lock, _sending = threading.Lock(), threading.Lock()
+_has_dropped_an_event = False
 _written_at = float("-inf")
 _lines = ProgressLines()
 
@@ -56,7 +62,13 @@ def send_progress(report: Progressed) -> None:
 
 def report_event(line: bytes) -> None:
     """Tell the launcher of an event, which is a JSON object with the key "event" (see run_events.py)."""
-    _write(line + b"\n")
+    global _has_dropped_an_event
+    try:
+        _write(line)
+    except BlockingIOError:
+        if not _has_dropped_an_event:
+            _has_dropped_an_event = True
+            _log.warning("the launcher is slow or stopped: what it shows of this run lacks some events")
 
 
 def report_silent(task: str, seconds: float) -> bool:
@@ -74,24 +86,44 @@ def report_silent(task: str, seconds: float) -> bool:
 
 def _report(values: Mapping[str, Any]) -> bool:
     """Report values to the launcher as JSON; return whether that was possible."""
-    return _write(json.dumps(values).encode() + b"\n")
+    try:
+        return _write(json.dumps(values).encode())
+    except BlockingIOError:  # newer ones follow
+        return False
 
 
 def _write(line: bytes) -> bool:
-    """Write a line to the launcher without waiting; return whether that was possible."""
+    """Write a line to the launcher without waiting; return whether there is one.
+
+    Raises:
+        BlockingIOError: The launcher is slow.
+    """
     fd, _, inode = os.environ.get(VARIABLE, "").partition(":")
-    if not inode or len(line) > select.PIPE_BUF:  # a longer line could be written in part
+    if not inode:
         return False
-    # The launcher may be slow (BlockingIOError) or gone (BrokenPipeError), or the descriptor closed (EBADF).
-    # None of this may disturb the training.
+    # The launcher may be gone (BrokenPipeError), or the descriptor closed (EBADF): training continues.
     try:
         status = os.fstat(int(fd))
         if not stat.S_ISFIFO(status.st_mode) or status.st_ino != int(inode):
             return False
-        os.write(int(fd), line)
+        with _sending:  # no other thread's piece comes between two
+            for piece in in_pieces(line):
+                os.write(int(fd), piece)
+    except BlockingIOError:
+        raise
     except OSError:
         return False
     return True
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe for reports, which never block."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    with contextlib.suppress(AttributeError, OSError):  # only Linux has it, and it may allow less
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _BYTES_IN_PIPE)
+    return ends
 
 
 def address(pipe: int) -> str:

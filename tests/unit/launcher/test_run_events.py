@@ -12,7 +12,7 @@ import pytest
 from tfdist.launcher import record_events, run_events, send_reports
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.record_events import EventFile, events_to_file, record
-from tfdist.launcher.report_messages import read_line, read_reports
+from tfdist.launcher.report_messages import JoinedPieces, read_line, read_reports
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,
@@ -102,11 +102,13 @@ def test_the_launcher_gets_the_chiefs_events(monkeypatch, tmp_path):
     monkeypatch.setenv(record_events.VARIABLE, str(tmp_path / "events.jsonl"))
     with events_to_file():  # the launcher has named the file
         record(PhaseBegun(phase="training"))
-        record(Warned(text="x" * 5000))  # longer than what a pipe takes at once
+        record(Warned(text="x" * 5000))  # longer than what a pipe takes whole
     os.close(writer)
     data = os.read(reader, 10_000)
     os.close(reader)
-    assert [read_line(line).phase for line in data.splitlines()] == ["training"]
+    pieces = JoinedPieces()
+    begun, missing, warned = [read_line(pieces.add(line)) for line in data.splitlines()]
+    assert (begun.phase, missing, warned.text) == ("training", None, "x" * 5000)
     assert read_line(b'{"step": 3}') == Progressed(3)
     assert read_line(b"neither") is None
     assert len(read_events(tmp_path / "events.jsonl")) == 2

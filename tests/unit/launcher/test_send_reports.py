@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import select
 import sys
 from unittest.mock import Mock
 
@@ -15,19 +16,24 @@ from launched import nothing_left, run  # noqa: F401  # a fixture
 
 from tfdist.launcher import progress_text, send_reports
 from tfdist.launcher.outcome import LaunchError
-from tfdist.launcher.record_events import report_progress
-from tfdist.launcher.report_messages import Joined, Silence, read_reports
-from tfdist.launcher.run_events import Progressed
-from tfdist.launcher.send_reports import VARIABLE, address, report_joined, report_silent
+from tfdist.launcher.record_events import record, report_progress
+from tfdist.launcher.report_messages import (
+    Joined,
+    JoinedPieces,
+    Silence,
+    in_pieces,
+    read_line,
+    read_reports,
+)
+from tfdist.launcher.run_events import Progressed, RunStarted, TaskSpeed
+from tfdist.launcher.send_reports import VARIABLE, address, open_pipe, report_joined, report_silent
 
 COUNTS = st.integers(0, 2**63 - 1)
 
 
 @pytest.fixture
 def pipe(monkeypatch):
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    os.set_blocking(reader, False)
+    reader, writer = open_pipe()
     monkeypatch.setenv(VARIABLE, address(writer))
     yield reader, writer
     os.close(reader)
@@ -149,11 +155,78 @@ def test_a_broken_report_hides_no_other():
 
 
 def test_a_full_pipe_makes_nobody_wait(pipe):
-    for step in range(5_000):  # more than a pipe holds
+    for step in range(10_000):  # more than the pipe holds
         report_progress(step)
     data = os.read(pipe[0], 1 << 20)
     assert data.endswith(b"\n")  # a report is there whole or not at all
-    assert 100 < len(data.splitlines()) < 5_000
+    assert 100 < len(data.splitlines()) < 10_000
+
+
+TASKS = [f"worker:{index}" for index in range(1000)]
+SPEED = TaskSpeed(step=7, milliseconds=dict.fromkeys(TASKS, 1000 / 3), shares=dict.fromkeys(TASKS, 1e-3 / 3))
+
+
+def test_events_about_1000_tasks_arrive(pipe):
+    started = RunStarted(
+        strategy="parameter_server",
+        model="mlp",
+        parameters=1,
+        step=0,
+        steps=10,
+        cluster={"worker": 1000},
+        versions={},
+        addresses={task: f"10.0.{index >> 8}.{index & 255}:12345" for index, task in enumerate(TASKS)},
+    )
+    record(started)
+    report_progress(7)
+    record(SPEED)
+    pieces, data = JoinedPieces(), os.read(pipe[0], 1 << 20)
+    events = [event for line in data.splitlines() if (event := read_line(pieces.add(line)))]
+    assert events == [started, Progressed(7), SPEED]
+
+
+STARTING = """
+import json, os
+from tfdist.launcher.record_events import record
+from tfdist.launcher.run_events import RunStarted
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+    addresses = {f"worker:{index}": f"10.0.0.1:{index}" for index in range(1000)}
+    facts = dict(parameters=1, step=0, steps=10, cluster={"worker": 1000}, versions={}, addresses=addresses)
+    record(RunStarted(strategy="mirrored", model="resnet20", data="cifar10", **facts))
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_launcher_shows_what_1000_tasks_train(tmp_path):
+    assert "resnet20" in run(STARTING, tmp_path)[1]
+
+
+@given(st.lists(st.text().map(str.encode).map(lambda word: word.replace(b"\n", b"") * 5000), max_size=3))
+def test_pieces_are_joined_to_the_line_that_was_cut(lines):
+    joined, cut = JoinedPieces(), JoinedPieces()
+    for line in lines:
+        line = b"{" + line + b"}"
+        *pieces, last = in_pieces(line)
+        assert all(len(piece) <= select.PIPE_BUF for piece in [*pieces, last])
+        assert [joined.add(piece[:-1]) for piece in pieces] == [b""] * len(pieces)
+        assert joined.add(last[:-1]) == line
+        for piece in pieces:
+            cut.add(piece[:-1])
+    *pieces, last = in_pieces(b" " * 9000)
+    for piece in pieces:
+        assert cut.add(piece[:-1]) == b""
+    assert cut.add(last[:-1]) == b" " * 9000  # and nothing of those lines whose last piece is missing
+
+
+def test_events_that_a_slow_launcher_does_not_get_are_mentioned_once(pipe, monkeypatch, caplog):
+    monkeypatch.setattr(send_reports, "_has_dropped_an_event", False)
+    for step in range(10_000):
+        report_progress(step)
+    assert not caplog.records  # newer reports follow
+    for _ in range(2):
+        record(SPEED)
+    [said] = caplog.messages
+    assert said == "the launcher is slow or stopped: what it shows of this run lacks some events"
 
 
 def test_without_a_launcher_nothing_happens(monkeypatch):

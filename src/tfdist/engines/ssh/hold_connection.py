@@ -19,7 +19,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.ssh.plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.environment import SECRET
-from tfdist.launcher.report_messages import read_line
+from tfdist.launcher.report_messages import JoinedPieces, read_line
 from tfdist.launcher.run_events import Progressed
 from tfdist.launcher.send_reports import report_event, send_progress
 
@@ -59,15 +59,17 @@ def main() -> int:
 
 def _read_reports(stream: BinaryIO) -> None:
     """Pass the reports of a chief on to the launcher, and print what ssh itself says."""
-    for line in stream:
+    pieces = JoinedPieces()
+    for piece in stream:
+        if not (line := pieces.add(piece.rstrip(b"\n"))):
+            continue
         match read_line(line):
             case None:
-                sys.stdout.write(line.decode(errors="backslashreplace"))
-                sys.stdout.flush()
+                print(line.decode(errors="backslashreplace"), flush=True)
             case Progressed() as report:  # which goes to the launcher's own file too
                 send_progress(report)
             case _:
-                report_event(line.rstrip(b"\n"))
+                report_event(line)
 
 
 class _Sender:

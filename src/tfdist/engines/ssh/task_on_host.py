@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 
 GRACE = 30.0  # seconds that the task has to end after SIGTERM
 SECONDS_OF_SILENCE = 60.0  # of the other end, after which its machine counts as gone
+_SECONDS_FOR_LAST_REPORTS = 5.0
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly")
 
 
@@ -79,13 +81,26 @@ def _read_order() -> tuple[Order, bytes]:
 def _run(order: Order, received: bytes, scratch: Path) -> int:
     """Run the task; return its exit status."""
     log = os.dup(1)
-    reports, reporter = os.pipe()
-    for fd in (reports, reporter, 2):  # a slow connection delays no report, and not this process
-        os.set_blocking(fd, False)
+    reports, reporter = send_reports.open_pipe()
     plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
     with started_supervisor(plan, [log, reporter]) as supervisor:
-        os.close(log)
-        return _relay(supervisor, reports, received, order.task)
+        for fd in (log, reporter):
+            os.close(fd)
+        # A thread: a slow connection does not delay the end of the task.
+        sender = threading.Thread(target=_send_reports, args=[reports], daemon=True)
+        sender.start()
+        status = _relay(supervisor, received, order.task)
+    sender.join(_SECONDS_FOR_LAST_REPORTS)
+    return status
+
+
+def _send_reports(reports: int) -> None:
+    """Send all reports over the connection, as fast as that takes them."""
+    os.set_blocking(reports, True)
+    with contextlib.suppress(OSError):  # the connection is lost
+        while data := os.read(reports, 1 << 16):
+            while data:
+                data = data[os.write(2, data) :]
 
 
 def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
@@ -140,11 +155,11 @@ def _supervisor_plan(
     )
 
 
-def _relay(supervisor: SupervisorProcess, reports: int, received: bytes, task: str) -> int:
-    """Pass on the word `end` and reports, and return the exit status; then the task is ended."""
+def _relay(supervisor: SupervisorProcess, received: bytes, task: str) -> int:
+    """Pass on the word `end`, and return the exit status; then the task is ended."""
     poll = select.poll()
     control = supervisor.control.fileno()
-    for fd in (0, reports, control):
+    for fd in (0, control):
         poll.register(fd, select.POLLIN)
     heard_at, status = time.monotonic(), LOST
     while True:
@@ -160,9 +175,6 @@ def _relay(supervisor: SupervisorProcess, reports: int, received: bytes, task: s
             received, heard_at = received + data, time.monotonic()
         elif remaining <= 0:
             return LOST
-        if reports in ready:
-            with contextlib.suppress(OSError):  # the connection is slow or lost; newer reports follow
-                os.write(2, os.read(reports, 4096))
         if control in ready:
             for event in supervisor.received():
                 if "ended" in event:
