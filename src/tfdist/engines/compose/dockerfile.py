@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import PurePosixPath
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 import tfdist
@@ -92,7 +92,11 @@ def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
 
 def _needs(package: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield the name and the extras of each package that a package with these extras needs in the image."""
-    for requirement in map(Requirement, requires(package) or ()):
+    for line in requires(package) or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:  # of an old package; pip decides what it does with the line
+            continue
         marker = requirement.marker
         if marker is None or any(marker.evaluate({**_SYSTEM, "extra": extra}) for extra in extras or {""}):
             yield canonicalize_name(requirement.name), frozenset(requirement.extras)

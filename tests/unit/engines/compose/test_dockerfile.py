@@ -54,6 +54,13 @@ def test_packages_of_other_systems_are_left_out(monkeypatch):
     assert pinned == {"tfdist": tfdist.__version__, "on-linux": "1"}
 
 
+def test_a_requirement_that_is_malformed_is_left_to_pip(monkeypatch):
+    needs = {"tfdist": ["old (>=1.0.*dev)", "new"]}
+    monkeypatch.setattr(dockerfile, "requires", needs.get)
+    monkeypatch.setattr(dockerfile, "version", lambda _: "1")
+    assert packages(render_dockerfile(DockerfileSection(), "x")) == {"tfdist": tfdist.__version__, "new": "1"}
+
+
 def test_packages_that_the_user_chooses_come_in_place_of_ours():
     section = DockerfileSection(packages=["tensorflow[and-cuda]==2.20.0"], copy=["src", "x/train.py"])
     text = render_dockerfile(section, "x")
