@@ -13,6 +13,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from absl import flags
@@ -20,6 +21,7 @@ from absl import flags
 import tfdist
 from tfdist.cli import _command_flags
 from tfdist.cli.commands import COMMANDS
+from tfdist.simulation.setup import Setup, read_setup
 from tfdist.trainer.config import json_schema, read_config
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +211,10 @@ def _check_arguments(function: object, call: ast.Call) -> None:
 def test_keys_of_a_config_exist(block, tmp_path):
     """Read a config, or a part of one, as `tfdist train` does; pages of other tools' files are only parsed."""
     documents = list(yaml.safe_load_all(block.text))
+    if "compute" in documents[0]:
+        file = ROOT / "examples/simulate/inception.yaml"
+        assert msgspec.convert(documents[0], Setup) == read_setup(file)
+        return
     sections = json_schema()["$defs"]["Config"]["properties"]
     if not all(isinstance(document, dict) and document.keys() <= sections.keys() for document in documents):
         assert "apiVersion" in documents[0] or "env" in documents[0], (

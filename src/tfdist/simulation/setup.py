@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from tfdist._utils.config_values import doc
 from tfdist._utils.yaml import decode, read_yaml_file
+from tfdist.errors import ConfigError
 
 # Far beyond what there is, and far from what a float64 overflows at.
 _MOST = 10**15
@@ -109,5 +110,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_setup(path: str | PathLike[str]) -> Setup:
-    """Read a setup from a YAML file; an unknown key is an error."""
-    return decode(read_yaml_file(path), Setup)
+    """Read a setup from a YAML file; an unknown key, or a config of a training, is an error."""
+    document = read_yaml_file(path)
+    if isinstance(document.value, dict) and document.value.keys() & {"cluster", "data", "model", "train"}:
+        problem = "is a config of tfdist train, but a simulation reads how fast workers and links are"
+        raise ConfigError(str(path), problem, remedy="docs/simulate.md has an example of such a file")
+    return decode(document, Setup)

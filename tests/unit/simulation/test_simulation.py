@@ -14,7 +14,7 @@ from tfdist.simulation.forecast import advise, forecast
 from tfdist.simulation.published import check_published
 from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.ring import _sharers, _sharing
-from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup
+from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup, read_setup
 
 ALONE = 0.1  # seconds of a step
 
@@ -52,6 +52,13 @@ def test_numbers_that_overflow_are_refused(section, key, value):
     values[section][key] = value
     with pytest.raises(msgspec.ValidationError, match="Expected `float`"):
         msgspec.convert(values, Setup)
+
+
+def test_a_config_of_a_training_is_named_as_such(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("cluster: {worker: 2}\nstrategy: {name: multi_worker_mirrored}\n")
+    with pytest.raises(ConfigError, match=r"x.yaml: is a config of tfdist train, but a simulation reads"):
+        read_setup(path)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
