@@ -46,6 +46,8 @@ def test_a_cluster_computes_what_one_process_computes(environ, name, arguments):
     run = verify(environ, name, *arguments)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "computes what one process computes" in run.stdout
+    assert "tfdist: one process trains\n" in run.stderr
+    assert "oneDNN custom operations" not in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ In float64 all losses and weights must agree to 1e-10; in float32 to ten times w
 batch changes in one process. The exit status is 1 where they do not. Dropout is switched off for it.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist._utils.yaml import check_not_stream
 from tfdist.cli._command_flags import Changes, Flag, NeededConfig, run
+from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.terminal import console_for_tables
@@ -26,6 +28,7 @@ from tfdist.trainer.config import Settings, read_config
 if TYPE_CHECKING:
     from tfdist.trainer.equivalence import Difference
 
+_log = logging.getLogger("tfdist")
 _ALONE = ["--set=cluster={}", "--set=strategy={name: one_device}"]
 _SECONDS = 1800
 
@@ -73,9 +76,12 @@ def _check(settings: Settings, cluster: ClusterConfig) -> None:
 def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbers: str, folder: Path) -> int:
     alone, together = folder / "alone.npz", folder / "together.npz"
     reordered = folder / "reordered.npz" if numbers == "float32" else None
+    _log.info("one process trains")
     _run([*words, *_ALONE, f"--record={alone}"])
     if reordered is not None:
+        _log.info("one process trains on reversed batches")
         _run([*words, *_ALONE, f"--record={reordered}", "--reverse"])
+    _log.info("%s trains", strategy_name(settings.config.strategy.name, cluster))
     if cluster:
         from tfdist.launcher.launch_tasks import launch
 
@@ -90,6 +96,7 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
     else:
         _run([*words, f"--record={together}"])
 
+    load_tensorflow_quietly()
     from tfdist.trainer.equivalence import compare
 
     return _show(compare(alone, together, reordered), settings.config.strategy.name)
