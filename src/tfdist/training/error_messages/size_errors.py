@@ -1,4 +1,4 @@
-"""Explain errors of models whose code names the size of a whole batch, where each replica gets a part."""
+"""Explain errors of models whose code names rows or the size of a whole batch; a replica gets a part."""
 
 import contextlib
 import logging
@@ -15,27 +15,34 @@ _SHAPES = (
     re.compile(r"In\[0\]: \[(\d+)[\d,]*\], In\[1\]: \[(\d+)"),
     re.compile(r"Cannot reshape a tensor with (\d+) elements to shape \S+ \((\d+) elements\)"),
 )
+_MISSING_ROW = re.compile(r"slice index \d+ of dimension 0 out of bounds")
+_OTHER_SIZE = (
+    "tfdist: each of {replicas} replicas gets its part of a batch, here {part}, not {whole}. Take the number"
+    " of examples from what the model gets, such as tf.shape(x)[0], not the size of the whole batch"
+)
+_OTHER_ROWS = (
+    "tfdist: each of {replicas} replicas gets a part of the rows of each tensor of a batch, here fewer. Let a"
+    " row be an example: pairs have the shape (n, 2, ...), not (2, n, ...)"
+)
 _log = logging.getLogger("tfdist")
 
 
 @contextlib.contextmanager
 def explaining_sizes(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Add a line to an error of two sizes, one of a replica's part and one of the whole batch."""
+    """Add a line to an error of a row, or of the size of a whole batch, which a replica does not have."""
     try:
         yield
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         replicas = strategy.num_replicas_in_sync
         part, whole = sorted(_sizes_in(str(error))) or (0, 0)
         if replicas > 1 and part and part * replicas == whole:
-            _explain(error, replicas, part, whole)
+            _add_line(error, _OTHER_SIZE.format(replicas=replicas, part=part, whole=whole))
+        elif replicas > 1 and _MISSING_ROW.search(str(error)):
+            _add_line(error, _OTHER_ROWS.format(replicas=replicas))
         raise
 
 
-def _explain(error: Exception, replicas: int, part: int, whole: int) -> None:
-    line = (
-        f"tfdist: each of {replicas} replicas gets its part of a batch, here {part}, not {whole}. Take the "
-        "number of examples from what the model gets, such as tf.shape(x)[0], not the size of the whole batch"
-    )
+def _add_line(error: Exception, line: str) -> None:
     if sys.version_info >= (3, 11):
         error.add_note(line)  # which Python prints below the traceback
     else:

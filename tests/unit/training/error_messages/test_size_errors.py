@@ -71,6 +71,28 @@ def test_says_what_to_write(use, is_known, caplog):
     assert "tf.shape(x)[0]" in told(raised.value) + caplog.text
 
 
+class Pairs(WithNoise):
+    """A model whose batches are pairs of many examples, not many pairs, as in metric learning."""
+
+    def train_step(self, data):
+        self.use = lambda model, pairs, _: model(pairs[0]) - model(pairs[1])
+        return super().train_step(data)
+
+
+@pytest.mark.skipif(
+    keras.__version__ < "3", reason="a custom step of Keras 2 is run as Keras's own fit runs it"
+)
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device has all rows")
+def test_says_that_examples_are_rows(caplog):
+    with own_strategy().scope():
+        model = Pairs(None)
+        model.compile("sgd")
+    data = tf.data.Dataset.from_tensor_slices(X.reshape(2, 8, 5)).batch(2)
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        fit(model, data, shuffle=False, verbose=0)
+    assert "pairs have the shape (n, 2, ...)" in told(raised.value) + caplog.text
+
+
 @pytest.mark.parametrize("text", ["Incompatible shapes: [4,5] vs. [9,5]", "no size at all", "are 0 and 0"])
 def test_leaves_other_errors_as_they_are(text, caplog):
     with pytest.raises(ValueError, match=re.escape(text)) as raised, explaining_sizes(own_strategy()):
