@@ -14,10 +14,11 @@ from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.recording_scopes import RecordingScope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.parameter_servers.sharded_variables import parts_of
+from tfdist.training.replicas.mixed_and_chosen_rows import is_total_of_rows
 
 _AVERAGED = (
-    "layer state %s has aggregation='sum'; each replica writes it for its part of a batch, and it becomes the"
-    " mean over the examples of all parts. Count in a metric to have sums"
+    "layer state %s is a sum or a maximum over a batch; each replica writes it for its part of the batch, and"
+    " it becomes the mean over the examples of all parts. Count in a metric to have sums"
 )
 _log = logging.getLogger("tfdist")
 
@@ -33,8 +34,12 @@ class LayerWrites:
         self._may_hide = is_alone(strategy) and not method
         self._is_in_parts, self._named = strategy.num_replicas_in_sync > 1, set[str]()
 
-    def found(self, scope: RecordingScope, apart: Collection[Any] = ()) -> list[tuple[Any, tf.Tensor]]:
+    def found(
+        self, scope: RecordingScope, apart: Collection[Any] = (), rows: int | None = None
+    ) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that were written to in a scope, except those `apart`, with their values.
+
+        `rows` is the number of examples, None in a graph that does not fix it.
 
         A model that names its own `metrics` leaves out those of the losses of its outputs, which Keras then
         counts, and neither resets nor shows: they are left out here too.
@@ -63,15 +68,21 @@ class LayerWrites:
             problem = f"writes {hidden[0]} while it is called, a variable that belongs to none of its layers"
             remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
             raise ConfigError(where, problem, remedy=remedy)
-        self._warn_of_sums(found)
+        if self._is_in_parts:
+            self._warn_of_sums(found, rows)
         return found
 
-    def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]]) -> None:
-        """Warn once of each variable that its layer declares a sum over replicas."""
-        sums = {variable.path for variable, _ in found if getattr(variable, "aggregation", "") == "sum"}
-        if self._is_in_parts:
-            for path in sorted(sums - self._named):
-                _log.warning(_AVERAGED, path)
+    def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]], rows: int | None) -> None:
+        """Warn once of each variable that a layer declares a sum over replicas, or writes as one."""
+        has_graph = not tf.executing_eagerly() and not self._method
+        sums = {
+            variable.path
+            for variable, value in found
+            if getattr(variable, "aggregation", "") == "sum"
+            or (has_graph and is_total_of_rows(tf.convert_to_tensor(value), rows))
+        }
+        for path in sorted(sums - self._named):
+            _log.warning(_AVERAGED, path)
         self._named |= sums
 
     def to_share(

@@ -7,7 +7,14 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.training.replicas.graph_queries import has_rows, reads_variable, reduces_first_axis
+from tfdist.training.replicas.graph_queries import (
+    PASSES_ON,
+    has_rows,
+    is_length,
+    is_same,
+    reads_variable,
+    reduces_first_axis,
+)
 from tfdist.training.replicas.paired_examples import pairs_examples
 
 _REDUCING = ("Max", "Mean", "Min", "Prod", "Sum")
@@ -16,6 +23,8 @@ _PUT_BACK = (
     "DynamicStitch", "ParallelDynamicStitch", "ScatterNd", "TensorScatterAdd", "TensorScatterUpdate",
     "UnsortedSegmentSum",
 )  # fmt: skip
+_TOTALS = ("Max", "Min", "Prod", "Sum")
+_COMBINING = ("Add", "AddN", "AddV2", "Maximum", "Minimum", "Sub")
 _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
 
 
@@ -56,6 +65,27 @@ def _has_examples_in_columns(product: tf.Operation, place: int, rows: int | None
     if product.get_attr(("transpose_a", "transpose_b")[place]):
         return has_rows(factor, rows)
     return bool(factor.op.type == "Transpose") and has_rows(factor.op.inputs[0], rows)
+
+
+def is_total_of_rows(values: tf.Tensor, rows: int | None) -> bool:
+    """Return whether values contain a sum over the examples that nothing divides, or their maximum."""
+    operation = values.op
+    inputs = list(operation.inputs)
+    if operation.type in PASSES_ON:
+        return is_total_of_rows(inputs[0], rows)
+    if operation.type in _COMBINING:
+        return any(is_total_of_rows(part, rows) for part in inputs)
+    if operation.type in ("Mul", "RealDiv", "DivNoNan"):
+        first, second = inputs
+        if is_same(second):
+            return is_total_of_rows(first, rows)
+        return operation.type == "Mul" and is_same(first) and is_total_of_rows(second, rows)
+    if operation.type in _TOTALS:
+        return has_rows(inputs[0], rows) and reduces_first_axis(operation)
+    if operation.type == "MatMul":
+        return _has_examples_in_columns(operation, 0, rows) and _has_examples_in_rows(operation, 1, rows)
+    is_size = operation.type == "StridedSlice" and inputs[0].op.type == "Shape"
+    return is_size and not is_length(operation) and has_rows(inputs[0].op.inputs[0], rows)
 
 
 def has_chosen_rows(values: Any) -> bool:

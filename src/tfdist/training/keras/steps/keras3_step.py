@@ -345,7 +345,7 @@ class Keras3Step(MetricStep):
             scaled = [weighed(part.loss, scale) for part in losses.parts]
             if self._is_synchronized:
                 scaled = list(map(weighed, scaled, shares_of([part.weight for part in losses.parts])))
-        found = self._written(scope, traced)
+        found = self._written(scope, traced, data)
         new = {id(variable): value for variable, value in found}
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
         sources = [
@@ -360,9 +360,9 @@ class Keras3Step(MetricStep):
         sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))
         return _Part(gradients, losses.weights, state, sums)
 
-    def _written(self, scope: RecordingScope, traced: _Traced) -> list[tuple[Any, tf.Tensor]]:
+    def _written(self, scope: RecordingScope, traced: _Traced, data: Any) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that layers have written, with their values; note the variables."""
-        found = self._layer_writes.found(scope, self._metrics.variables)
+        found = self._layer_writes.found(scope, self._metrics.variables, rows_of(unpacked(data)[0]))
         traced.written = [variable for variable, _ in found]
         return found
 
@@ -397,7 +397,7 @@ class Keras3Step(MetricStep):
         metrics = self._metrics.before_batch(counted)
         with self._scope(seeds, metrics, came) as scope, self._randomness.unseeded_from_here():
             losses, layout = self._forward(data, training=False)
-        state = self._layer_writes.to_share(self._written(scope, traced), seeds)
+        state = self._layer_writes.to_share(self._written(scope, traced, data), seeds)
         gradients: list[list[Any]] = [[] for _ in losses.parts]
         traced.layout = layout
         sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))

@@ -161,23 +161,39 @@ def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
 
 
 class Counting(keras.layers.Layer):
+    """A layer with states that are sums and maxima over a batch, and others that are means."""
+
     def build(self, shape):
-        options = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
-        self.seen = self.add_weight(name="seen", shape=(), **options)
+        options = {"initializer": "zeros", "trainable": False}
+        self.seen = self.add_weight(name="seen", shape=(), aggregation="sum", **options)
+        self.rows = self.add_weight(name="rows", shape=(), **options)
+        for name in ("sums", "largest", "means", "quotients", "calls"):
+            setattr(self, name, self.add_weight(name=name, shape=shape[1:], **options))
+        self.products = self.add_weight(name="products", shape=(shape[1], shape[1]), **options)
 
     def call(self, inputs):
-        self.seen.assign_add(tf.cast(tf.shape(inputs)[0], "float32"))
+        rows = tf.cast(tf.shape(inputs)[0], "float32")
+        self.seen.assign_add(1.0)
+        self.rows.assign_add(rows)
+        self.sums.assign(0.9 * self.sums + 0.1 * tf.reduce_sum(inputs, axis=0))
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(inputs, axis=0)))
+        self.means.assign(0.9 * self.means + 0.1 * tf.reduce_mean(inputs, axis=0))
+        self.quotients.assign(tf.reduce_sum(inputs, axis=0) / rows)
+        self.calls.assign_add(tf.ones_like(self.calls))
+        self.products.assign(tf.matmul(inputs, inputs, transpose_a=True) / 2.0)
         return inputs
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device has the whole batch")
-def test_a_sum_that_becomes_a_mean_is_named_once(caplog):
+@pytest.mark.parametrize("has_one_size", [True, False], ids=["one size", "any size"])
+def test_a_sum_that_becomes_a_mean_is_named_once(has_one_size, caplog):
     with own_strategy().scope():
         model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
-    fit(model, X, Y, batch_size=4, epochs=2, verbose=0)
-    [line] = [line for line in caplog.messages if "aggregation" in line]
-    assert "counting/seen has aggregation='sum'" in line
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6, drop_remainder=has_one_size)
+    fit(model, data, epochs=2, verbose=0)
+    named = [line.split()[2].split("/")[-1] for line in caplog.messages if line.startswith("layer state")]
+    assert named == ["largest", "products", "rows", "seen", "sums"]
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="XLA compiles what one device computes")
