@@ -203,12 +203,28 @@ def refused(strategy: Any, folder: Path) -> dict[str, Any]:
             outside.update_state(data[1])
             return logs
 
-    with strategy.scope():
-        inputs = keras.Input((5,))
-        model = Outside(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse")
-    try:
-        fit(model, batches(*points()), strategy=strategy, verbose=0)
-    except ConfigError as error:
-        return {"Outside": str(error)}
-    return {}
+    class Branching(Compiled):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = self.trainable_variables
+            gradients = tape.gradient(loss, variables)
+
+            def updated() -> Any:
+                self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                return loss
+
+            return {"loss": tf.cond(loss > 0.0, updated, lambda: loss)}
+
+    found = {}
+    for kind in (Outside, Branching):
+        with strategy.scope():
+            inputs = keras.Input((5,))
+            model = kind(inputs, keras.layers.Dense(1)(inputs))
+            model.compile("sgd", "mse")
+        try:
+            fit(model, batches(*points()), strategy=strategy, verbose=0)
+        except ConfigError as error:
+            found[kind.__name__] = str(error)
+    return found

@@ -63,3 +63,4 @@ def test_refuses_what_replicas_cannot_share(strategy, finished):
     assert (
         "writes to outside/total, a variable that neither the model nor its metrics have" in found["Outside"]
     )
+    assert "updates variables in a branch" in found["Branching"]

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import optimizer_variables
 from tfdist._utils.keras_versions import keras_of
+from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording
 from tfdist.errors import ConfigError
@@ -61,6 +62,7 @@ class ReplacedMethods:
         self._keras, self._model, self._name = keras_of(model), model, name
         self._warning, self._applied = warning, applied
         self._replicas = strategy.num_replicas_in_sync
+        self._merges = self._replicas > 1 or is_asynchronous(strategy)
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self.uses: list[OptimizerUse] = []
@@ -158,7 +160,7 @@ class ReplacedMethods:
         replica = getattr(self._here, "replica", None)
         if replica is None or replica.is_updating:
             return original(grads, trainable_variables)
-        if self._replicas > 1 and not replica.is_in_its_graph():
+        if self._merges and not replica.is_in_its_graph():
             problem = f"updates variables in {OTHER_GRAPHS}, where replicas cannot exchange gradients"
             remedy = "Update after it; Python's range() makes no loop"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy=remedy)
