@@ -8,10 +8,13 @@ import tensorflow as tf
 from tfdist._utils.config_values import Named, name_and_arguments
 from tfdist._utils.import_by_name import import_object
 from tfdist.errors import ConfigError, shown
+from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
 from tfdist.training.arguments import callbacks_of
+from tfdist.training.keras.callback_states import load_states, states_of, weights_of
 from tfdist.training.keras.callbacks import make_callbacks
+from tfdist.training.keras.variables_of_run import learning_rate, set_learning_rate
 from tfdist.training.workers.stop_together import Stopping
 
 _NOT_ALLOWED = (
@@ -84,6 +87,7 @@ class Callbacks:
             callbacks, model, strategy, verbose=0, epochs=epochs, steps=min(per_epoch, total)
         )
         self._stopping = Stopping(callbacks, model, strategy)
+        self._callbacks, self._initial_learning_rate = callbacks, learning_rate(model)
         self._epoch: int | None = None  # the epoch that has begun
         self._logs: dict[str, Any] = {}
         self.has_stopped = False
@@ -92,6 +96,21 @@ class Callbacks:
         """Call the callbacks at the start or restart of the training."""
         self._model.stop_training = False
         self._calls.on_train_begin()
+
+    def facts(self) -> CallbackFacts:
+        """Return what the callbacks have changed, for a checkpoint; the chief calls this."""
+        states = states_of(self._callbacks, self._model)
+        return CallbackFacts(states, self._initial_learning_rate, learning_rate(self._model))
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays that the callbacks keep, by names for a checkpoint."""
+        return weights_of(self._callbacks)
+
+    def restore(self, facts: CallbackFacts, arrays: Mapping[str, Any]) -> None:
+        """Set what the callbacks had changed; a learning rate that the config has changed since is kept."""
+        load_states(self._callbacks, self._model, facts.states, arrays)
+        if facts.learning_rate is not None and facts.initial_learning_rate == self._initial_learning_rate:
+            set_learning_rate(self._model, facts.learning_rate)
 
     def go_back(self) -> None:
         """Begin an epoch again at an earlier step, and forget whether a callback has stopped since then."""

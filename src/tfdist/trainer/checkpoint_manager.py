@@ -11,23 +11,41 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_history import RunHistory
-from tfdist.training.checkpoints import checkpoint
+from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
-from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors, restore_rounding_errors
+from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
+from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint
+from tfdist.training.keras.callback_states import CallbackState
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 _log = logging.getLogger("tfdist")
 
 
+class CallbackFacts(msgspec.Struct):
+    """What callbacks have changed in a run, beside variables.
+
+    Attributes:
+        states: The state of each callback.
+        initial_learning_rate: The learning rate with which the run began, where it is a number.
+        learning_rate: The learning rate now.
+    """
+
+    states: list[CallbackState] = []
+    initial_learning_rate: float | None = None
+    learning_rate: float | None = None
+
+
 class _Facts(msgspec.Struct):
-    """The facts of a checkpoint that a resumed run reads."""
+    """The facts of a checkpoint of a config's run."""
 
     trained: dict[str, Any]
+    examples: int
     evaluation: dict[str, float]
     best: dict[str, int | float]
     skipped_batches: list[int] = []
     is_stopped: bool = False
+    callbacks: CallbackFacts = msgspec.field(default_factory=CallbackFacts)
 
 
 class CheckpointManager:
@@ -45,7 +63,7 @@ class CheckpointManager:
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self.writer = CheckpointWriter(background=config.checkpoint.background)
         self.history = RunHistory(context.folder, context.remote)
-        self._found: tuple[checkpoint.Checkpoint, _Facts] | None = None
+        self._found: SharedCheckpoint[_Facts] | None = None
         self.newest_step: int | None = None  # of the checkpoints
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
         self.has_ended = False  # whether the training has ended with the newest checkpoint
@@ -67,28 +85,37 @@ class CheckpointManager:
         self._trained: dict[str, Any] = values_without_secrets(trained)
 
     def find(self) -> int:
-        """Return the step to resume from: that of the chief's newest complete checkpoint, or 0."""
+        """Return the step to resume from: that of the chief's newest complete checkpoint, or 0.
+
+        Raises:
+            ConfigError: The checkpoint is one of another run, or the config says never to resume. All tasks
+                raise it.
+        """
         self.writer.wait()
-        newest = checkpoint.find_newest(self._folder) if self._is_chief else None
-        step, skipped, has_ended = -1, list[int](), False
-        self._found = None
-        if newest is not None:
-            if self._config.checkpoint.resume == "never" and self.newest_step is None:
-                problem = f"already has a checkpoint of step {newest.step}, and checkpoint.resume is never"
-                remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
-                raise ConfigError(self._place, problem, remedy=remedy)
-            facts = _facts_of(newest)
-            _check_same(str(newest.folder), facts.trained, self._trained)
-            self._found = newest, facts
-            step, skipped, has_ended = newest.step, facts.skipped_batches, self._is_over(facts)
+        self._found = found = SharedCheckpoint.find(
+            self._folder,
+            _Facts,
+            self._strategy,
+            of="tfdist train",
+            is_chief=self._is_chief,
+            check=self._check,
+        )
+        step = 0 if found is None else found.step
         if self._is_chief:
-            self.history.begin(max(step, 0))
-        step, count, ended = self._agreed([step, len(skipped), has_ended])
-        self.has_ended = bool(ended)
-        # After the first call, all tasks know the batches that were left out since that checkpoint.
-        self.skipped = self.skipped or tuple(self._agreed(skipped or [0] * count))
-        self.newest_step = step if step >= 0 else None
-        return max(step, 0)
+            self.history.begin(step)
+        self.has_ended = found is not None and self._is_over(found.facts)
+        if found is not None and not self.skipped:
+            # After the first call, all tasks know the batches that were left out since that checkpoint.
+            self.skipped = tuple(found.facts.skipped_batches)
+        self.newest_step = None if found is None else step
+        return step
+
+    def _check(self, found: Checkpoint, facts: _Facts) -> None:
+        if self._config.checkpoint.resume == "never" and self.newest_step is None:
+            problem = f"already has a checkpoint of step {found.step}, and checkpoint.resume is never"
+            remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
+            raise ConfigError(self._place, problem, remedy=remedy)
+        _check_same(str(found.folder), facts.trained, self._trained)
 
     def batch(self, step: int) -> int:
         """Return the number of the global batch that follows after `step` steps."""
@@ -101,25 +128,20 @@ class CheckpointManager:
         """Leave a global batch out from now on; all tasks must call this."""
         self.skipped = tuple(sorted((*self.skipped, batch)))
 
-    def restore(self, state: State, total: int) -> None:
-        """Set all variables to the values of the checkpoint to resume from, which the chief reads."""
-        if self.newest_step is None:
-            return
-        mine = state.values()
-        values: list[Any] = list(mine.values())
-        folder = None
-        if self._found is not None:
-            found, facts = self._found
-            checkpoint.check_variables(found, mine)
-            values, self._best, folder = found.read(), facts.best, found.folder
-        state.assign(take_from_chief(self._strategy, values, is_chief=self._is_chief))
-        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
-        _log.info("resuming at step %d of %d, from %s", self.newest_step, total, self._place)
+    def restore(self, state: State, total: int) -> tuple[CallbackFacts, Mapping[str, Any]]:
+        """Set all variables to the values of the checkpoint to resume from.
 
-    def note_evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        """Record an evaluation if it is the best so far: its checkpoint is kept."""
-        if results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
-            self._best = {"step": step, **results}
+        Return what callbacks had changed: facts, and arrays by name.
+        """
+        found = self._found
+        if found is None:
+            return CallbackFacts(), {}
+        found.check(lambda checkpoint: check_variables(checkpoint, state.values()))
+        values = found.read()
+        state.assign(values.state)
+        self._best = dict(found.facts.best)
+        _log.info("resuming at step %d of %d, from %s", found.step, total, self._place)
+        return found.facts.callbacks, values.of_callbacks
 
     def has_enough(self, results: Mapping[str, float]) -> bool:
         """Return whether an evaluation reaches train.until_accuracy; all tasks call this and agree."""
@@ -138,28 +160,42 @@ class CheckpointManager:
         return is_stopped or self._is_enough(facts.evaluation)
 
     def save(
-        self, step: int, values: Mapping[str, Any], results: Mapping[str, float], *, is_stopped: bool = False
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        results: Mapping[str, float],
+        *,
+        is_stopped: bool = False,
+        callbacks: CallbackFacts | None = None,
     ) -> None:
         """Write what the run needs to resume on the chief, and remove old checkpoints; all tasks call this.
 
+        The best of the checkpoints with an evaluation is kept.
+
         Args:
             step: The number of steps done.
-            values: All variables.
+            values: All variables, and arrays of callbacks.
             results: The evaluation at this step, if there was one.
             is_stopped: Whether a callback has ended the training at this step.
+            callbacks: What callbacks have changed.
         """
         self.newest_step = step
         files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
         if not self._is_chief:
             return
-        facts = {
-            "trained": self._trained,
-            "examples": step * self._config.data.batch_size,
-            "evaluation": dict(results),
-            "best": self._best,
-            "skipped_batches": list(self.skipped),
-            "is_stopped": is_stopped,
-        }
+        if results and results.get("accuracy", 0.0) >= self._best.get("accuracy", 0.0):
+            self._best = {"step": step, **results}
+        facts = msgspec.to_builtins(
+            _Facts(
+                trained=self._trained,
+                examples=step * self._config.data.batch_size,
+                evaluation=dict(results),
+                best=self._best,
+                skipped_batches=list(self.skipped),
+                is_stopped=is_stopped,
+                callbacks=callbacks or CallbackFacts(),
+            )
+        )
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
 
         def upload() -> None:
@@ -174,16 +210,6 @@ class CheckpointManager:
             return []
         agreed = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
         return [int(number) for number in agreed]
-
-
-def _facts_of(newest: checkpoint.Checkpoint) -> _Facts:
-    """Return the facts of a checkpoint, or raise ConfigError if `CheckpointManager.save` writes others."""
-    try:
-        return msgspec.convert(newest.facts, _Facts)
-    except msgspec.ValidationError as error:
-        where, problem = str(newest.folder / checkpoint.ABOUT), f"is malformed: {error}"
-        remedy = "Remove this checkpoint, to resume from another"
-        raise ConfigError(where, problem, remedy=remedy) from None
 
 
 def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:

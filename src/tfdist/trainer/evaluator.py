@@ -53,7 +53,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     for checkpoint in _new_checkpoints(folder.checkpoints, steps, chief, remote, may_stop=may_stop):
         check_variables(checkpoint, mine)
         try:
-            state.assign(checkpoint.read())
+            state.assign(checkpoint.read(checkpoint.state))
         except StorageError:
             if checkpoint.folder.exists():
                 raise

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,14 +116,6 @@ class Run:
         session = Session(self._model, self._strategy, self._batches_left)
         training = session.training(stops_at_failure=True)
         state = State(self._model, self._strategy, session.random_states)
-        self._checkpoint_manager.restore(state, self.total)
-        self._recovery.begin(state)
-        if (
-            self._recovery.skips and self._checkpoint_manager.newest_step is None
-        ):  # a checkpoint to go back to
-            self._checkpoint_manager.save(0, state.values() if self._context.is_chief else {}, {})
-        self._throughput = self._new_throughput()
-        self._record_start()
         if self._named_callbacks:
             self._callbacks = Callbacks(
                 self._named_callbacks,
@@ -131,6 +124,16 @@ class Run:
                 per_epoch=self._per_epoch,
                 total=self.total,
             )
+            if self.step < self.total and not self._checkpoint_manager.has_ended:
+                self._callbacks.begin()  # before what it changes is restored
+        self._restore(state)
+        self._recovery.begin(state)
+        if (
+            self._recovery.skips and self._checkpoint_manager.newest_step is None
+        ):  # a checkpoint to go back to
+            self._save(state.values() if self._context.is_chief else {}, {})
+        self._throughput = self._new_throughput()
+        self._record_start()
         writer = self._checkpoint_manager.writer
         with self._context.notice.deferred(), doing(BETWEEN_STEPS), writer:
             results = {} if self._checkpoint_manager.has_ended else self._train(session, training, state)
@@ -139,6 +142,20 @@ class Run:
         if self._is_leaving:
             raise self._preempted()
         return results
+
+    def _restore(self, state: State) -> None:
+        """Restore the variables and the callbacks from the checkpoint that was found, if there is one."""
+        facts, arrays = self._checkpoint_manager.restore(state, self.total)
+        if self._callbacks is not None:
+            self._callbacks.restore(facts, arrays)
+
+    def _save(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        """Save a checkpoint; `values` are those of all variables on the chief."""
+        callbacks, facts = self._callbacks, None
+        if callbacks is not None and self._context.is_chief:
+            values, facts = {**values, **callbacks.arrays()}, callbacks.facts()
+        is_stopped = callbacks is not None and callbacks.has_stopped
+        self._checkpoint_manager.save(self.step, values, results, is_stopped=is_stopped, callbacks=facts)
 
     def _record_start(self) -> None:
         if not self._context.is_chief:
@@ -164,8 +181,6 @@ class Run:
         record(PhaseBegun(phase="training"))
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
-        if self._callbacks is not None and self.step < self.total:
-            self._callbacks.begin()
         part = _Part({}, is_last=False, is_enough=False)
         while self.step < self.total and not part.is_last:
             try:
@@ -209,9 +224,7 @@ class Run:
             is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
         if is_last or self.step % save_every == 0 or self._is_leaving:
             values = self._recovery.checked_values(self.step, state)
-            is_stopped = self._callbacks is not None and self._callbacks.has_stopped
-            kept = {} if self._is_leaving else results
-            self._checkpoint_manager.save(self.step, values, kept, is_stopped=is_stopped)
+            self._save(values, {} if self._is_leaving else results)
         return _Part(results, is_last, is_enough)
 
     @property
@@ -287,7 +300,7 @@ class Run:
         if batch is not None:
             self._checkpoint_manager.skip(batch)
         self.step = self._checkpoint_manager.find()
-        self._checkpoint_manager.restore(state, self.total)
+        self._restore(state)
         self._throughput, self._epoch_totals = self._new_throughput(), None
         if self._callbacks is not None:
             self._callbacks.go_back()
@@ -395,7 +408,6 @@ class Run:
             self._summaries.add("test", self.step, results)
             record(Evaluated(step=self.step, results=dict(results)))
             _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
-        self._checkpoint_manager.note_evaluation(self.step, results)
         return results
 
 

@@ -13,6 +13,7 @@ from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.training.checkpoints.checkpoint import list_steps
 
 
 def manager_of(folder, text, cache):
@@ -57,3 +58,16 @@ def test_a_checkpoint_has_no_secret_and_a_renewed_one_resumes(tmp_path, cache):
     assert manager_of(tmp_path, text % ("second", 3), cache).find() == 4
     with pytest.raises(ConfigError, match=r"model\.options\.layers 3, but now it is 5"):
         manager_of(tmp_path, text % ("first", 5), cache).find()
+
+
+def test_the_best_checkpoint_is_kept_among_those_that_were_evaluated(tmp_path, cache):
+    manager = manager_of(tmp_path, "checkpoint: {keep: 1}", cache)
+    for step, results in (
+        (2, {"accuracy": 0.5}),
+        (4, {"accuracy": 0.9}),
+        (6, {}),
+        (8, {"accuracy": 0.7}),
+        (9, {}),
+    ):
+        manager.save(step, {"a": np.zeros(2)}, results)
+    assert list_steps(tmp_path / "checkpoints") == [4, 9]

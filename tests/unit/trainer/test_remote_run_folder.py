@@ -62,7 +62,7 @@ def test_another_machine_continues_from_the_newest_checkpoint(machine):
     assert second.root != first.root
     RemoteRunFolder(second).fetch()
     newest = find_newest(second.checkpoints)
-    assert (newest.step, newest.read()) == (4, [4.0])
+    assert (newest.step, newest.read(newest.variables)) == (4, [4.0])
     assert list_steps(second.checkpoints) == [4]
     assert json.loads((second.checkpoints / "history.json").read_text()) == [0]
     assert (second.checkpoints / "reached").read_text() == "4\n"

@@ -112,6 +112,39 @@ def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
     assert longer.step == 20
 
 
+PLATEAU = (
+    "train.callbacks=[{name: reduce_lr_on_plateau, monitor: loss, min_delta: 100, patience: 1, factor: 0.5}]"
+)
+STOPPING = "{name: early_stopping, monitor: loss, min_delta: 100, patience: 3, restore_best_weights: true}"
+
+
+def test_a_lowered_learning_rate_is_resumed_unless_the_config_sets_another(train, tmp_path):
+    _, wanted, whole = train(PLATEAU, "train.epochs=4")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    train(PLATEAU)
+    _, results, resumed = train(PLATEAU, "train.epochs=4")
+    assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
+    assert (
+        float(resumed.optimizer.learning_rate)
+        < 0.5 * read_config(CONFIGS / "local.yaml").config.train.learning_rate
+    )
+    assert results == pytest.approx(wanted, rel=1e-6)
+    _, _, changed = train(PLATEAU, "train.epochs=5", "train.learning_rate=0.25")
+    assert float(changed.optimizer.learning_rate) in (0.25, 0.125)
+
+
+def test_patience_and_the_best_weights_are_resumed(train, tmp_path):
+    once, wanted, _ = train(f"train.callbacks=[{STOPPING}]", "train.epochs=9")
+    assert once.step < 45
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    train(f"train.callbacks=[{STOPPING}]")
+    # Another callback before it leaves it its own state.
+    more = f"{{name: own_objects:recorders, path: {tmp_path / 'calls'}}}"
+    resumed, results, _ = train(f"train.callbacks=[{more}, {STOPPING}]", "train.epochs=9")
+    assert resumed.step == once.step
+    assert results == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 names the option in another way")
 def test_an_end_by_accuracy_has_the_averaged_weights_too(train, tmp_path):
     averaged = "train.optimizer={name: sgd, use_ema: true, ema_momentum: 0.5}"

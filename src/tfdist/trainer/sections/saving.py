@@ -20,7 +20,9 @@ class CheckpointSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Set when checkpoints are saved, besides at the end, and whether a run resumes from them."""
 
     every: Annotated[Positive | None, doc("Steps between two checkpoints; an epoch's by default.")] = None
-    keep: Annotated[Positive, doc("How many of the newest checkpoints are kept, besides the best one.")] = 3
+    keep: Annotated[
+        Positive, doc("How many of the newest checkpoints are kept, besides the best that was evaluated.")
+    ] = 3
     background: Annotated[
         bool, doc("Whether training continues while a checkpoint is written; see reliability.md.")
     ] = False

@@ -27,13 +27,16 @@ from tfdist._utils.write_files import fresh_folder, remove_folder, storage_error
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import ConfigError, StorageError, first_line, shown
+from tfdist.training.keras.callback_states import OF_CALLBACK
 
 _FORMAT = 1
 _VARIABLES = "variables"
 ABOUT = "about.json"  # written last: the mark of a complete checkpoint
 ROUNDING_ERRORS = "rounding_errors.npz"
+OF_EPOCH = "epoch/"  # the prefix of the totals of the epoch so far
 # The errors of TensorFlow's reader for damaged files: IndexError, say, if one is too short.
 _DAMAGED = (tf.errors.OpError, IndexError, MemoryError, ValueError)
+Entry = tuple[str, tuple[int, ...], str]
 _log = logging.getLogger("tfdist")
 
 
@@ -45,24 +48,29 @@ class Checkpoint:
         folder: The folder of this checkpoint.
         step: How many steps were done.
         facts: Further facts of the run: see `save`.
-        variables: Name, shape and dtype of each variable, in order.
+        variables: Name, shape and dtype of all values, in order.
     """
 
     folder: Path
     step: int
     facts: dict[str, Any]
-    variables: tuple[tuple[str, tuple[int, ...], str], ...]
+    variables: tuple[Entry, ...]
+
+    @property
+    def state(self) -> tuple[Entry, ...]:
+        """Return the entries of the variables of the model, its optimizer and its random generators."""
+        return tuple(entry for entry in self.variables if not entry[0].startswith((OF_EPOCH, OF_CALLBACK)))
 
     @doing(Activity("reading a checkpoint"))
-    def read(self) -> list[Any]:
-        """Return the values of all variables, in their order.
+    def read(self, entries: Sequence[Entry]) -> list[Any]:
+        """Return the values of these entries, in their order.
 
         Raises:
             StorageError: A file has vanished, or its values are damaged.
         """
         try:
             with _reader(self.folder) as reader:
-                return [reader.get_tensor(name) for name, _, _ in self.variables]
+                return [reader.get_tensor(name) for name, _, _ in entries]
         except _DAMAGED as error:
             remedy = "Remove this checkpoint, to resume from the one before it"
             problem = f"cannot be read: {first_line(error)}"
@@ -206,7 +214,7 @@ def check_variables(
     what the process has built before.
     """
     mine = [(name, tuple(value.shape), value.dtype.name) for name, value in values.items()]
-    theirs: Sequence[Any] = checkpoint.variables
+    theirs: Sequence[Any] = checkpoint.state
 
     def differs(theirs: str, mine: str) -> ConfigError:
         problem = f"is of another model: it has {theirs}, {whose} has {mine}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
@@ -21,11 +22,12 @@ from tfdist.coordination.end_announcements import ServerTermination, keep_server
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
 from tfdist.strategies.current import is_chief_of
+from tfdist.training.checkpoints.checkpoint import OF_EPOCH
 from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import Facts, Place
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
-from tfdist.training.checkpoints.resumed_run import EPOCH, ResumedRun
+from tfdist.training.checkpoints.resumed_run import ResumedRun
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.data.check_same_order_on_resume import ResumableData
 from tfdist.training.data.distribute import Data
@@ -230,7 +232,7 @@ class FitCheckpoints(NoCheckpoints):
             self._restore_variables(resumed)
             resumed.restore_callbacks(self._callbacks, self._model)
             place, logs = resumed.facts.place, from_plain(resumed.facts.logs)
-            totals = self._training.step.resumed(resumed.metrics)
+            totals = self._training.step.resumed(resumed.totals)
             self._part = EpochPart(place.done, place.index, totals, logs)
         self._begun_at = self.step - self._part.done
         if self._option.every is not None:
@@ -307,7 +309,7 @@ class FitCheckpoints(NoCheckpoints):
         if not self._is_chief:
             return
         values = self._state.values()
-        values |= {f"{EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
+        values |= {f"{OF_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
         values |= weights_of(self._callbacks)
         history = self._model.history
         facts = Facts(
@@ -322,7 +324,9 @@ class FitCheckpoints(NoCheckpoints):
             is_stopped=is_stopped,
         )
         option = self._option
-        self._writer.save(option.folder, self.step, values, facts.as_dict(), keep=option.keep, files=files)
+        self._writer.save(
+            option.folder, self.step, values, msgspec.to_builtins(facts), keep=option.keep, files=files
+        )
 
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()

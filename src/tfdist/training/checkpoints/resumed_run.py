@@ -1,26 +1,16 @@
 """Restore a run of `fit` from its newest checkpoint: variables, callbacks and the History, on all workers."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.write_files import remove_partial, storage_errors
-from tfdist.training.checkpoints.checkpoint import (
-    ABOUT,
-    Checkpoint,
-    check_variables,
-    find_newest,
-)
-from tfdist.training.checkpoints.checkpoint_facts import Facts, raise_together, refuse_other
-from tfdist.training.checkpoints.rounding_errors import restore_rounding_errors
-from tfdist.training.keras.callback_states import OF_CALLBACK, from_plain, load_states
+from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
+from tfdist.training.checkpoints.checkpoint_facts import Facts, refuse_other
+from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint, Values
+from tfdist.training.keras.callback_states import from_plain, load_states
 from tfdist.training.keras.variables_of_run import State, set_learning_rate
-from tfdist.training.workers.exchange_numbers import take_from_chief
-
-EPOCH = "epoch/"  # the prefix of the metrics' values in a checkpoint
 
 
 class ResumedRun:
@@ -28,18 +18,11 @@ class ResumedRun:
 
     Attributes:
         facts: The facts of the checkpoint.
-        metrics: The values of the metrics of the epoch so far, after `read`.
     """
 
-    def __init__(
-        self, found: Checkpoint | None, facts: Facts, strategy: tf.distribute.Strategy, *, is_chief: bool
-    ) -> None:
-        """Store a checkpoint, None on other workers than the chief, and its facts."""
-        self._found, self.facts = found, facts
-        self._strategy, self._is_chief = strategy, is_chief
-        self.metrics: list[Any] = []
-        self._values: list[Any] = []
-        self._weights: dict[str, Any] = {}
+    def __init__(self, checkpoint: SharedCheckpoint[Facts]) -> None:
+        self._checkpoint, self.facts = checkpoint, checkpoint.facts
+        self._values = Values([], [], {})
 
     @classmethod
     def find(cls, folder: Path, strategy: tf.distribute.Strategy, *, is_chief: bool) -> "ResumedRun | None":
@@ -48,21 +31,13 @@ class ResumedRun:
         Raises:
             ConfigError: The facts are malformed.
         """
-        found: list[Checkpoint | None] = [None]
+        found = SharedCheckpoint.find(folder, Facts, strategy, of="fit", is_chief=is_chief)
+        return None if found is None else cls(found)
 
-        def find() -> dict[str, Any]:
-            with storage_errors(folder):
-                if folder.is_dir():
-                    remove_partial(folder)
-                found[0] = newest = find_newest(folder)
-            if newest is None:
-                return {}
-            facts = {**newest.facts, "variables": newest.variables}
-            Facts.of(facts, str(newest.folder / ABOUT))
-            return facts
-
-        facts = raise_together(strategy, find, is_chief=is_chief)
-        return cls(found[0], Facts.of(facts, str(folder)), strategy, is_chief=is_chief) if facts else None
+    @property
+    def totals(self) -> list[Any]:
+        """Return the values of the metrics of the epoch so far, after `read`."""
+        return self._values.totals
 
     def is_over(self, epochs: int) -> bool:
         """Return whether the checkpoint is that of the end of the training."""
@@ -75,45 +50,26 @@ class ResumedRun:
             ConfigError: The checkpoint is one of another model, of other data or of other settings.
         """
 
-        def compare() -> None:
-            if self._found is None:
-                return
-            refuse_other(str(self._found.folder), self.facts.identity, identity)
-            variables = [
-                entry for entry in self._found.variables if not entry[0].startswith((EPOCH, OF_CALLBACK))
-            ]
-            check_variables(
-                dataclasses.replace(self._found, variables=tuple(variables)),
-                state.values(),
-                whose="the model of this script",
-                remedy="Name another folder, or use the same model",
-            )
+        def compare(found: Checkpoint) -> None:
+            refuse_other(str(found.folder), self.facts.identity, identity)
+            remedy = "Name another folder, or use the same model"
+            check_variables(found, state.values(), whose="the model of this script", remedy=remedy)
 
-        raise_together(self._strategy, compare, is_chief=self._is_chief)
+        self._checkpoint.check(compare)
 
     def read(self) -> None:
         """Read all values on the chief, and send them to the other workers."""
-        values: list[Any] = [tf.zeros(shape, dtype) for _, shape, dtype in self.facts.variables]
-        if self._found is not None:
-            values = self._found.read()
-        values = take_from_chief(self._strategy, values, is_chief=self._is_chief)
-        names = [name for name, _, _ in self.facts.variables]
-        named = dict(zip(names, values, strict=True))
-        self.metrics = [value for name, value in named.items() if name.startswith(EPOCH)]
-        self._weights = {name: value for name, value in named.items() if name.startswith(OF_CALLBACK)}
-        self._values = values[: len(names) - len(self.metrics) - len(self._weights)]
-        folder = None if self._found is None else self._found.folder
-        restore_rounding_errors(self._strategy, folder, is_chief=self._is_chief)
+        self._values = self._checkpoint.read()
 
     def restore_variables(self, state: State, model: Any, learning_rate: float | None) -> None:
         """Assign the values of all variables; `learning_rate` is the one that the script sets now."""
-        state.assign(self._values)
+        state.assign(self._values.state)
         if learning_rate != self.facts.learning_rate and learning_rate is not None:
             set_learning_rate(model, learning_rate)
 
     def restore_callbacks(self, callbacks: Sequence[Any], model: Any) -> None:
         """Set the states of callbacks."""
-        load_states(callbacks, model, self.facts.callbacks, self._weights)
+        load_states(callbacks, model, self.facts.callbacks, self._values.of_callbacks)
 
     def restore_history(self, history: Any) -> None:
         """Set the epochs and the values of Keras's History."""

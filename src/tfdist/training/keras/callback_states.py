@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import tensorflow as tf
 
@@ -21,6 +22,13 @@ _STATE_BY_FILES = ("BackupAndRestore", "SwapEMAWeights")
 _WEIGHTS = "best_weights"  # of EarlyStopping: a list of arrays
 OF_CALLBACK = "callback/"  # the prefix of these arrays in a checkpoint
 _log = logging.getLogger("tfdist")
+
+
+class CallbackState(msgspec.Struct):
+    """The state of a callback as plain values, and what tells which callback of a later run it belongs to."""
+
+    kind: str
+    values: dict[str, Any]
 
 
 def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
@@ -42,13 +50,14 @@ def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
         )
 
 
-def states_of(callbacks: Sequence[Any], model: Any) -> list[dict[str, Any]]:
-    """Return the state of each callback as plain values, without weights."""
+def states_of(callbacks: Sequence[Any], model: Any) -> list[CallbackState]:
+    """Return the state of each callback, without weights."""
     states = []
     for callback in callbacks:
-        where = f"the state of {type(callback).__name__}"
+        kind = _kind(callback)
         state = callback.get_state() if _has_own_state(callback) else _attributes(callback, model)
-        states.append({str(name): as_plain(value, f"{where}, {name}") for name, value in state.items()})
+        values = {name: as_plain(value, f"the state of {kind}, {name}") for name, value in state.items()}
+        states.append(CallbackState(kind, values))
     return states
 
 
@@ -62,11 +71,20 @@ def weights_of(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def load_states(
-    callbacks: Sequence[Any], model: Any, states: Sequence[Mapping[str, Any]], weights: Mapping[str, Any]
+    callbacks: Sequence[Any], model: Any, states: Sequence[CallbackState], weights: Mapping[str, Any]
 ) -> None:
-    """Set the states of callbacks, where they are the same ones as in the checkpoint."""
-    for place, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
-        values = {name: from_plain(value) for name, value in state.items()}
+    """Set the states of callbacks, each that of the first callback of its kind that is left.
+
+    A callback that the run did not have before begins without a state, and one that it has no longer is left
+    out.
+    """
+    left = dict(enumerate(states))
+    for callback in callbacks:
+        kind = _kind(callback)
+        place = next((place for place, state in left.items() if state.kind == kind), None)
+        if place is None:
+            continue
+        values = {name: from_plain(value) for name, value in left.pop(place).values.items()}
         if _has_own_state(callback):
             callback.set_state(values)
             continue
@@ -76,6 +94,12 @@ def load_states(
         mine = [np.asarray(value) for name, value in weights.items() if name.split("/")[1] == str(place)]
         if mine and hasattr(callback, _WEIGHTS):
             setattr(callback, _WEIGHTS, mine)
+
+
+def _kind(callback: Any) -> str:
+    """Return the class of a callback, and which value it watches: a run may have several of one class."""
+    monitor = getattr(callback, "monitor", None)
+    return type(callback).__name__ + (f" of {monitor}" if isinstance(monitor, str) else "")
 
 
 def as_plain(value: Any, where: str) -> Any:

@@ -121,7 +121,9 @@ def learning_rate(model: Any) -> float | None:
     """Return the learning rate of a model's optimizer; None where it is a schedule."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variable = learning_rate_variable(optimizer)
-    return float(fetch(variable.value)) if hasattr(variable, "assign") else None
+    if not hasattr(variable, "assign"):
+        return None
+    return float(fetch(tf.convert_to_tensor(variable_of_tensorflow(variable))))
 
 
 def set_learning_rate(model: Any, value: float) -> None:

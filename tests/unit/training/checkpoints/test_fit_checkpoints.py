@@ -181,6 +181,23 @@ def test_early_stopping_and_the_learning_rate_are_resumed(tmp_path):
     assert _run(tmp_path / "c", DATA["reshuffled"](), *callbacks()) == undisturbed
 
 
+def test_each_callback_gets_its_own_state_back_wherever_it_stands(tmp_path):
+    def stopping(monitor, patience):
+        return keras.callbacks.EarlyStopping(monitor, patience=patience, min_delta=9)
+
+    undisturbed = _run(tmp_path / "a", DATA["reshuffled"](), stopping("loss", 2))
+    assert len(undisturbed[0]["loss"]) == 3
+    with pytest.raises(Killed):
+        _run(tmp_path / "b", DATA["reshuffled"](), stopping("loss", 2), act=_kill, at=9)
+    others = [keras.callbacks.ReduceLROnPlateau("loss", patience=9), stopping("mae", 9)]
+    assert (
+        _run(tmp_path / "b", DATA["reshuffled"](), *others, stopping("loss", 2))[0]["loss"]
+        == undisturbed[0]["loss"]
+    )
+    assert others[0].wait < 3
+    assert others[1].wait < 3
+
+
 def test_a_finished_run_trains_nothing_more_and_more_epochs_continue(tmp_path, monkeypatch, caplog):
     longer = _run(tmp_path / "a", DATA["reshuffled"](), epochs=6)
     finished = _run(tmp_path / "b", DATA["reshuffled"](), epochs=4)
