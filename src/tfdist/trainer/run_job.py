@@ -65,7 +65,6 @@ from tfdist.training.reports.software_and_devices import versions
 from tfdist.training.workers.exchange_numbers import wait_for_all
 
 _IMAGES_TO_CHECK = 16
-_IMAGES_AT_ONCE = 500
 # Another order of sums may change the class of an image or two in ten thousand.
 _ACCURACY_TOLERANCE = 2e-3
 _log = logging.getLogger("tfdist")
@@ -258,9 +257,10 @@ def _report(
 
 def _check_answers(context: RunContext, run: Run, model: Any, outputs: Outputs, accuracy: float) -> None:
     """Classify the test images in this process alone, and compare the accuracy with the cluster's."""
-    data, batches = context.data, context.config.evaluation.batches
+    config, data = context.config, context.data
+    batches = config.evaluation.batches
     images, labels = data.split("test").arrays()
-    count = len(labels) if batches is None else min(len(labels), batches * _IMAGES_AT_ONCE)
+    count = len(labels) if batches is None else min(len(labels), batches * config.data.batch_size)
     images, labels = images[:count], labels[:count]
     answers, probabilities = classify(model, images, outputs)
     run.show_answers(images, labels, answers)

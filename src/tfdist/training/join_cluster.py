@@ -73,7 +73,15 @@ def start(
         TaskLost: A task did not start in time.
         SystemExit: This task has served the chief, which has ended.
     """
-    wanted = {"strategy": strategy, "cluster": cluster, "workers": workers, "ps": ps, **options}
+    timeouts = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout}
+    wanted = {
+        "strategy": strategy,
+        "cluster": cluster,
+        "workers": workers,
+        "ps": ps,
+        **timeouts,
+        **options,
+    }
     if _started:
         return _started_with(wanted)
     print_own_errors_in_a_line()

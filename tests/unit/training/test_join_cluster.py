@@ -21,7 +21,12 @@ for _ in range(2):
     np.testing.assert_allclose(outputs[:, 0], x.sum(1))
     kernel = model.weights[0] if keras.__version__ < "3" else model.weights[0].value
     assert len(strategy.experimental_local_results(kernel)) == 2
-print("done")
+assert tfdist.start("mirrored", logical_devices=2) is strategy
+try:
+    tfdist.start("mirrored", logical_devices=2, stall_timeout="auto")
+except tfdist.errors.ConfigError as error:
+    assert "has started with other arguments" in str(error), error
+    print("done")
 """
 
 

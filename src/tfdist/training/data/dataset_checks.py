@@ -138,10 +138,15 @@ def _nbytes(dataset: Any) -> int:
 
 
 def chain_of(dataset: Any) -> Iterator[Any]:
-    """Yield a data set and all data sets that it is made from."""
-    yield dataset
-    for source in dataset_inputs(dataset):
-        yield from chain_of(source)
+    """Yield a data set and all data sets that it is made from, each once."""
+    left, seen = [dataset], {}
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each  # which keeps it, and so its id
+        yield each
+        left.extend(reversed(dataset_inputs(each)))
 
 
 def definitions_of(dataset: Any) -> Iterator[list[Any]]:

@@ -1,5 +1,6 @@
 """Data sets that workers could not each run for itself are told from those that they can."""
 
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -10,7 +11,7 @@ from tfdist.errors import DataError
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training.data.dataset_checks import check_order, is_too_large_to_send  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.data.dataset_checks import chain_of, check_order, is_too_large_to_send  # noqa: E402  # after the check that TensorFlow is there
 
 numbers = tf.data.Dataset.range
 ANY_ORDER = tf.data.Options()
@@ -61,6 +62,13 @@ def test_takes_what_is_shuffled_by_a_seed_set_before():
 def test_refuses_what_each_worker_would_find_in_another_order(make, words):
     with pytest.raises(DataError, match=words):
         check_order(make())
+
+
+def test_data_of_many_sources_and_of_shared_ones_are_walked_once():
+    many = functools.reduce(lambda left, _: left.concatenate(numbers(1)), range(1001), numbers(1))
+    assert len(list(chain_of(many))) == 2003
+    shared = functools.reduce(lambda both, _: both.concatenate(both), range(40), numbers(1))
+    assert len(list(chain_of(shared))) == 41
 
 
 def test_arrays_may_be_too_large_to_send():
