@@ -22,9 +22,10 @@ from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.datasets.read_npz import read_npz  # noqa: E402
 from tfdist.export.model_loading import load  # noqa: E402
 from tfdist.export.prediction_inputs import read_images  # noqa: E402
-from tfdist.trainer.checkpoint_manager import _facts_of  # noqa: E402
+from tfdist.trainer.checkpoint_manager import _Facts as Facts  # noqa: E402
 from tfdist.trainer.run_history import Start, _read_history  # noqa: E402
 from tfdist.training.checkpoints.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tfdist.training.checkpoints.share_checkpoint import _converted  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -118,8 +119,8 @@ def test_a_checkpoint_whose_variables_are_no_file_is_passed_over(tmp_path, kind)
     "facts", [{}, {"trained": 3}, {"trained": {}, "evaluation": [], "best": {}}], ids=str
 )
 def test_a_checkpoint_without_what_a_run_needs(tmp_path, facts):
-    with pytest.raises(ConfigError, match=r"about\.json: is malformed"):
-        _facts_of(Checkpoint(tmp_path, 7, facts, ()))
+    with pytest.raises(ConfigError, match=r"about\.json: is not a checkpoint of tfdist train: "):
+        _converted(Checkpoint(tmp_path, 7, facts, ()), Facts, "tfdist train")
 
 
 @pytest.mark.parametrize("kind", [*TEXTS, b'[{"at_step": "x", "lost": 1}]', *SPECIAL], ids=names)
