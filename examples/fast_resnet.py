@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.models import BatchNormalization, Rescale, Standardize
-from tfdist.models.preprocessing_and_normalization import exact_dtype
+from tfdist.models.layers import exact_dtype
 
 keras: Any = tf.keras
 _register = keras.utils.register_keras_serializable(package="examples")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
     from tfdist.training.barrier import barrier
-    from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
+    from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
     from tfdist.training.join_cluster import start
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointAndResume": "tfdist.training.checkpoints.checkpoint_and_resume",
+    "CheckpointAndResume": "tfdist.training.checkpoints.checkpoint_callback",
     "ClusterConfig": "tfdist.cluster.config",
     "LazyAdam": "tfdist.training.keras.optimizers.lazy_adam",
     "Task": "tfdist.cluster.config",

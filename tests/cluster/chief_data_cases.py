@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.data import dataset_checks
+from tfdist.training.data import inspect_dataset
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.keras import datasets_from_inputs
@@ -53,7 +53,7 @@ def read_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "from_generator": fit(model, _of_python(), epochs=2, verbose=0, strategy=strategy),
     }
     with (
-        mock.patch.object(dataset_checks, "MOST_BYTES", 100),
+        mock.patch.object(inspect_dataset, "MOST_BYTES", 100),
         mock.patch.object(datasets_from_inputs, "MOST_BYTES", 100),
     ):
         losses["arrays"] = fit(model, x, y, batch_size=BATCH, epochs=2, verbose=0, strategy=strategy)

@@ -266,7 +266,7 @@ def silenced(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train on while a worker waits for data that never come, and neither answers nor fails."""
     import os
 
-    from tfdist.training.runners.scheduled_executions import ScheduledExecutions
+    from tfdist.training.runners.pending_executions import ScheduledExecutions
 
     ScheduledExecutions.seconds_to_come_back = 10.0
     os.mkfifo(folder / "pipe")  # nobody writes to it

@@ -62,7 +62,7 @@ def impatient(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train without an end, and ask after some seconds without an answer who is silent."""
     import lost_cases
 
-    from tfdist.training.runners.scheduled_executions import ScheduledExecutions
+    from tfdist.training.runners.pending_executions import ScheduledExecutions
 
     ScheduledExecutions.seconds_to_come_back = 5.0
     return lost_cases.fitting(strategy, folder)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from commands import python, tfdist, tfdist_forked
 from tfdist.datasets.open_data import open_data
 from tfdist.export.write_export import export
-from tfdist.models.preprocessing_and_normalization import Rescale
+from tfdist.models.layers import Rescale
 
 keras = tf.keras
 COUNT = 12

@@ -11,7 +11,7 @@ from kubernetes_api import api_server
 
 from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.protocol import find_engine
-from tfdist.engines.records import find_submission
+from tfdist.engines.submitted_jobs import find_submission
 
 pytestmark = [
     pytest.mark.engines,

@@ -19,7 +19,7 @@ import yaml
 from absl import flags
 
 import tfdist
-from tfdist.cli import _command_flags
+from tfdist.cli import _flags_from_signature
 from tfdist.cli.commands import COMMANDS
 from tfdist.simulation.setup import Setup, read_setup
 from tfdist.trainer.config import json_schema, read_config
@@ -113,12 +113,12 @@ def _check_flags(monkeypatch: pytest.MonkeyPatch, verb: str, words: list[str]) -
     def parse(main, *, flags_from=None, takes_command=False, takes_words=False, **_):
         flags.FLAGS.set_gnu_getopt(takes_words)
         own = {
-            **_command_flags._define_flags(main),
-            **(_command_flags._define_flags(flags_from) if flags_from else {}),
+            **_flags_from_signature._define_flags(main),
+            **(_flags_from_signature._define_flags(flags_from) if flags_from else {}),
         }
-        _command_flags._parsed(sys.argv, own, takes_command=takes_command or takes_words)
+        _flags_from_signature._parsed(sys.argv, own, takes_command=takes_command or takes_words)
 
-    monkeypatch.setattr(_command_flags, "run", parse)
+    monkeypatch.setattr(_flags_from_signature, "run", parse)
     monkeypatch.setattr(sys, "argv", [f"tfdist {verb}", *words])
     monkeypatch.delitem(
         sys.modules, f"tfdist.cli.{verb}", raising=False

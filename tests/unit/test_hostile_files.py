@@ -12,18 +12,18 @@ import pytest
 from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import path_or_address
 from tfdist.errors import ConfigError, DataError, TfdistError
-from tfdist.export.export_folder import find_export, write_metadata
+from tfdist.export.find_export import find_export, write_metadata
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.datasets.cache import Contents, prepare  # noqa: E402
+from tfdist.datasets.disk_cache import Contents, prepare  # noqa: E402
 from tfdist.datasets.from_files import read_path  # noqa: E402
 from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.datasets.read_npz import read_npz  # noqa: E402
-from tfdist.export.model_loading import load  # noqa: E402
+from tfdist.export.load_export import load  # noqa: E402
 from tfdist.export.prediction_inputs import read_images  # noqa: E402
 from tfdist.trainer.checkpoint_manager import _Facts as Facts  # noqa: E402
-from tfdist.trainer.run_history import Start, _read_history  # noqa: E402
+from tfdist.trainer.starts_and_lost_steps import Start, _read_history  # noqa: E402
 from tfdist.training.checkpoints.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from tfdist.training.checkpoints.share_checkpoint import _converted  # noqa: E402
 

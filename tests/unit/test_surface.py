@@ -29,11 +29,11 @@ LIGHT = [
     "tfdist.ray",
     "tfdist.trainer.config",
     "tfdist.cluster.config",
-    "tfdist.export.export_folder",
+    "tfdist.export.find_export",
     "tfdist.cli.plan",
     "tfdist.cli.predict",
     "tfdist.cli.schema",
-    "tfdist.cli._command_flags",
+    "tfdist.cli._flags_from_signature",
     "tfdist.__main__",
 ]
 

@@ -25,7 +25,7 @@ from tfdist.strategies.strategy_classes import ring_of
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_datasets import Batches, initial_model, steps_per_call
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
-from tfdist.training.runners.replica_times_and_failures import computing_seconds
+from tfdist.training.runners.replica_times_and_nan_losses import computing_seconds
 from tfdist.training.session import Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.steps_per_call import StepsPerCall

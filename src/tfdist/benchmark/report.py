@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._utils.plotting import new_figure, save
+from tfdist._utils.terminal_size_and_tables import console_for_tables
 from tfdist.benchmark.breakdown import NAMES, Parts
 from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.tuning import Tried, Tuning
-from tfdist.launcher.terminal import console_for_tables
 
 _MAX_OTHER_CORES = 0.05  # cores
 _MAX_SPREAD = 0.10

@@ -5,7 +5,7 @@ tfdist cancel slurm://cluster/123
 
 from collections.abc import Sequence
 
-from tfdist.cli._command_flags import run
+from tfdist.cli._flags_from_signature import run
 from tfdist.cli._job_of_flags import submission_of
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tfdist._utils.readable_text import beside
 from tfdist._utils.write_files import local_path
-from tfdist.cli._command_flags import Flag, run
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs
 

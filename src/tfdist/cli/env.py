@@ -8,7 +8,7 @@ It loads no TensorFlow, so it works where TensorFlow fails to load. It does not 
 import json as json_format
 from typing import Annotated
 
-from tfdist.cli._command_flags import GIVEN_ENVIRONMENT, Flag, run
+from tfdist.cli._flags_from_signature import GIVEN_ENVIRONMENT, Flag, run
 from tfdist.diagnostics.environment import describe_environment
 
 

@@ -12,10 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-from tfdist.cli._command_flags import Changes, Flag, NeededConfig, run
+from tfdist._utils.terminal_size_and_tables import console_for_tables
+from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.diagnostics.estimate import TaskEstimate, estimate_tasks, milliseconds, one_of_each
-from tfdist.launcher.terminal import console_for_tables
+from tfdist.diagnostics.estimate_memory_and_traffic import (
+    TaskEstimate,
+    estimate_tasks,
+    milliseconds,
+    one_of_each,
+)
 from tfdist.strategies.options import StrategyName
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
@@ -33,7 +38,9 @@ def main(
     cluster = settings.find_cluster()
     replicas = Replicas.of(settings.config, cluster)
     load_tensorflow_quietly()
-    from tfdist.trainer.measure_model import measure_model  # loads TensorFlow, after all mistakes are found
+    from tfdist.trainer.measure_model_sizes import (
+        measure_model,  # loads TensorFlow, after all mistakes are found
+    )
 
     sizes = measure_model(settings.config, replicas.examples)
     estimates = estimate_tasks(settings.config, cluster, sizes, replicas)

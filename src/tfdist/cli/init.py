@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, write_output
-from tfdist.cli._command_flags import Flag, run
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.trainer.new_project_answers import (

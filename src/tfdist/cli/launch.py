@@ -18,12 +18,12 @@ from typing import Annotated
 
 from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.write_files import claimed_run_folder, local_path
-from tfdist.cli._command_flags import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cli._end_of_run import page_written, print_results
+from tfdist.cli._flags_from_signature import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.report.event_analysis import last_results, mean_speed
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
-from tfdist.diagnostics.report.timeline import last_results, mean_speed
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch_tasks import NetworkIsolation, launch

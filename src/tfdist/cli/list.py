@@ -2,10 +2,10 @@
 
 import sys
 
-from tfdist.cli._command_flags import run
+from tfdist.cli._flags_from_signature import run
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.protocol import find_engine
-from tfdist.engines.records import submissions
+from tfdist.engines.submitted_jobs import submissions
 from tfdist.errors import ConfigError, TfdistError
 
 _LONGEST_STATE = 60

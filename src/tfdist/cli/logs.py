@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from tfdist.cli._command_flags import Flag, run
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._job_of_flags import submission_of
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.logs_and_exit_status import array_folder

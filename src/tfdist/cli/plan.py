@@ -10,7 +10,7 @@ import json
 import shlex
 from typing import Annotated, Any, Literal
 
-from tfdist.cli._command_flags import Flag, NeededConfig, run
+from tfdist.cli._flags_from_signature import Flag, NeededConfig, run
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, plan_text, read_config

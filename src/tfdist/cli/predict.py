@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, path_or_address
-from tfdist.cli._command_flags import Flag, run
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
-from tfdist.export.export_folder import find_export
+from tfdist.export.find_export import find_export
 
 if TYPE_CHECKING:
-    from tfdist.export.write_answers import Summary
+    from tfdist.export.write_predictions import Summary
 
 
 def main(
@@ -51,7 +51,7 @@ def main(
     form = format or ("csv" if output.endswith(".csv") else "jsonl")
     load_tensorflow_quietly()
 
-    from tfdist.export.write_answers import answer  # loads TensorFlow, after the checks of the flags
+    from tfdist.export.write_predictions import answer  # loads TensorFlow, after the checks of the flags
 
     summary = answer(exported, input, batch_size=batch_size, output=target, form=form, grid=grid_path)
     _print_summary(summary, [path for path in (target, grid_path) if path is not None])

@@ -7,7 +7,7 @@ and as the first line of a config: `# yaml-language-server: $schema=tfdist.schem
 
 import json
 
-from tfdist.cli._command_flags import run
+from tfdist.cli._flags_from_signature import run
 from tfdist.trainer.config import json_schema
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path
-from tfdist.cli._command_flags import Flag, run, worker_counts
+from tfdist.cli._flags_from_signature import Flag, run, worker_counts
 from tfdist.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.write_files import local_path
-from tfdist.cli._command_flags import Flag, run
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
-from tfdist.diagnostics.running_tasks import RunningTasks, check_answers, find_running_tasks
+from tfdist.diagnostics.find_tasks_of_run import RunningTasks, check_answers, find_running_tasks
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.private_network import join_private_network
 
@@ -52,11 +52,11 @@ def _join_private_network(pid: int) -> None:
 
 def _record(folder: Path, tasks: RunningTasks, seconds: float) -> None:
     load_tensorflow_quietly()
+    from tfdist.profiling.record_from_outside import record_from_outside
     from tfdist.profiling.timeline_file import write_timeline  # these use TensorFlow
-    from tfdist.profiling.trace_servers import trace_servers
 
     print(f"recording {len(tasks.addresses)} tasks for {seconds:g} s", flush=True)
-    recorded = trace_servers(tasks.addresses, folder / "timeline", seconds)
+    recorded = record_from_outside(tasks.addresses, folder / "timeline", seconds)
     timeline = write_timeline(folder, recorded, {"run": str(folder), "seconds": seconds})
     for task in tasks.addresses.keys() - set(timeline.tasks):
         problem = (

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
-from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._command_flags import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cli._end_of_run import page_written, print_results
+from tfdist.cli._flags_from_signature import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
@@ -212,7 +212,7 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
     """Train as one task, in this process."""
     if not is_launched():  # under a launcher, the log files keep TensorFlow's notes
         load_tensorflow_quietly()
-    from tfdist.trainer.run_job import train  # loads TensorFlow, which the launcher does not need
+    from tfdist.trainer.run_task import train  # loads TensorFlow, which the launcher does not need
 
     is_alone = not cluster
     # Under a launcher, the launcher writes the page, after the last event.
@@ -270,4 +270,4 @@ def _which_task(cluster: ClusterConfig, settings: Settings) -> ConfigError:
 
 
 if __name__ == "__main__":
-    run(main, loads="tfdist.trainer.run_job")
+    run(main, loads="tfdist.trainer.run_task")

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.run_process import run_process
+from tfdist._utils.terminal_size_and_tables import console_for_tables
 from tfdist._utils.write_files import temporary_folder
-from tfdist._utils.yaml import check_not_stream
-from tfdist.cli._command_flags import Changes, Flag, NeededConfig, run
+from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launcher.terminal import console_for_tables
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Settings, read_config
 

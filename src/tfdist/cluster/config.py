@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.yaml import Document, Source, decode, read_yaml_file
+from tfdist._utils.read_yaml_and_json import Document, Source, decode, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, split_address
 from tfdist.cluster.roles_and_sizes import ROLES, Sizes, stated_sizes
 from tfdist.cluster.schedulers import PRECEDENCE

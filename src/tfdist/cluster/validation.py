@@ -7,7 +7,7 @@ received, and the remedy.
 import re
 from collections.abc import Mapping, Sequence
 
-from tfdist._utils.yaml import Source
+from tfdist._utils.read_yaml_and_json import Source
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.roles_and_sizes import ROLES, Sizes
 from tfdist.errors import ConfigError, did_you_mean, is_near, shown

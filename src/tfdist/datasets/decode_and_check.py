@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.cache import Batches, Contents, size_text
+from tfdist.datasets.disk_cache import Batches, Contents, size_text
 from tfdist.errors import DataError, first_line
 
 _AT_ONCE = 256

@@ -13,8 +13,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tfdist._utils.read_untrusted_files import check_regular
-from tfdist.datasets.cache import Batches, Contents
 from tfdist.datasets.decode_and_check import READING_ERRORS, Part, contents_of, decode, gist, resize_images
+from tfdist.datasets.disk_cache import Batches, Contents
 from tfdist.datasets.from_idx import idx_files, read_idx, read_labels_file
 from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tfdist._utils.read_untrusted_files import opened_regular, read_text_file
 from tfdist._utils.user_paths import is_folder
-from tfdist.datasets.cache import Contents, size_text
+from tfdist.datasets.disk_cache import Contents, size_text
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdist._utils.object_store import why_unreachable
-from tfdist.datasets.cache import Contents, lock
 from tfdist.datasets.decode_and_check import Part, contents_of, resized
+from tfdist.datasets.disk_cache import Contents, lock
 from tfdist.errors import DataError, Unavailable, did_you_mean, first_line, shown
 
 _log = logging.getLogger("tfdist")

@@ -14,7 +14,7 @@ import numpy as np
 from tfdist._utils.user_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import default_cache_dir, local_path, path_or_address
 from tfdist.datasets import synthetic_digits, synthetic_shapes
-from tfdist.datasets.cache import Batches, Contents, Prepared, find_prepared, prepare
+from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare
 from tfdist.datasets.from_idx import idx_files
 from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean, shown
 
@@ -203,7 +203,7 @@ class DataRequest:
         """Return the source of data that need a network: their address is read, or they are downloaded."""
         address = path_or_address(self.name, "data set")
         if isinstance(address, str):
-            from tfdist.datasets.download_dataset import copy_to_cache, list_address
+            from tfdist.datasets.from_object_store import copy_to_cache, list_address
 
             listing = list_address(address)
 

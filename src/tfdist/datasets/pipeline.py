@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.datasets.augmentation import AUGMENTATIONS, draws
-from tfdist.datasets.cache import Split
+from tfdist.datasets.disk_cache import Split
 from tfdist.errors import ConfigError, did_you_mean
 
 _ENDLESS = 2**62

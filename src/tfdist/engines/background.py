@@ -23,7 +23,7 @@ from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
 from tfdist.engines.read_logs import until_end
-from tfdist.engines.records import state_folder
+from tfdist.engines.submitted_jobs import state_folder
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.process_tree import children_of
 from tfdist.launcher.task_logs import last_lines, task_log_path

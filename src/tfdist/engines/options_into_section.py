@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tfdist._utils.yaml import Document, Source, decode, read_yaml, types_below
+from tfdist._utils.read_yaml_and_json import Document, Source, decode, read_yaml, types_below
 from tfdist.errors import ConfigError, shown
 
 OptionPath = str | tuple[str, ...]

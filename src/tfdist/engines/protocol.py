@@ -9,7 +9,7 @@ from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import State, Submission
-from tfdist.engines.kubernetes.engine import JobSet, Kubernetes, TFJob, TrainJob
+from tfdist.engines.kubernetes.job_kinds import JobSet, Kubernetes, TFJob, TrainJob
 from tfdist.engines.local import Local
 from tfdist.engines.ray.engine import Ray
 from tfdist.engines.slurm.engine import Slurm

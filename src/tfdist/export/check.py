@@ -12,7 +12,7 @@ from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist.errors import TfdistError
-from tfdist.models.output_kind import Outputs
+from tfdist.models.logits_or_probabilities import Outputs
 
 # Programs that use an exported model as another user would: with TensorFlow alone. A Keras file also needs
 # the modules of its layers, which Keras expects to be imported.

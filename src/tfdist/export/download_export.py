@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tfdist._utils.object_store import check_store, list_names, read_file
 from tfdist._utils.write_files import default_cache_dir
-from tfdist.datasets.download_dataset import copy_to_cache, list_address
+from tfdist.datasets.from_object_store import copy_to_cache, list_address
 from tfdist.errors import ConfigError
 
 

@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from tfdist._utils.user_paths import exists, expanded_path
 from tfdist._utils.write_files import default_cache_dir, path_or_address
-from tfdist.datasets.cache import size_text
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
-from tfdist.datasets.download_dataset import copy_to_cache, list_address
+from tfdist.datasets.disk_cache import size_text
 from tfdist.datasets.from_files import check_files, is_hidden
 from tfdist.datasets.from_idx import idx_files
+from tfdist.datasets.from_object_store import copy_to_cache, list_address
 from tfdist.datasets.open_data import open_data
 from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError, did_you_mean
-from tfdist.export.export_folder import Exported
+from tfdist.export.find_export import Exported
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.models.output_kind import Outputs
+from tfdist.models.logits_or_probabilities import Outputs
 
 
 class Served(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types

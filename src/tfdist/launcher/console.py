@@ -14,11 +14,11 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
+from tfdist._utils.terminal_size_and_tables import moves_its_cursor, terminal_size
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.run_events import AnyEvent, Printed, Progressed, RunStarted, stamped
 from tfdist.launcher.task_logs import LogTail, NotesForLogs
-from tfdist.launcher.terminal import moves_its_cursor, terminal_size
 
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS, _SECONDS_BETWEEN_MEASUREMENTS = 1.0, 0.2, 2.0

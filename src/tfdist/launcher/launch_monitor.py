@@ -15,9 +15,9 @@ from tfdist._utils.user_paths import exists
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events
+from tfdist.launcher.dispatch_events import LaunchOutput
 from tfdist.launcher.environment import LAUNCH
 from tfdist.launcher.hide_secrets import without_secrets
-from tfdist.launcher.launch_output import LaunchOutput
 from tfdist.launcher.outcome import LaunchError, LaunchReport, TaskExit
 from tfdist.launcher.report_messages import Joined, JoinedPieces, Silence, read_line
 from tfdist.launcher.start_supervisor import SupervisorProcess

@@ -19,9 +19,9 @@ from tfdist.cluster.roles_and_sizes import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.dispatch_events import LaunchOutput
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
-from tfdist.launcher.launch_output import LaunchOutput
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import VARIABLE as EVENTS

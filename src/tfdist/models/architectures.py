@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.models.preprocessing_and_normalization import (
+from tfdist.models.layers import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.setup import BYTES, Machine, Setup
-from tfdist.simulation.step_record import Record
+from tfdist.simulation.simulated_steps import Record
 
 Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 

@@ -44,7 +44,6 @@ from tfdist.strategies.options import (
     is_gpu_used,
     strategy_name,
 )
-from tfdist.strategies.sharded_variable import Partitioner
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.strategies.strategy_classes import (
     Mirrored,
@@ -52,6 +51,7 @@ from tfdist.strategies.strategy_classes import (
     ParameterServer,
     SynchronousParameterServer,
 )
+from tfdist.strategies.variable_partitioner import Partitioner
 from tfdist.transport.authentication import SECRET
 
 _log = logging.getLogger("tfdist")

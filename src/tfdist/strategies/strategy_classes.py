@@ -14,13 +14,13 @@ from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
-from tfdist.strategies.collective_types import from_collective_type, to_collective_type
+from tfdist.strategies.add_up_assignments import add_up_assignments
+from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
 from tfdist.strategies.lasting_patches import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit
-from tfdist.strategies.sharded_variable import Partitioner
-from tfdist.strategies.sums_of_replicas import add_up_assignments
+from tfdist.strategies.variable_partitioner import Partitioner
 from tfdist.transport.join_ring import join_ring
 from tfdist.transport.ring import Ring
 

@@ -10,7 +10,7 @@ import numpy as np
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.run_context import RunContext
-from tfdist.trainer.run_history import RunHistory
+from tfdist.trainer.starts_and_lost_steps import RunHistory
 from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from tfdist._utils.write_files import fresh_folder, write_json
-from tfdist.models.output_kind import Outputs
+from tfdist.models.logits_or_probabilities import Outputs
 
 _MOST_MISTAKES = 24
 _LONGEST_SIDE = 96  # of an image on the page, in pixels

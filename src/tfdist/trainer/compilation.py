@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import compile_arguments, is_compiled
 from tfdist.errors import ConfigError
-from tfdist.models.output_kind import Outputs
+from tfdist.models.logits_or_probabilities import Outputs
 from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels, make_loss, make_metric
 from tfdist.trainer.optimizers import make_optimizer

@@ -11,8 +11,8 @@ from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
 from tfdist.launcher.record_events import is_launched
+from tfdist.models.logits_or_probabilities import Outputs, outputs_of
 from tfdist.models.model_by_name import build
-from tfdist.models.output_kind import Outputs, outputs_of
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config

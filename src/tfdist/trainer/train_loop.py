@@ -31,9 +31,9 @@ from tfdist.trainer.model_and_datasets import (
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext
-from tfdist.trainer.run_history import Start
+from tfdist.trainer.speed_and_stragglers import Throughput
+from tfdist.trainer.starts_and_lost_steps import Start
 from tfdist.trainer.summaries import Summaries
-from tfdist.trainer.throughput import Throughput
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State
@@ -41,7 +41,7 @@ from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.run_batches import EpochBatches, name_steps
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.runners.replica_times_and_failures import record_task_speed
+from tfdist.training.runners.replica_times_and_nan_losses import record_task_speed
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.stop_together import Agreement

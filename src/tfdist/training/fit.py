@@ -16,7 +16,7 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.checkpoints.checkpoint_and_resume import apart
+from tfdist.training.checkpoints.checkpoint_callback import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs, FitSchedule

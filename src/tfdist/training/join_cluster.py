@@ -15,7 +15,7 @@ from tfdist.coordination.heartbeat import Watcher
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
-from tfdist.launcher.start_servers import start_servers
+from tfdist.launcher.start_workers_and_ps import start_servers
 from tfdist.strategies.factory import check_is_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.options import StrategyName

@@ -13,7 +13,7 @@ from tfdist._utils.keras_versions import as_in_keras, build_for, is_keras_2
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
-from tfdist.strategies.collective_types import from_collective_type, to_collective_type
+from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
 from tfdist.training.arguments import (
     callbacks_of,
     limited,
@@ -22,9 +22,9 @@ from tfdist.training.arguments import (
     verbosity,
     whole_number,
 )
-from tfdist.training.data.dataset_checks import size_of_shuffled
+from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.data.distribute import is_endless, known_steps
-from tfdist.training.data.make_distributable import with_none
+from tfdist.training.data.inspect_dataset import size_of_shuffled
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks

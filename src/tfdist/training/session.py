@@ -10,9 +10,9 @@ from tfdist._utils.keras_private import build_model, build_model_eagerly
 from tfdist._utils.keras_versions import build_for, has_call, is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
-from tfdist.training.data.dataset_checks import size_of_shuffled
+from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
-from tfdist.training.data.make_distributable import with_none
+from tfdist.training.data.inspect_dataset import size_of_shuffled
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.keras.kept_traces import Traces, kinds
 from tfdist.training.keras.model_checks import check_model, check_targets, has_own
@@ -25,7 +25,7 @@ from tfdist.training.keras.steps.keras3_step import Keras3Step
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
-from tfdist.training.parameter_servers.sharded_variables import built_on_parts, check_parts, parts_of
+from tfdist.training.parameter_servers.train_sharded_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.replicas.empty_replicas import batch_of_zeros
 from tfdist.training.replicas.reduction import unpacked
 from tfdist.training.runners.batches_for_workers import BatchesReadByChief, BatchesReadByWorkers

@@ -12,8 +12,8 @@ from tfdist._utils.keras_versions import in_order, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
-from tfdist.training.data.check_batch_rows import check_rows
-from tfdist.training.data.make_distributable import with_placeholders
+from tfdist.training.data.check_one_row_per_example import check_rows
+from tfdist.training.data.dataset_workarounds import with_placeholders
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.datasets_from_inputs import length, made_data

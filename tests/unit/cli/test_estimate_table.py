@@ -1,7 +1,7 @@
 """The tables of `tfdist estimate`: one column for tasks that need the same."""
 
 from tfdist.cli.estimate import _print_tables
-from tfdist.diagnostics.estimate import TaskEstimate, one_of_each
+from tfdist.diagnostics.estimate_memory_and_traffic import TaskEstimate, one_of_each
 from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
 
 

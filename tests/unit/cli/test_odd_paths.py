@@ -10,7 +10,7 @@ import pytest
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.write_files import default_cache_dir, write_output
-from tfdist.benchmark.rehearsal_records import Plan
+from tfdist.benchmark.trial_run_messages import Plan
 from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._end_of_run import page_written
@@ -19,10 +19,10 @@ from tfdist.datasets.open_data import open_data
 from tfdist.diagnostics.doctor.check_machine import existing_parent
 from tfdist.diagnostics.environment import describe_environment
 from tfdist.engines.job_handle_and_state import Handle
-from tfdist.engines.records import find_submission, state_folder, submissions
 from tfdist.engines.ssh import task_on_host
+from tfdist.engines.submitted_jobs import find_submission, state_folder, submissions
 from tfdist.errors import ConfigError, DataError, StorageError, TfdistError
-from tfdist.export.export_folder import find_export
+from tfdist.export.find_export import find_export
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch_tasks import launch
 from tfdist.profiling.tensorflow_profiler import Recorder
@@ -31,7 +31,7 @@ from tfdist.trainer.new_project_answers import check_answer
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.shipped_configs import copy_config, shipped_configs
 from tfdist.training import saving
-from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
+from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 
 DEEP = "/tmp/" + "a/" * 2500 + "x"  # longer than a path may be, which is an error for root too
 NOBODY = "~nobody-of-that-name/x"

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.datasets.augmentation import AUGMENTATIONS, draws
-from tfdist.datasets.cache import Contents, prepare
+from tfdist.datasets.disk_cache import Contents, prepare
 from tfdist.datasets.open_data import open_data
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError, DataError
@@ -300,7 +300,7 @@ PREPARE_SLOWLY = """
 import logging, sys, time
 from pathlib import Path
 import numpy as np
-from tfdist.datasets.cache import Contents, prepare
+from tfdist.datasets.disk_cache import Contents, prepare
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 

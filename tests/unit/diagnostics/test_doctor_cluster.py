@@ -18,7 +18,6 @@ from tfdist.diagnostics.doctor.check_addresses_and_ports import (
     find_cluster,
     reach_all,
 )
-from tfdist.diagnostics.doctor.check_transport_and_secret import check_transport
 from tfdist.diagnostics.doctor.names_and_reachability import (
     each_in_time,
     is_local,
@@ -26,6 +25,7 @@ from tfdist.diagnostics.doctor.names_and_reachability import (
     own_address,
     own_addresses,
 )
+from tfdist.diagnostics.doctor.transport_in_use import check_transport
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, read_config
 

@@ -8,11 +8,11 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.rehearsal_records import Part
+from tfdist.benchmark.trial_run_messages import Part
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.answer_other_doctors import Answering
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting

@@ -11,7 +11,7 @@ import pytest
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.answer_other_doctors import Answering
 from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import (

@@ -10,10 +10,10 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.rehearsal_records import Plan
+from tfdist.benchmark.trial_run_messages import Plan
 from tfdist.cli.doctor import main
 from tfdist.cluster.config import ClusterConfig
-from tfdist.diagnostics.doctor.check_data_model_memory import (
+from tfdist.diagnostics.doctor.check_run import (
     check_run,
     config_digest,
     memory_finding,

@@ -11,9 +11,9 @@ from runs import HOSTILE, done_run, events_of_a_run, started, write_run
 
 from commands import tfdist
 from tfdist.cli.report import main
+from tfdist.diagnostics.report.event_analysis import computing_seconds, mean_speed, phase_seconds, speed_curve
 from tfdist.diagnostics.report.page import run_page, write_page
 from tfdist.diagnostics.report.run_facts import read_run
-from tfdist.diagnostics.report.timeline import computing_seconds, mean_speed, phase_seconds, speed_curve
 from tfdist.errors import ConfigError, DataError
 from tfdist.launcher.run_events import (
     FILE,

@@ -14,7 +14,7 @@ import commands
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.local import Local
-from tfdist.engines.records import find_submission
+from tfdist.engines.submitted_jobs import find_submission
 from tfdist.errors import ConfigError, StorageError
 from tfdist.trainer.run_folder import RunFolder
 

@@ -5,12 +5,12 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from tfdist.engines import protocol as engines
-from tfdist.engines import records
+from tfdist.engines import submitted_jobs
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exit_status
 from tfdist.engines.protocol import find_engine
-from tfdist.engines.records import find_submission, record
 from tfdist.engines.slurm.engine import Slurm
+from tfdist.engines.submitted_jobs import find_submission, record
 from tfdist.errors import ConfigError, StorageError
 
 
@@ -93,7 +93,7 @@ def test_an_unknown_engine_is_refused():
 
 
 def test_what_was_submitted_is_found_again(submitted):
-    assert records.submissions() == ([submitted], [])
+    assert submitted_jobs.submissions() == ([submitted], [])
     assert find_submission(Handle.parse("queue://here/7")) == submitted
     with pytest.raises(ConfigError, match="queue://here/8: was not submitted by this user on this machine"):
         find_submission(Handle.parse("queue://here/8"))
@@ -102,7 +102,7 @@ def test_what_was_submitted_is_found_again(submitted):
 def test_a_record_of_an_earlier_version_becomes_private_when_it_is_read(submitted, tmp_path):
     [path] = tmp_path.rglob("*.json")
     path.chmod(0o644)
-    assert records.submissions() == ([submitted], [])
+    assert submitted_jobs.submissions() == ([submitted], [])
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.export.export_folder import find_export
-from tfdist.export.model_loading import load
+from tfdist.export.find_export import find_export
+from tfdist.export.load_export import load
 from tfdist.export.write_export import export, try_formats
-from tfdist.models.preprocessing_and_normalization import Standardize
+from tfdist.models.layers import Standardize
 
 keras = tf.keras
 SHAPE = (8, 6, 3)
@@ -203,8 +203,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfdist.errors import StorageError
-from tfdist.export.export_folder import find_export
-from tfdist.export.model_loading import load
+from tfdist.export.find_export import find_export
+from tfdist.export.load_export import load
 from tfdist.export.write_export import export, try_formats
 
 place, whole, formats = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])

@@ -92,7 +92,7 @@ def test_a_launched_program_has_it_on_unless_the_user_has_it_off(tmp_path, monke
 @HERE
 @pytest.mark.parametrize(("said", "received"), [(None, "1"), ("0", "0")])
 def test_a_command_sets_it_for_its_own_process_unless_it_is_set(said, received):
-    code = "import os; from tfdist.cli import _command_flags; _command_flags.run(lambda: print(os.environ['TF_ENABLE_ONEDNN_OPTS']))"
+    code = "import os; from tfdist.cli import _flags_from_signature; _flags_from_signature.run(lambda: print(os.environ['TF_ENABLE_ONEDNN_OPTS']))"
     environ = {name: value for name, value in os.environ.items() if name != NAME}
     told = {} if said is None else {NAME: said}
     run = subprocess.run(

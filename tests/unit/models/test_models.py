@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.models.model_by_name import build
-from tfdist.models.preprocessing_and_normalization import (
+from tfdist.models.layers import (
     BatchNormalization,
     CenterCrop,
     LocalResponseNormalization,
     Rescale,
     Standardize,
 )
+from tfdist.models.model_by_name import build
 
 keras = tf.keras
 SHAPES = {

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from absl.flags import FLAGS
 
-from tfdist.cli import _command_flags, _job_of_flags, init
+from tfdist.cli import _flags_from_signature, _job_of_flags, init
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyOptions, strategy_name
 from tfdist.trainer.config import read_config
@@ -34,7 +34,7 @@ def _project(machine=NO_GPU, **given):
 
 def _submitted(words):
     """Return the engine, the job and the options of a command line of `tfdist submit`."""
-    names = list(_command_flags._define_flags(_job_of_flags.requested))
+    names = list(_flags_from_signature._define_flags(_job_of_flags.requested))
     FLAGS.set_gnu_getopt(True)
     try:
         rest = FLAGS(["submit", *words])[1:]

@@ -24,7 +24,7 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint, hold_rendezvous, marks_of
 from tfdist.coordination.rendezvous.messages import Call
-from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.answer_other_doctors import Answering
 from tfdist.diagnostics.doctor.protocol import (
     Bulk,
     Clock,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tfdist._utils.yaml import Source
+from tfdist._utils.read_yaml_and_json import Source
 from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown

@@ -1,6 +1,6 @@
 """Read SageMaker's SM_HOSTS, SM_CURRENT_HOST and SM_RESOURCE_CONFIG."""
 
-from tfdist._utils.yaml import Source, read_json
+from tfdist._utils.read_yaml_and_json import Source, read_json
 from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, ROLES, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from tfdist._utils.yaml import Source
+from tfdist._utils.read_yaml_and_json import Source
 from tfdist.cluster.roles_and_sizes import Sizes
 from tfdist.errors import ConfigError, shown
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tfdist._utils.yaml import Source, read_json
+from tfdist._utils.read_yaml_and_json import Source, read_json
 from tfdist.cluster.roles_and_sizes import ROLES, Sizes
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
 from tfdist.errors import ConfigError, did_you_mean, shown

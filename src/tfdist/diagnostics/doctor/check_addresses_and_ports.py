@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 
-from tfdist._utils.yaml import read_yaml
+from tfdist._utils.read_yaml_and_json import read_yaml
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.only_peers import ONLY_PEERS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tfdist.benchmark.rehearsal_records import Part
+from tfdist.benchmark.trial_run_messages import Part
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from tfdist.cluster.config import Task
-from tfdist.diagnostics.doctor.answering import Answering
+from tfdist.diagnostics.doctor.answer_other_doctors import Answering
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import (
     MOST_BULK,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.diagnostics.report.event_analysis import mean_speed
 from tfdist.diagnostics.report.markup import duration, number, percent, table
 from tfdist.diagnostics.report.run_facts import RunFacts
 from tfdist.diagnostics.report.sections import state, test_accuracy, title, validation_accuracy
-from tfdist.diagnostics.report.timeline import mean_speed
 
 _ABSENT = "—"
 _LONGEST_VALUE = 200

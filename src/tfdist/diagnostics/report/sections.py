@@ -10,6 +10,13 @@ from typing import Any
 import yaml
 
 from tfdist._utils.readable_text import count
+from tfdist.diagnostics.report.event_analysis import (
+    computing_seconds,
+    happenings,
+    mean_speed,
+    phase_seconds,
+    task_ends,
+)
 from tfdist.diagnostics.report.markup import (
     definitions,
     details,
@@ -21,13 +28,6 @@ from tfdist.diagnostics.report.markup import (
     table,
 )
 from tfdist.diagnostics.report.run_facts import RecordedSteps, RunFacts, is_stop
-from tfdist.diagnostics.report.timeline import (
-    computing_seconds,
-    happenings,
-    mean_speed,
-    phase_seconds,
-    task_ends,
-)
 from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.run_events import (
     EpochEnded,

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.ssh.plan import NO_CONNECTION, PLAN, Order, Plan, read_plan
+from tfdist.engines.ssh.plan_file import NO_CONNECTION, PLAN, Order, Plan, read_plan
 from tfdist.errors import LOST
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.report_messages import JoinedPieces, read_line

@@ -15,7 +15,7 @@ import msgspec
 import tfdist
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines.ssh.plan import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
+from tfdist.engines.ssh.plan_file import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
 from tfdist.engines.ssh.task_on_host import GRACE
 from tfdist.errors import LOST, ConfigError, exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch

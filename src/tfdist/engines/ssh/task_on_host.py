@@ -25,7 +25,7 @@ from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
-from tfdist.engines.ssh.plan import NO_CONNECTION, Order, write_private
+from tfdist.engines.ssh.plan_file import NO_CONNECTION, Order, write_private
 from tfdist.errors import LOST, exit_with_status
 from tfdist.launcher import send_reports
 from tfdist.launcher.environment import LAUNCH, SECRET, task_environment

@@ -23,11 +23,11 @@ from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.checkpoints.checkpoint import OF_EPOCH
-from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume
+from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import Facts, Place
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
-from tfdist.training.checkpoints.resumed_run import ResumedRun
+from tfdist.training.checkpoints.restore_run import ResumedRun
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.data.check_same_order_on_resume import ResumableData
 from tfdist.training.data.distribute import Data

@@ -15,7 +15,7 @@ from tfdist._utils.tf_private import (
     traced_functions,
 )
 from tfdist.errors import DataError
-from tfdist.training.data.dataset_checks import chain_of, definitions_of
+from tfdist.training.data.inspect_dataset import chain_of, definitions_of
 from tfdist.training.workers.same_call import gathered_in_call, worker_names
 
 _PARTS = 8  # of 16 bits

@@ -9,14 +9,14 @@ import tensorflow as tf
 from tfdist._utils.tf_private import dataset_inputs, is_reshuffled, traced_functions
 from tfdist.errors import DataError
 from tfdist.training.data.check_same_data import digest_of
-from tfdist.training.data.dataset_checks import (
+from tfdist.training.data.distribute import Data
+from tfdist.training.data.inspect_dataset import (
     chain_of,
     contains_python,
     definitions_of,
     has_no_order,
     is_shuffled_anew,
 )
-from tfdist.training.data.distribute import Data
 
 _log = logging.getLogger("tfdist")
 

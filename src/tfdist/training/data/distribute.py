@@ -9,16 +9,16 @@ import tensorflow as tf
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
-from tfdist.training.data.check_batch_rows import with_equal_rows, with_splittable_zips
+from tfdist.training.data.check_one_row_per_example import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
-from tfdist.training.data.dataset_checks import check_order
-from tfdist.training.data.make_distributable import (
+from tfdist.training.data.dataset_workarounds import (
     contains_sparse,
     copied_from_python,
     replica_batches,
     untuned,
     with_placeholders,
 )
+from tfdist.training.data.inspect_dataset import check_order
 from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data.read_by_workers import WorkersData
 from tfdist.training.workers.same_call import check_same_call

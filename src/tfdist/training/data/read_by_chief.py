@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfdist.training.data.dataset_checks import contains_python, is_too_large_to_send
-from tfdist.training.data.make_distributable import copied_from_python, untuned
+from tfdist.training.data.dataset_workarounds import copied_from_python, untuned
+from tfdist.training.data.inspect_dataset import contains_python, is_too_large_to_send
 
 _log = logging.getLogger("tfdist")
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import serialized
 from tfdist.training.data.count_batches_taken import PartsOfData
-from tfdist.training.data.dataset_checks import check_order
-from tfdist.training.data.make_distributable import untuned
+from tfdist.training.data.dataset_workarounds import untuned
+from tfdist.training.data.inspect_dataset import check_order
 from tfdist.training.parameter_servers.worker_values_in_graph import value_for_worker
 
 

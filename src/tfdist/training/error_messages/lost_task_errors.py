@@ -14,8 +14,8 @@ from tfdist.coordination.health_checks import answers
 from tfdist.coordination.heartbeat import is_continued_without
 from tfdist.errors import TaskLost
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.error_messages.size_errors import explaining_sizes
 from tfdist.training.error_messages.uneven_rows import uneven_rows
+from tfdist.training.error_messages.whole_batch_size_errors import explaining_sizes
 from tfdist.training.workers.same_call import in_call, why_out_of_step
 from tfdist.transport.listen_and_call import ExchangeError
 

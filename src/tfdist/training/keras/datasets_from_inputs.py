@@ -17,7 +17,7 @@ from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
-from tfdist.training.data.dataset_checks import MOST_BYTES
+from tfdist.training.data.inspect_dataset import MOST_BYTES
 
 # The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
 _NO_SEED = 87654321

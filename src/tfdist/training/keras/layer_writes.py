@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfdist._utils.keras_private import loss_trackers, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone
-from tfdist.training.keras.recording_scopes import RecordingScope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.parameter_servers.sharded_variables import parts_of
-from tfdist.training.replicas.mixed_and_chosen_rows import is_total_of_rows
+from tfdist.training.keras.stateless_scopes import RecordingScope
+from tfdist.training.parameter_servers.train_sharded_variables import parts_of
+from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 
 _AVERAGED = (
     "layer state %s is a sum or a maximum over a batch; each replica writes it for its part of the batch, and"

@@ -19,7 +19,7 @@ from tfdist.training.replicas.graph_queries import (
     passed_on,
     reduces_first_axis,
 )
-from tfdist.training.replicas.mixed_and_chosen_rows import is_chosen, what_mixes_examples
+from tfdist.training.replicas.ops_across_examples import is_chosen, what_mixes_examples
 
 Reduction: TypeAlias = Literal["mean", "sum", "same"]  # over a batch; "same" without regard to it
 _LINEAR = (

@@ -14,7 +14,7 @@ from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.reports.logs import as_scalars
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow
-from tfdist.training.runners.replica_times_and_failures import EXAMPLES, record_task_speed
+from tfdist.training.runners.replica_times_and_nan_losses import EXAMPLES, record_task_speed
 
 
 class FitReports:

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced, traced_by_chief
 from tfdist.cluster.config import Task
-from tfdist.coordination.break_connections import break_connections, peers_at
 from tfdist.coordination.calls_between_tasks import addresses_of
+from tfdist.coordination.own_tcp_sockets import break_connections, peers_at
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
@@ -25,8 +25,8 @@ from tfdist.training.parameter_servers.variable_cache import new_call
 from tfdist.training.runners.batches_for_workers import BatchesForWorkers, Call
 from tfdist.training.runners.graphs_for_workers import WorkerGraph
 from tfdist.training.runners.multi_step import Totals
+from tfdist.training.runners.pending_executions import Answer, ScheduledExecutions
 from tfdist.training.runners.place_in_data import PlaceInData
-from tfdist.training.runners.scheduled_executions import Answer, ScheduledExecutions
 
 # Enough that no worker waits for the coordinator, and few enough to end soon when training stops.
 _SCHEDULED_PER_WORKER = 4

@@ -9,7 +9,7 @@ from tfdist._utils.tf_private import function_of_a_model
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
-from tfdist.training.data.make_distributable import untuned_on_devices
+from tfdist.training.data.dataset_workarounds import untuned_on_devices
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 

@@ -18,7 +18,7 @@ import tfdist
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ssh.engine import Ssh, plan_of
 from tfdist.engines.ssh.launch import FoundHost, check_hosts, cluster_on
-from tfdist.engines.ssh.plan import NO_FOLDER, NO_PYTHON, Order, Plan
+from tfdist.engines.ssh.plan_file import NO_FOLDER, NO_PYTHON, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.report_messages import Silence, read_reports
 from tfdist.launcher.run_events import Progressed

@@ -15,7 +15,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.checkpoints import fit_checkpoints  # noqa: E402
 from tfdist.training.checkpoints.checkpoint import list_steps  # noqa: E402
-from tfdist.training.checkpoints.checkpoint_and_resume import CheckpointAndResume  # noqa: E402
+from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
 

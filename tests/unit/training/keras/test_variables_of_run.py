@@ -9,7 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.strategies.sharded_variable import Partitioner  # noqa: E402
+from tfdist.strategies.variable_partitioner import Partitioner  # noqa: E402
 from tfdist.training.keras.variables_of_run import State  # noqa: E402
 
 keras = tf.keras

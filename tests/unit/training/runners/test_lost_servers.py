@@ -9,8 +9,8 @@ from tfdist.cluster.config import Task
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.count_batches_taken import Execution
 from tfdist.training.error_messages import lost_task_errors
-from tfdist.training.runners import scheduled_executions
-from tfdist.training.runners.scheduled_executions import ScheduledExecutions
+from tfdist.training.runners import pending_executions
+from tfdist.training.runners.pending_executions import ScheduledExecutions
 
 
 def test_a_task_that_refuses_connections_is_named(monkeypatch):
@@ -41,11 +41,11 @@ def test_workers_are_lost_that_are_gone_or_that_the_chief_continues_without(monk
 
 
 def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
-    monkeypatch.setattr(scheduled_executions, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
-    monkeypatch.setattr(scheduled_executions, "has_answered", lambda closure: False)
-    monkeypatch.setattr(scheduled_executions, "wait_for_answer", lambda closure, seconds: False)
+    monkeypatch.setattr(pending_executions, "_SECONDS_BETWEEN_SERVER_CHECKS", 0.0)
+    monkeypatch.setattr(pending_executions, "has_answered", lambda closure: False)
+    monkeypatch.setattr(pending_executions, "wait_for_answer", lambda closure, seconds: False)
     looks = iter([[], [], ["ps:1 at 10.0.0.4:2222"]])
-    monkeypatch.setattr(scheduled_executions, "refusing_tasks", lambda strategy, job: next(looks))
+    monkeypatch.setattr(pending_executions, "refusing_tasks", lambda strategy, job: next(looks))
     scheduled = ScheduledExecutions(tf.distribute.get_strategy(), WorkerExecutions())
     scheduled.add(Execution(1, closure=object()))
     with pytest.raises(tf.errors.UnavailableError, match=r"^ps:1 at 10\.0\.0\.4:2222 refuses connections"):

@@ -7,8 +7,8 @@ import pytest
 from tfdist.coordination import end_stalled_workers
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.count_batches_taken import Execution, PartsOfData
-from tfdist.training.runners import scheduled_executions
-from tfdist.training.runners.scheduled_executions import ScheduledExecutions
+from tfdist.training.runners import pending_executions
+from tfdist.training.runners.pending_executions import ScheduledExecutions
 
 
 class Chief:
@@ -54,9 +54,9 @@ def chief(monkeypatch):
     def end(task, where, seconds, limit):
         chief.ended.append((task.index, seconds, limit))
 
-    monkeypatch.setattr(scheduled_executions, "end_stalled_worker", end)
-    monkeypatch.setattr(scheduled_executions, "timeout_in_force", lambda: chief.timeout)
-    monkeypatch.setattr(scheduled_executions, "named", lambda tasks, strategy: list(map(str, tasks)))
+    monkeypatch.setattr(pending_executions, "end_stalled_worker", end)
+    monkeypatch.setattr(pending_executions, "timeout_in_force", lambda: chief.timeout)
+    monkeypatch.setattr(pending_executions, "named", lambda tasks, strategy: list(map(str, tasks)))
     return chief
 
 

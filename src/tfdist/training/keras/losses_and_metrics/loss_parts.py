@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.training.keras.losses_and_metrics.recorded_losses import (
+from tfdist.training.keras.losses_and_metrics.loss_divisors import (
     OF_EXAMPLES,
     Divisor,
     have_several_divisors,

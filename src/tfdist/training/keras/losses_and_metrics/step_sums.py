@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.training.keras.losses_and_metrics.loss_parts import mean_of
-from tfdist.training.keras.losses_and_metrics.losses_of_model import Losses, ModelLosses
-from tfdist.training.keras.losses_and_metrics.metrics import MetricState
+from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
+from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.one_number_per_batch import NO_NUMBERS, BatchMeans, Numbers
 
 

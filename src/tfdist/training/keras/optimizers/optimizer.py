@@ -28,8 +28,8 @@ from tfdist._utils.keras_private import (
     variable_of_tensorflow,
 )
 from tfdist.errors import ConfigError
-from tfdist.strategies.gradient_arithmetic import divided, tensors_of
-from tfdist.training.keras.optimizers.fused_optimizers import fused
+from tfdist.strategies.scale_gradients import divided, tensors_of
+from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused
 from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 

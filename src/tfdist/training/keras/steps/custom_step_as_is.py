@@ -10,11 +10,11 @@ from tfdist._utils.keras_versions import as_in_keras, flat_logs, is_keras_2
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
-from tfdist.training.data.make_distributable import with_none
+from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.keras.steps.step_base import KerasStep, check_metrics_of_checkpoint
 from tfdist.training.runners.multi_step import Totals, make_execution
-from tfdist.training.runners.replica_times_and_failures import Failure
+from tfdist.training.runners.replica_times_and_nan_losses import Failure
 
 
 class OwnStep(KerasStep):

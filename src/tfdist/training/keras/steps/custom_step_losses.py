@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.training.keras.losses_and_metrics.recorded_losses import OF_EXAMPLES, Divisor
+from tfdist.training.keras.losses_and_metrics.loss_divisors import OF_EXAMPLES, Divisor
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.reduction import rows_of, shares_of

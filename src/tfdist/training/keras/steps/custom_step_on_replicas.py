@@ -25,16 +25,16 @@ from tfdist._utils.tf_private import PolymorphicFunction, code_of, traced_by_chi
 from tfdist.errors import ConfigError
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.losses_and_metrics.loss_checks import INEXACT, LossWarning, check_numbers
-from tfdist.training.keras.losses_and_metrics.metrics import MetricState, are_sums
-from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process, recorded_divisors
+from tfdist.training.keras.losses_and_metrics.loss_divisors import losses_of_one_process, recorded_divisors
+from tfdist.training.keras.losses_and_metrics.metric_state import MetricState, are_sums
 from tfdist.training.keras.model_checks import check_optimizer
 from tfdist.training.keras.optimizers.optimizer import counter_of_all_steps, move_into_scope
-from tfdist.training.keras.recording_scopes import (
+from tfdist.training.keras.rng import GraphSeed, Randomness
+from tfdist.training.keras.stateless_scopes import (
     functions_run_in_place,
     non_trainable_scope,
     variables_made_in,
 )
-from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.steps.custom_step_gradients import is_changed_in, is_read
 from tfdist.training.keras.steps.custom_step_losses import part_of_loss, part_of_number
 from tfdist.training.keras.steps.custom_step_replaced_methods import (
@@ -44,11 +44,14 @@ from tfdist.training.keras.steps.custom_step_replaced_methods import (
 )
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
-from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
+from tfdist.training.parameter_servers.train_sharded_variables import parts_of, variables_read_in_place
+from tfdist.training.replicas.call_synchronized_layers import (
+    has_synchronized_layers,
+    replicas_called_together,
+)
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replicas_hideable
 from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
-from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, replicas_called_together
 from tfdist.training.runners.multi_step import Totals
 
 _GRADIENTS_OF_PARTS = (

@@ -18,14 +18,14 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.tf_private import is_recording
 from tfdist.errors import ConfigError
-from tfdist.strategies.gradient_arithmetic import with_values
+from tfdist.strategies.scale_gradients import with_values
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up
 from tfdist.training.keras.steps.custom_step_gradients import made_of_whole_batch, of_whole_batch
 from tfdist.training.keras.steps.custom_step_losses import part_of_number, parts_of_terms
 from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, ReplicaTrace
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
-from tfdist.training.replicas.synchronized_layers import has_synchronized_layers, unweighed, weighed
+from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
 
 OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
 _INEXACT_IN_STEP = (

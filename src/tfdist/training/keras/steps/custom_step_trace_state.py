@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.keras.recording_scopes import NonTrainableScope
 from tfdist.training.keras.rng import GraphSeed
+from tfdist.training.keras.stateless_scopes import NonTrainableScope
 from tfdist.training.replicas.hide_other_replicas import replicas_hidden
 
 

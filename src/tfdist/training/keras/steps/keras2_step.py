@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from tfdist._utils.keras_versions import as_in_keras
 from tfdist.errors import ConfigError
-from tfdist.strategies.gradient_arithmetic import divided
+from tfdist.strategies.scale_gradients import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.losses_and_metrics.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.model_checks import reductions, uses_xla
-from tfdist.training.keras.optimizers.fused_optimizers import fused_keras_2
+from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import KerasStep

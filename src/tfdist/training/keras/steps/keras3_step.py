@@ -17,23 +17,28 @@ import tensorflow as tf
 from tfdist._utils.keras_private import call_model
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
-from tfdist.strategies.gradient_arithmetic import shaped, with_values
+from tfdist.strategies.scale_gradients import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.losses_and_metrics.losses_of_model import Losses, ModelLosses
-from tfdist.training.keras.losses_and_metrics.metrics import are_sums
+from tfdist.training.keras.losses_and_metrics.loss_divisors import losses_of_one_process
+from tfdist.training.keras.losses_and_metrics.metric_state import are_sums
+from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.one_number_per_batch import BatchMeans
-from tfdist.training.keras.losses_and_metrics.recorded_losses import losses_of_one_process
 from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
-from tfdist.training.keras.recording_scopes import RecordingScope, functions_run_in_place, recording_scope
 from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.stateless_scopes import RecordingScope, functions_run_in_place, recording_scope
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import MetricStep, value_of
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
-from tfdist.training.parameter_servers.sharded_variables import parts_of, variables_read_in_place
+from tfdist.training.parameter_servers.train_sharded_variables import parts_of, variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
+from tfdist.training.replicas.call_synchronized_layers import (
+    has_synchronized_layers,
+    replicas_called_together,
+    weighed,
+)
 from tfdist.training.replicas.empty_replicas import computed_or_zero, if_any, with_an_example
 from tfdist.training.replicas.reduction import (
     OfLoss,
@@ -52,11 +57,6 @@ from tfdist.training.replicas.sparse_gradients import (
     summed,
     with_replicas_added_up,
     with_rows_summed,
-)
-from tfdist.training.replicas.synchronized_layers import (
-    has_synchronized_layers,
-    replicas_called_together,
-    weighed,
 )
 from tfdist.training.runners.multi_step import Totals
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist._utils.keras_versions import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.recording_scopes import functions_run_in_place, recording_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.parameter_servers.sharded_variables import variables_read_in_place
+from tfdist.training.keras.stateless_scopes import functions_run_in_place, recording_scope
+from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.empty_replicas import computed_or_zero
 from tfdist.training.replicas.reduction import shared_mean

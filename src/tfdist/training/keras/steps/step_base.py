@@ -10,12 +10,12 @@ from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
-from tfdist.training.keras.losses_and_metrics.metrics import MetricState
+from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.runners.replica_times_and_failures import Failure, ReplicaStats
+from tfdist.training.runners.replica_times_and_nan_losses import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
 
