@@ -104,7 +104,8 @@ def _builder(name: str, data_dir: Path) -> Any:
         remedy = did_you_mean(name, known)
         if len(remedy) > 200:
             remedy = "Known: mnist, cifar10, … (tensorflow.org/datasets/catalog); write a path with a slash"
-        raise DataError("data", f"tensorflow-datasets has no '{name}'", remedy=remedy) from None
+        problem = f"tensorflow-datasets has no '{name}', and there is no folder of this name"
+        raise DataError("data", problem, remedy=remedy) from None
     except Exception as error:  # a malformed name, another version or config, or a package that is missing
         text = str(error).rpartition('}": ')[2].strip()  # without the arguments
         reason = text.partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__

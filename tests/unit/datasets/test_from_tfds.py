@@ -96,7 +96,9 @@ def test_an_unknown_name(tmp_path, nowhere):
     with pytest.raises(DataError) as caught:
         open_data("fashion_mnis", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="digits")
     assert (
-        str(caught.value) == "data: tensorflow-datasets has no 'fashion_mnis'. Did you mean 'fashion_mnist'?"
+        str(caught.value)
+        == "data: tensorflow-datasets has no 'fashion_mnis', and there is no folder of this name. "
+        "Did you mean 'fashion_mnist'?"
     )
 
 
