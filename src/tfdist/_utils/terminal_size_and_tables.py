@@ -2,10 +2,12 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _USUAL = (80, 24)
 _WIDTH_OF_TABLES = 160  # in a file or a pipe, which has no width: rich would cut the lines
@@ -35,3 +37,27 @@ def console_for_tables() -> "Console":
 
     width = None if sys.stdout.isatty() else _WIDTH_OF_TABLES
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
+
+
+def table_that_fits(console: "Console", names: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    """Return a table whose rows begin with a name; where it is too wide, with a column in place of each row.
+
+    rich would cut the numbers.
+    """
+    from rich.measure import Measurement
+
+    table = _table(names, rows)
+    if Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width:
+        return table
+    names, *rows = zip(names, *rows, strict=True)
+    return _table(names, rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(*names, box=SIMPLE)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._utils.plotting import new_figure, save
-from tfdist._utils.terminal_size_and_tables import console_for_tables
+from tfdist._utils.terminal_size_and_tables import console_for_tables, table_that_fits
 from tfdist.benchmark.breakdown import NAMES, Parts
 from tfdist.benchmark.scaling import Row, Scaling
 from tfdist.benchmark.tuning import Tried, Tuning
@@ -20,33 +20,27 @@ _BY_DIFFERENCE = (
 
 def show_scaling(scaling: Scaling) -> None:
     """Print the table, what bounds a step of the largest cluster, and how certain that is."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     rows = [*scaling.rows, *([scaling.machine] if scaling.machine else [])]
-    table = Table(box=SIMPLE)
-    table.add_column("trained by", no_wrap=True)
-    for name in ("examples/s", "speed-up", "efficiency", "ms a step", *NAMES, "CPU ms", "MB sent"):
-        table.add_column(name)
+    names = ("trained by", "examples/s", "speed-up", "efficiency", "ms a step", *NAMES, "CPU ms", "MB sent")
+    cells = []
     for row in rows:
         is_cluster = row is not scaling.machine and not scaling.bench.is_one_process
         efficiency = f"{row.efficiency:.2f}" if is_cluster else ""
         speeds = spread(row.speeds, ".0f")
         shares = [_share(row.parts, name) for name in NAMES]
         processors, sent = _median(row.samples, "processors", 1e3), _median(row.samples, "sent", 1e-6)
-        table.add_row(
-            row.scenario.name,
+        figures = (
             speeds,
             f"{row.speedup:.2f}",
             efficiency,
             f"{1000 * row.parts.step:.1f}",
             *shares,
             processors,
-            sent if float(sent) else "",
         )
+        cells.append((row.scenario.name, *figures, sent if float(sent) else ""))
     console = console_for_tables()
     console.print(_heading(scaling))
-    console.print(table)
+    console.print(table_that_fits(console, names, cells))
     if any(row.parts.derived for row in rows):
         console.print(_BY_DIFFERENCE + "\n")
     last = scaling.rows[-1]

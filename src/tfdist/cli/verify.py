@@ -114,17 +114,23 @@ def _run(words: list[str]) -> None:
 
 def _show(differences: Sequence["Difference"], name: str) -> int:
     from rich.box import SIMPLE
-    from rich.table import Table
+    from rich.table import Column, Table
 
+    names = ("step", "loss alone", "loss of the cluster", "worst difference", "of", "allowed")
     table = Table(
-        "step", "loss alone", "loss of the cluster", "worst difference", "of", "allowed", box=SIMPLE
+        *(Column(name, overflow="fold") for name in names), box=SIMPLE, pad_edge=False, collapse_padding=True
     )
+    rows = [(f"{difference.loss:.10g}", f"{difference.other_loss:.10g}") for difference in differences]
+    for place, cells in enumerate(
+        zip(*rows, strict=True), 1
+    ):  # numbers in one piece, on a narrow terminal too
+        table.columns[place].min_width = max(map(len, cells), default=0)
     for difference in differences:
         style = None if difference.is_allowed else "bold red"
         row = (
             f"{difference.step}",
-            f"{difference.loss:.12g}",
-            f"{difference.other_loss:.12g}",
+            f"{difference.loss:.10g}",
+            f"{difference.other_loss:.10g}",
             f"{difference.worst:.1e}",
             difference.where,
         )
