@@ -82,7 +82,10 @@ def _on_terminal(*words, columns):
     """Return the lines that a command shows on a terminal of a width."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    subprocess.run([sys.executable, "-m", *words], stdout=slave, stderr=slave, timeout=60, check=False)
+    # Not by default: readline, which pytest loads, may have set COLUMNS behind Python's back.
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", *words]
+    subprocess.run(command, env=environ, stdout=slave, stderr=slave, timeout=60, check=False)
     os.close(slave)
     shown = b""
     with contextlib.suppress(OSError):  # its end
