@@ -13,6 +13,7 @@ def main(command: Sequence[str]) -> None:
     """End the job."""
     engine, submission = submission_of(command)
     engine.cancel(submission)
+    print(f"{submission.handle} is told to end; tfdist status says when it has")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
     )
     started(submission)
     assert Local().state(submission)[0] is State.RUNNING
-    tfdist("cancel", str(submission.handle))
+    told = tfdist("cancel", str(submission.handle))
+    assert told == f"{submission.handle} is told to end; tfdist status says when it has"
     assert until(State.CANCELLED, submission) == "exit status 138"
     assert (submission.run_dir / "logs" / "worker-1.log").read_text().endswith("saved\n")
     tfdist("cancel", str(submission.handle))  # there is nothing to end
