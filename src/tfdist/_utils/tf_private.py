@@ -590,17 +590,19 @@ def dispatched_worker_index() -> tf.Tensor:
     return value_when_sent(lambda worker: worker, "worker_index") if current is None else current()
 
 
-def value_when_sent(value: Callable[[int], int], key: str) -> tf.Tensor:
+def value_when_sent(value: Callable[[int], Any], key: str, shape: Sequence[int] = ()) -> tf.Tensor:
     """Return, in a graph that a coordinator sends out, the value for the index of the worker that gets it.
 
     Args:
-        value: A function that returns it, which is called in this worker's thread.
+        value: A function that returns an integer, or an array of this shape, which is called in this worker's
+            thread.
         key: A name that no other value in the graph has.
+        shape: The shape of the value.
     """
     from tensorflow.python.distribute.coordinator import coordinator_context
 
-    def sent() -> int:
+    def sent() -> Any:
         return value(coordinator_context.get_current_dispatch_context().worker_index)
 
     graph = tf.compat.v1.get_default_graph()
-    return graph.capture_call_time_value(sent, tf.TensorSpec([], tf.int64), key=key)
+    return graph.capture_call_time_value(sent, tf.TensorSpec(shape, tf.int64), key=key)

@@ -179,19 +179,15 @@ class PartsOfData:
             self._running[worker] = execution, sending
             return sending.number, sending.done_before
 
-    def for_iterator_part(self, worker: int) -> int:
-        """Return the part that a worker's new iterator reads."""
-        return self._read_by_worker[worker]
-
-    def for_iterator_skip(self, worker: int) -> int:
-        """Return how many batches of that part a worker's new iterator leaves out."""
+    def for_iterator(self, worker: int) -> tuple[int, int]:
+        """Return the part that a worker's new iterator reads, and how many of its batches it leaves out."""
         with self._lock:
             self._count(worker)
             part = self._read_by_worker[worker]
             skip = 0 if part == NO_PART else self._taken[part]
             if skip:
                 self._executions.expect_long_reading(worker)
-            return skip
+            return part, skip
 
     def _count(self, worker: int) -> None:
         """Count what a worker has taken in its last execution, which has ended."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import serialized
@@ -54,13 +55,13 @@ class WorkersData:
         def make_own() -> tf.data.Dataset:
             # All workers run the same graph, and the user's function may need the index as a Python number
             # (to slice a list of files). So the graph contains every part's data set, and makes one of them.
-            part = self._part()
+            part, skip = self._part_and_skip()
             makers = [
                 lambda context=each: tf.data.experimental.to_variant(make(context)) for each in contexts
             ]
             variant = tf.switch_case(tf.cast(tf.maximum(part, 0), tf.int32), makers)
             own = tf.data.experimental.from_variant(variant, spec)
-            return self._rest(own, part).with_options(options)
+            return _rest(own, part, skip).with_options(options)
 
         return make_own, spec
 
@@ -71,9 +72,9 @@ class WorkersData:
         graphs = tf.stack([serialized(part) for part in parts])
 
         def make_own() -> tf.data.Dataset:
-            part = self._part()
+            part, skip = self._part_and_skip()
             variant = tf.raw_ops.DatasetFromGraph(graph_def=tf.gather(graphs, tf.maximum(part, 0)))
-            return self._rest(tf.data.experimental.from_variant(variant, spec), part).with_options(options)
+            return _rest(tf.data.experimental.from_variant(variant, spec), part, skip).with_options(options)
 
         return make_own, spec
 
@@ -90,24 +91,28 @@ class WorkersData:
         graph = serialized(dataset)
 
         def make_own() -> tf.data.Dataset:
-            part = self._part()
+            part, skip = self._part_and_skip()
             variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
             whole = tf.data.experimental.from_variant(variant, spec)
-            return self._rest(whole.shard(workers, tf.maximum(part, 0)), part).with_options(options)
+            return _rest(whole.shard(workers, tf.maximum(part, 0)), part, skip).with_options(options)
 
         return make_own, spec
 
-    def _part(self) -> tf.Tensor:
-        """Return, in a graph, the part to read; less than 0 for none."""
-        return value_for_worker(lambda worker: self._parts.for_iterator_part(worker), "part")
+    def _part_and_skip(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return, in a graph, the part to read, less than 0 for none, and how many batches to leave out."""
 
-    def _rest(self, own: tf.data.Dataset, part: tf.Tensor) -> tf.data.Dataset:
-        """Return, in a graph, what is left of a part."""
-        skip = value_for_worker(
-            lambda worker: self._parts.for_iterator_skip(worker) * self._replicas, "batches_to_skip"
-        )
-        everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
-        return own.take(tf.where(part < 0, nothing, everything)).skip(skip)
+        def of_worker(worker: int) -> Any:
+            part, skip = self._parts.for_iterator(worker)
+            return np.array([part, skip * self._replicas], np.int64)
+
+        part, skip = tf.unstack(value_for_worker(of_worker, "part_and_batches_to_skip", [2]))
+        return part, skip
+
+
+def _rest(own: tf.data.Dataset, part: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
+    """Return, in a graph, what is left of a part."""
+    everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
+    return own.take(tf.where(part < 0, nothing, everything)).skip(skip)
 
 
 def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:

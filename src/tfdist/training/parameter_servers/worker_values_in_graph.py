@@ -5,7 +5,7 @@ TensorFlow passes these values with the call of the outermost function only, not
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,13 +21,14 @@ def worker_index() -> tf.Tensor:
         return dispatched_worker_index()
 
 
-def value_for_worker(value: Callable[[int], int], key: str) -> tf.Tensor:
+def value_for_worker(value: Callable[[int], Any], key: str, shape: Sequence[int] = ()) -> tf.Tensor:
     """Return what the chief has for the worker that runs the graph in which this is called.
 
-    The chief calls `value` with the worker's index when it sends the graph; `key` is unique there.
+    The chief calls `value` with the worker's index when it sends the graph; `key` is unique there. A value
+    that is no integer is an array of a shape.
     """
     with outermost_graph().as_default():
-        return value_when_sent(value, key)
+        return value_when_sent(value, key, shape)
 
 
 def outermost_graph() -> Any:

@@ -43,14 +43,13 @@ def answer(execution, ran):
 
 def test_each_worker_reads_its_own_part_from_its_beginning():
     parts = PartsOfData(3, WorkerExecutions())
-    assert [parts.for_iterator_part(worker) for worker in range(3)] == [0, 1, 2]
-    assert [parts.for_iterator_skip(worker) for worker in range(3)] == [0, 0, 0]
+    assert [parts.for_iterator(worker) for worker in range(3)] == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_resumed_data_begin_after_what_is_taken():
     parts = PartsOfData(2, WorkerExecutions())
     parts.begin([4, 7])
-    assert [parts.for_iterator_skip(worker) for worker in range(2)] == [4, 7]
+    assert [parts.for_iterator(worker) for worker in range(2)] == [(0, 4), (1, 7)]
     parts.begin()
     assert parts.taken() == [0, 0]
 
@@ -71,8 +70,8 @@ def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes)
     answer(first, 10)
     parts.for_execution(second, 1)
     notes.steps[2] = 3
-    assert parts.for_iterator_skip(1) == parts.for_iterator_skip(1) == 13
-    assert parts.for_iterator_skip(0) == 0
+    assert parts.for_iterator(1) == parts.for_iterator(1) == (1, 13)
+    assert parts.for_iterator(0) == (0, 0)
     # The coordinator sends the execution again, here to the same worker.
     assert parts.for_execution(second, 1) == (3, 3)
     answer(second, 10)
@@ -86,7 +85,7 @@ def test_the_other_worker_reads_only_the_rest_of_an_execution(notes):
     notes.steps[1] = 3
     assert parts.for_execution(execution, 0) == (2, 3)
     notes.steps[2] = 8  # by the other worker, which is lost too
-    assert parts.for_iterator_skip(1) == 3
+    assert parts.for_iterator(1) == (1, 3)
     assert parts.for_execution(execution, 1) == (3, 8)
     answer(execution, 10)
     assert parts.taken() == [5, 5]
@@ -99,7 +98,7 @@ def test_what_updates_nothing_is_taken_again():
     assert parts.for_execution(execution, 0) == (0, 0)
     answer(execution, 10)
     assert parts.taken() == [10, 0]
-    assert parts.for_iterator_skip(1) == 0
+    assert parts.for_iterator(1) == (1, 0)
 
 
 def test_other_workers_read_what_lost_ones_leave(notes):
@@ -110,8 +109,7 @@ def test_other_workers_read_what_lost_ones_leave(notes):
         parts.end(worker)
     assert parts.unfinished() == [2, 3]
     assert parts.hand_over({0, 1}) == [0, 1]
-    assert [parts.for_iterator_part(worker) for worker in range(4)] == [2, 3, NO_PART, NO_PART]
-    assert [parts.for_iterator_skip(worker) for worker in range(4)] == [0, 2, 0, 0]
+    assert [parts.for_iterator(worker) for worker in range(4)] == [(2, 0), (3, 2), (NO_PART, 0), (NO_PART, 0)]
     later = scheduled(notes)
     parts.for_execution(later, 1)
     answer(later, 10)
@@ -120,17 +118,17 @@ def test_other_workers_read_what_lost_ones_leave(notes):
     assert parts.unfinished() == [2]
     assert parts.hand_over({1}) == [1]
     parts.begin()
-    assert [parts.for_iterator_part(worker) for worker in range(4)] == [0, 1, 2, 3]
+    assert [parts.for_iterator(worker) for worker in range(4)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
 def test_more_parts_than_readers_are_handed_over_one_after_the_other():
     parts = PartsOfData(3, WorkerExecutions())
     parts.end(0)
     assert parts.hand_over({0}) == [0]
-    assert parts.for_iterator_part(0) == 1
+    assert parts.for_iterator(0) == (1, 0)
     parts.end(0)
     assert parts.hand_over({0}) == [0]
-    assert parts.for_iterator_part(0) == 2
+    assert parts.for_iterator(0) == (2, 0)
     parts.end(0)
     assert parts.unfinished() == []
     assert parts.hand_over({0}) == []
@@ -143,8 +141,8 @@ def test_if_the_notes_cannot_be_read_they_are_read_again(notes, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(Notes, "give_up", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            parts.for_iterator_skip(1)
-    assert parts.for_iterator_skip(1) == 3
+            parts.for_iterator(1)
+    assert parts.for_iterator(1) == (1, 3)
 
 
 def test_an_argument_is_asked_for_whenever_it_is_sent_and_not_to_trace():

@@ -93,7 +93,7 @@ def test_the_first_execution_of_a_worker_may_take_ten_times_as_long(chief):
 def test_an_execution_that_skips_data_may_take_ten_times_as_long(two_at_work):
     chief, (execution, other) = two_at_work
     chief.answer(other)
-    chief.parts.for_iterator_skip(1)  # of the one batch that it has read
+    chief.parts.for_iterator(1)  # of the one batch that it has read
     chief.answer(execution)
     other = chief.send(1)
     assert chief.wait(299) == []
@@ -166,7 +166,7 @@ def test_a_worker_whose_execution_another_one_has_got_is_not_stuck(two_at_work):
 def test_a_worker_that_comes_back_is_not_at_work_on_what_it_was_lost_with(two_at_work):
     chief, (first, _) = two_at_work
     chief.answer(first)
-    chief.parts.for_iterator_skip(1)
+    chief.parts.for_iterator(1)
     assert chief.wait(1000) == []
 
 
