@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.tf_private import serialized
-from tfdist.training.data.count_batches_taken import PartsOfData
 from tfdist.training.data.dataset_workarounds import untuned
 from tfdist.training.data.inspect_dataset import check_order
+from tfdist.training.data.parts_of_data import PartsOfData
 from tfdist.training.parameter_servers.worker_values_in_graph import value_for_worker
 
 

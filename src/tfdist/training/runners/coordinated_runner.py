@@ -18,7 +18,7 @@ from tfdist.coordination.own_tcp_sockets import break_connections, peers_at
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
-from tfdist.training.data.count_batches_taken import PartsOfData
+from tfdist.training.data.parts_of_data import PartsOfData
 from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.variable_cache import new_call
