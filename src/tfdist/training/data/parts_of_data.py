@@ -69,14 +69,20 @@ class PartsOfData:
             return list(given)
 
     def schedule(self, execution: Execution, send: Callable[[Any], Any]) -> None:
-        """Schedule an execution; `send` passes its order to the coordinator and returns the answer."""
+        """Schedule an execution; `send` passes its order to the coordinator and returns the answer.
+
+        If a step has failed, the coordinator waits in `send` for what the workers' threads are doing. So this
+        thread holds no lock there.
+        """
+        is_scheduled = threading.Event()
 
         def order(worker: int) -> tf.Tensor:
+            is_scheduled.wait()  # until this has what the coordinator returns, which may be later
             number, done = self.for_execution(execution, worker)
             return tf.constant([execution.wanted, number, done, execution.call], tf.int64)
 
-        with self._lock:  # a worker may be done with it before this thread has what the coordinator returns
-            execution.closure = send(asked_when_sent(self._example, order))
+        execution.closure = send(asked_when_sent(self._example, order))
+        is_scheduled.set()
 
     def for_execution(self, execution: Execution, worker: int) -> tuple[int, int]:
         """Note that an execution is sent to a worker; return its number, and how many steps are done."""

@@ -1,6 +1,7 @@
 """What is taken of each part of the data is known, also of what a worker has read that is lost."""
 
 import itertools
+import threading
 import types
 
 import pytest
@@ -144,6 +145,27 @@ def test_if_the_notes_cannot_be_read_they_are_read_again(notes, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             parts.for_iterator(1)
     assert parts.for_iterator(1) == (1, 3)
+
+
+def test_workers_are_sent_executions_while_the_coordinator_waits_for_them():
+    """As it does when it is given another execution after an error."""
+    parts, first, second = PartsOfData(2, WorkerExecutions()), scheduled(), scheduled()
+    first.closure = None
+
+    def send(order):
+        thread = threading.Thread(target=parts.for_execution, args=[second, 0], daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        order.is_traced = True
+        threads.append(threading.Thread(target=lambda: order[1], daemon=True))
+        threads[0].start()
+        return types.SimpleNamespace(_has_fetched_to_local=False)
+
+    threads = []
+    parts.schedule(first, send)
+    threads[0].join(30)
+    assert [first.worker, second.worker] == [1, 0]
 
 
 def test_an_argument_is_asked_for_whenever_it_is_sent_and_not_to_trace():
