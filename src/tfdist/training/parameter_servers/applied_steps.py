@@ -23,8 +23,11 @@ from tfdist._utils.tf_private import own_executor
 # Executions that are under way at the same time have rows of their own: there are a few for each worker.
 _ROWS = 4096
 _MORE_THAN_STEPS = 2**32
-# The server may be applying an update that had come before the execution was given up.
+# The server may be applying an update that had come before the execution was given up. Where the update notes
+# the step, it notes first that it begins, and the chief waits only for such an update.
 _SECONDS_TO_APPLY = 0.3
+_MOST_SECONDS_TO_APPLY = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.02
 _log = logging.getLogger("tfdist")
 
 
@@ -59,6 +62,8 @@ class AppliedSteps:
         with strategy.scope(), strategy.extended.colocate_vars_with(beside):
             # A row has the number of an execution and its steps in one integer, which is written at once.
             self._rows = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="applied_steps")
+            # What the row of an update that has begun will be, in the same places.
+            self._begun = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="begun_steps")
             # The numbers of the executions that were given up, in the same places.
             self._given_up = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="given_up")
         self._numbers = itertools.count(1)
@@ -70,7 +75,7 @@ class AppliedSteps:
 
     def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
         """Note, in a graph, that so many steps of an execution were applied."""
-        self._note(self._traced(number, steps))
+        self._write(self._rows, self._traced(number, steps))
 
     @contextlib.contextmanager
     def step(self, number: tf.Tensor, step: tf.Tensor) -> Iterator[None]:
@@ -88,13 +93,18 @@ class AppliedSteps:
     def note_step(self) -> None:
         """Note, in the graph of a step, that this step was applied."""
         if self._step is not None:
-            self._note(self._step)
+            self._write(self._rows, self._step)
 
     def refuse_if_given_up(self) -> list[tf.Operation]:
-        """Return the operations, in the graph of a step, that fail if its execution was given up."""
+        """Return the operations, in the graph of a step, that fail if its execution was given up.
+
+        An update notes that it begins before it looks. So either it sees that the chief has given the
+        execution up, or the chief sees that it has begun.
+        """
         if self._step is None:
             return []
-        with tf.device(self._rows.device):
+        begun = [self._write(self._begun, self._step)] if self.are_noted_by_update else []
+        with tf.device(self._rows.device), tf.control_dependencies(begun):
             given_up = tf.raw_ops.ResourceGather(
                 resource=self._given_up.handle, indices=self._step.index, dtype=tf.int64
             )
@@ -107,9 +117,9 @@ class AppliedSteps:
             row = number * _MORE_THAN_STEPS + tf.cast(steps, tf.int64)
             return _TracedStep(tf.identity(number), number % _ROWS, row)
 
-    def _note(self, step: "_TracedStep") -> None:
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=self._rows.handle, indices=step.index, updates=step.row, name="note_applied_steps"
+    def _write(self, rows: tf.Variable, step: "_TracedStep") -> Any:
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=rows.handle, indices=step.index, updates=step.row, name="note_applied_steps"
         )
 
     def counted(self) -> int:
@@ -137,14 +147,30 @@ class AppliedSteps:
         # The caller may be about to use another task, which fails for reasons of its own.
         with own_executor(), tf.device(None):
             self._given_up.scatter_update(tf.IndexedSlices([tf.constant(number, tf.int64)], [index]))
-            time.sleep(_SECONDS_TO_APPLY)
-            noted, steps = divmod(int(self._rows.sparse_read([index]).numpy()[0]), _MORE_THAN_STEPS)
+            noted, steps = divmod(self._row_at_rest(index, number), _MORE_THAN_STEPS)
         if noted != number:
             return before
         _log.info(
             "a lost worker has applied %d steps of an execution, and another continues after them", steps
         )
         return steps
+
+    def _row_at_rest(self, index: int, number: int) -> int:
+        """Return the row of an execution that was given up, once no update of it is under way."""
+        if not self.are_noted_by_update:
+            time.sleep(_SECONDS_TO_APPLY)
+            return _read(self._rows, index)
+        end = time.monotonic() + _MOST_SECONDS_TO_APPLY
+        begun = _read(self._begun, index)
+        row = _read(self._rows, index)
+        while begun // _MORE_THAN_STEPS == number and begun != row and time.monotonic() < end:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            row = _read(self._rows, index)
+        return row
+
+
+def _read(rows: tf.Variable, index: int) -> int:
+    return int(rows.sparse_read([index]).numpy()[0])
 
 
 class _TracedStep(NamedTuple):

@@ -1,5 +1,7 @@
 """An execution that another worker has begun continues after the steps that were applied."""
 
+import threading
+
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -78,6 +80,25 @@ def test_a_worker_that_continues_after_it_was_given_up_changes_nothing(counter, 
 def test_a_second_worker_that_is_lost_at_once_has_applied_what_the_first_had(counter):
     applied = noting(counter, are_noted_by_update=True)
     assert applied.give_up(applied.new_number(), before=3) == 3
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_update_that_has_begun_is_awaited(counter, monkeypatch, ends):
+    """The server is slow between the look at what was given up, and the note; or the worker's loss ends it."""
+    monkeypatch.setattr(
+        "tfdist.training.parameter_servers.applied_steps._MOST_SECONDS_TO_APPLY", 60.0 if ends else 0.3
+    )
+    applied = noting(counter, are_noted_by_update=True)
+    execute, number = execution(applied, counter), applied.new_number()
+    assert run(execute, 2, 10, number) == 2
+    step = applied._traced(tf.constant(number, tf.int64), tf.constant(3))
+    applied._write(applied._begun, step)
+    slow = threading.Timer(0.5, applied._write, (applied._rows, step))
+    if ends:
+        slow.start()
+    assert applied.give_up(number) == (3 if ends else 2)
+    if ends:
+        slow.join()
 
 
 def test_executions_do_not_see_each_others_steps(counter):
