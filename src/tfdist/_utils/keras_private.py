@@ -278,11 +278,6 @@ def remake_in_scope(optimizer: Any, variables: Sequence[Any]) -> None:
         variable._initialize(variable.numpy())
 
 
-def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer of Keras 3 was built for."""
-    return list(optimizer._trainable_variables)
-
-
 def learning_rate_variable(optimizer: Any) -> Any:
     """Return the variable of an optimizer's learning rate, or its schedule. Seen in 2.12 and 3.15."""
     return getattr(optimizer, "_learning_rate", None)

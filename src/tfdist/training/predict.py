@@ -39,7 +39,7 @@ from tfdist.training.replicas.empty_replicas import if_any, with_an_example
 from tfdist.training.replicas.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
-from tfdist.training.session import Cluster, graph_on_workers, randomness_of, replica_spec
+from tfdist.training.session import Coordination, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.workers.stop_together import Stopping
 
 # The numbers of some examples, or of a batch, and the outputs for them.
@@ -82,7 +82,7 @@ def predict(
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         size = None if is_keras_2(model) else size_of_shuffled(made)
         begins_again = size is not None and size == expected
-        batches = _predicted(model, data, Cluster(strategy), traces, begins_again=begins_again)
+        batches = _predicted(model, data, Coordination(strategy), traces, begins_again=begins_again)
         stopping = Stopping(callbacks, model, strategy, "predicting")
         parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
@@ -167,7 +167,7 @@ def _end_batch(model: Any, calls: Any, parts: list[_Part], begun: int) -> None:
 
 
 def _predicted(
-    model: Any, data: tf.data.Dataset, cluster: Cluster, traces: Traces, *, begins_again: bool
+    model: Any, data: tf.data.Dataset, cluster: Coordination, traces: Traces, *, begins_again: bool
 ) -> Generator[_Part, None, None]:
     """Yield the examples' numbers and outputs, in the order of arrival."""
     is_own = has_own(model, "predict_step")
@@ -187,7 +187,7 @@ def _predicted(
     return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
 
 
-def _step(model: Any, cluster: Cluster, traces: Traces) -> PredictStep | PlainPredictStep:
+def _step(model: Any, cluster: Coordination, traces: Traces) -> PredictStep | PlainPredictStep:
     """Return the step that predicts for a batch on all replicas, or on a worker."""
     strategy = cluster.strategy
     predict_part = functools.partial(_outputs, model, strategy)

@@ -18,8 +18,8 @@ from tfdist.training.keras.kept_traces import Traces, kinds
 from tfdist.training.keras.model_checks import check_model, check_targets, has_own
 from tfdist.training.keras.optimizers.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.steps.custom_step_as_is import OwnStep
-from tfdist.training.keras.steps.custom_step_on_replicas import SharedCustomStep
+from tfdist.training.keras.steps.custom_step_as_is import CustomStepAsIs
+from tfdist.training.keras.steps.custom_step_on_replicas import CustomStepOnReplicas
 from tfdist.training.keras.steps.keras2_step import Keras2Step
 from tfdist.training.keras.steps.keras3_step import Keras3Step
 from tfdist.training.keras.steps.step_base import KerasStep
@@ -48,7 +48,7 @@ class Phase(NamedTuple):
     runner: Runner
 
 
-class Cluster:
+class Coordination:
     """The processes that compute: replicas in step, or a coordinator's workers."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -104,7 +104,7 @@ class Session:
             tests: Whether there will be a test phase.
             is_saved: Whether checkpoints are made, for which all variables must exist before the first step.
         """
-        self._cluster = Cluster(strategy)
+        self._cluster = Coordination(strategy)
         self._model = model
         self._traces = Traces() if traces is None else traces
         self._keras_step: Any = None
@@ -169,7 +169,7 @@ class Session:
         )
 
     def distribute(self, data: Data) -> Any:
-        """Distribute other data of the same kind, for `rewind`; see `Cluster.distribute`."""
+        """Distribute other data of the same kind, for `rewind`; see `Coordination.distribute`."""
         return self._cluster.distribute(data)[0]
 
     def testing(self, data: Data | None = None) -> Phase:
@@ -223,12 +223,12 @@ class Session:
         """Return the step of the model's own method, and what executes it."""
         if self._is_shared and not is_keras_2(self._model):
             spec, randomness = replica_spec(spec), self._randomness
-            custom = SharedCustomStep(self._model, self.strategy, name, spec, randomness)
+            custom = CustomStepOnReplicas(self._model, self.strategy, name, spec, randomness)
             applied = self._noting_applied_steps(custom) if name == "train_step" else None
             is_failing = custom.is_failing if stops else None
             execution = make_execution(custom.run, is_failing=is_failing, applied=applied)
             return custom, self._graph(execution, dataset, custom, applied)
-        own = OwnStep(self._model, self.strategy, name, spec, stops_at_failure=stops)
+        own = CustomStepAsIs(self._model, self.strategy, name, spec, stops_at_failure=stops)
         return own, own.execution  # makes its own graphs
 
     def _of_keras_step(self, name: str, dataset: Any, spec: Any, stops: bool) -> tuple[KerasStep, Any]:

@@ -20,7 +20,7 @@ from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.runners.synchronous_runner import SynchronousRunner
-from tfdist.training.session import Cluster, Phase, Session
+from tfdist.training.session import Coordination, Phase, Session
 
 
 class _IteratorOfOneBatch(NamedTuple):
@@ -166,7 +166,7 @@ def _data(batch: Any, strategy: tf.distribute.Strategy) -> Any:
 def _distributed(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     """Return a distributed data set of one batch."""
     if is_asynchronous(strategy) or not _is_dense(batch):
-        return Cluster(strategy).distribute(_data(batch, strategy))[0]
+        return Coordination(strategy).distribute(_data(batch, strategy))[0]
     size = max(len(part) for part in tf.nest.flatten(batch))
     most = -(-size // strategy.num_replicas_in_sync)
 

@@ -25,8 +25,8 @@ from tfdist.strategies.current import is_chief_of
 from tfdist.training.checkpoints.checkpoint import OF_EPOCH
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import Facts, Place
+from tfdist.training.checkpoints.checkpoint_hooks import CheckpointHooks
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
-from tfdist.training.checkpoints.no_checkpoints import NoCheckpoints
 from tfdist.training.checkpoints.restore_run import ResumedRun
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.data.check_same_order_on_resume import ResumableData
@@ -56,14 +56,14 @@ _log = logging.getLogger("tfdist")
 @contextlib.contextmanager
 def open_checkpoints(
     option: CheckpointAndResume | None, model: Any, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]
-) -> Iterator[NoCheckpoints]:
+) -> Iterator[CheckpointHooks]:
     """Find the newest checkpoint, and handle SIGTERM while the block trains, if there is an option.
 
     Raises:
         Preempted: A task was told to end. A checkpoint is saved if the training had begun.
     """
     if option is None:
-        yield NoCheckpoints(model, strategy, callbacks)
+        yield CheckpointHooks(model, strategy, callbacks)
         return
     print_own_errors_in_a_line()
     if is_keras_2(model):
@@ -86,7 +86,7 @@ def open_checkpoints(
             raise
 
 
-class FitCheckpoints(NoCheckpoints):
+class FitCheckpoints(CheckpointHooks):
     """The checkpoints of a call of `fit`; all tasks call the methods, and only the chief reads and writes."""
 
     seed: int

@@ -6,7 +6,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist._utils.keras_private import layers_of  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.keras.rng import Randomness  # noqa: E402
-from tfdist.training.keras.steps.custom_step_on_replicas import SharedCustomStep  # noqa: E402
+from tfdist.training.keras.steps.custom_step_on_replicas import CustomStepOnReplicas  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="the step is for Keras 3")
@@ -39,6 +39,6 @@ def test_one_replica_keeps_the_losses_as_keras_does():
         model = Noting()
         model.compile("sgd")
     spec = tf.TensorSpec([4, 3], tf.float32)
-    SharedCustomStep(model, strategy, "train_step", spec, Randomness(model, strategy))
+    CustomStepOnReplicas(model, strategy, "train_step", spec, Randomness(model, strategy))
     assert NOTED
     assert all(isinstance(ids, set) for ids in NOTED)

@@ -17,7 +17,7 @@ from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.replica_times_and_nan_losses import Failure
 
 
-class OwnStep(KerasStep):
+class CustomStepAsIs(KerasStep):
     """A step that calls the model's own method on each replica's part of a batch.
 
     The totals are the logs of the last batch. The model decides what its method computes, and whether to

@@ -69,7 +69,7 @@ class _Log:
     like: tf.TensorSpec
 
 
-class SharedCustomStep(MetricStep):
+class CustomStepOnReplicas(MetricStep):
     """A step that calls the model's own method on each replica's part of a batch, and shares the results.
 
     The totals are those of the metrics, followed by the other values in the logs of the last batch.

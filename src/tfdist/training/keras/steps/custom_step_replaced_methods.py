@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import optimizer_variables
+from tfdist._utils.keras_private import updated_by
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.methods_within_block import methods_replaced
@@ -165,7 +165,7 @@ class ReplacedMethods:
             remedy = "Update after it; Python's range() makes no loop"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy=remedy)
         gradients, variables = list(grads), trainable_variables
-        variables = optimizer_variables(optimizer) if variables is None else list(variables)
+        variables = updated_by(optimizer) if variables is None else list(variables)
         if replica.uses is not None:
             replica.uses.append(OptimizerUse(optimizer, variables))
             replica.applied += gradients

@@ -1,4 +1,4 @@
-"""Train without checkpoints: the moments of `fit` in which checkpoints have something to do."""
+"""Define the moments of `fit` in which checkpoints have something to do; without them, it is nothing."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from tfdist.training.run_batches import DataPosition, EpochPart
 from tfdist.training.session import Phase, Session
 
 
-class NoCheckpoints:
+class CheckpointHooks:
     """Do nothing at each of these moments; `FitCheckpoints` saves and resumes in them."""
 
     seed: int | None = None  # of the order of its arrays
